@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-import stem_edge
 from stem_edge.bundle.manifest import (
     BACKBONES,
     FORMAT_VERSION,
@@ -36,6 +35,8 @@ from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32, F64
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
@@ -112,16 +113,15 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
     slots = min(STEP_TOKENS, tables.tables.records) if tables else None
     write_file(path, encode_manifest(manifest))
     try:
-        weights: dict[str, Any] = {"weights": "packed" if pack else "stored"}
-        with stem_edge.load(
-            job.folder,
+        options = LoadOptions(
             threads=job.options.cpus,
             engine=engine,
             context_length=len(ids),
             slots=None if pack else slots,
             warm_start=False,
-            **weights,
-        ) as model:
+            weights="packed" if pack else "stored",
+        )
+        with load_with(job.folder, options) as model:
             for found in model.logits_chunks(ids):
                 if not np.isfinite(found).all():
                     raise ExportError(

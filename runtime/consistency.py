@@ -14,7 +14,8 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.backends.engine import Engine
 from stem_edge.runtime.backends.engines import check_installed, engines_of
 from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
-from stem_edge.runtime.loading import load
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.steps import Guesses
 from stem_edge.runtime.text.codec import same_start
@@ -69,7 +70,7 @@ def _ways(
     path: str | Path, engine: Engine, options: dict[str, Any], text: str, new: int
 ) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of each way, and what runs it."""
-    with load(path, **options) as model:
+    with load_with(path, LoadOptions(**options)) as model:
         prompts = _prompts(model, text, new)
         costs, own, slots = model.stepping.costs, model.stepping.speculation, model.plan.slots
         model.speculate(None)
@@ -164,7 +165,7 @@ def _few_slots(
 ) -> list[Ids]:
     model = open_bundle(path).manifest.model
     slots = min(FEW_TOKENS * model.lookups + max(0, model.row_window - 1), model.records)
-    with load(path, slots=slots, **options) as loaded:
+    with load_with(path, LoadOptions(slots=slots, **options)) as loaded:
         return _answers(loaded, prompts, new)
 
 
@@ -172,9 +173,9 @@ def _restarted(
     path: str | Path, options: dict[str, Any], prompts: Sequence[Ids], new: int
 ) -> list[Ids]:
     with tempfile.TemporaryDirectory() as folder:
-        with load(path, prompt_cache=folder, **options) as model:
+        with load_with(path, LoadOptions(prompt_cache=folder, **options)) as model:
             _answers(model, _begun(prompts), 1)
-        with load(path, prompt_cache=folder, **options) as model:
+        with load_with(path, LoadOptions(prompt_cache=folder, **options)) as model:
             return _answers(model, prompts, new)
 
 

@@ -40,9 +40,13 @@ def memory_plan(
 ) -> MemoryPlan:
     """Plan memory as `load` would, here and now, with these keywords; loads nothing.
 
-    With `prepare`, it plans for a prepared backbone, even if no load has prepared it yet.
+    It plans for a prepared backbone, even if no load has prepared it yet.
     """
-    options = LoadOptions(memory=memory, **more)
+    return plan_with(path, LoadOptions(memory=memory, **more))
+
+
+def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
+    """Plan memory as `memory_plan` does, also with options that are no keywords of it."""
     bundle = options.open(path)
     check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
@@ -99,7 +103,7 @@ def drafting_nbytes(draft: DraftBundle | None) -> int:
     """Return the bytes of memory that a bundle that drafts will take."""
     if draft is None:
         return 0
-    plan = memory_plan(draft.bundle.path, **draft.keywords)
+    plan = plan_with(draft.bundle.path, draft.options)
     return plan.total - plan.process
 
 

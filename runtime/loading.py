@@ -15,12 +15,12 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.errors import InputError
+from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
 from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
@@ -77,8 +77,6 @@ def load(
         Default: 1.
     engine: what runs the backbone, "onnxruntime" or "ggml". Model.plan.engine names it. Default: auto, the
         first that is installed and that the bundle has a backbone for.
-    repack (ggml): copy matrices that it has faster kernels for into memory in this processor's order. The
-        memory plan counts them ("weights"); the pages of the file that they replace are not read.
     kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Model.plan.kv names it. On
         an accelerator, they have the type of the activations. Default: auto, fp32 on onnxruntime and fp16 on
         ggml (fp32 with f32 weights), or int8 where the context that fits would otherwise be shorter than 4096
@@ -98,15 +96,9 @@ def load(
         of a step of its own, so that tokens are those of plain decoding in any case.
     slots: tokens whose rows the row cache holds. Default: as many as fit.
     resident: read all tables into memory first.
-    overlap: read rows ahead in a thread; without it, the same tokens take longer. Default: yes.
-    warm_start: fill the row cache with the most used tokens, and keep counting them. Default: yes.
-    emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
     cache_dir: folder for prepared backbones, token counts and tokenizers. Default: the user's cache folder.
-    keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room, on the
-        CPU; a later prompt that begins with the same tokens goes on from there. The tokens are the same
-        without. Default: yes.
     prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the user's
         cache folder, or a folder, which is made for this user alone. They tell what was asked. Not on
         accelerators.
@@ -116,7 +108,13 @@ def load(
     Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; of a checkpoint
     CheckpointError, ExportError.
     """
-    options = LoadOptions(memory=memory, **more)
+    if internal := INTERNAL & more.keys():
+        raise UnknownOptionError(f"there is no option {min(internal)}; see stem_edge.load")
+    return load_with(path, LoadOptions(memory=memory, **more))
+
+
+def load_with(path: str | Path, options: LoadOptions) -> Model:
+    """Load a bundle as `load` does, also with options that are no keywords of it."""
     try:
         return _load(open_or_make(path, options), options)
     except MemoryError as error:
@@ -174,7 +172,9 @@ def _assemble(
                 from stem_edge.runtime.speculation.opening import open_speculation
 
                 footprint = footprint_of(bundle.manifest, ENGINES[plan.engine].backbone)
-                guessing = open_speculation(engine, plan, footprint, costs, draft, options, load)
+                guessing = open_speculation(
+                    engine, plan, footprint, costs, draft, options, load_with
+                )
                 stepping = Stepping(options.exact, costs, guessing)
             failed.pop_all()
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)

@@ -7,7 +7,6 @@ from typing import Literal, TypedDict
 
 from stem_edge.graph.kv import KvChoice
 from stem_edge.runtime.backends.options import Folder, Speculate
-from stem_edge.runtime.rows.shards import FlashName
 
 
 class DeviceKeywords(TypedDict, total=False):
@@ -24,19 +23,14 @@ class MoreKeywords(DeviceKeywords, total=False):
     context_length: int | None
     sequences: int
     engine: str
-    repack: bool
     kv: KvChoice
     speculate: Speculate
     draft: str | Path | None
     exact: bool
     slots: int | None
     resident: bool
-    overlap: bool
-    warm_start: bool
-    emulate_flash: FlashName | None
     tables: str | None
     cache_dir: Folder
-    keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
     progress: bool | None
 

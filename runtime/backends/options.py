@@ -32,6 +32,11 @@ Weights: TypeAlias = Literal["prepared", "packed", "stored"]
 Speculate: TypeAlias = Literal["auto"] | int
 
 
+INTERNAL = frozenset(
+    ("weights", "overlap", "warm_start", "keep_prefixes", "repack", "emulate_flash")
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """Validated keywords of stem_edge.load, whose docstring explains them. Raises InputError."""
@@ -45,21 +50,21 @@ class LoadOptions:
     slots: int | None = None
     sequences: int = 1
     resident: bool = False
-    overlap: bool = True
     kv: KvChoice = "auto"
-    repack: bool = False
-    warm_start: bool = True
     cache_dir: Folder = None
-    emulate_flash: FlashName | None = None
     tables: str | None = None
-    keep_prefixes: bool = True
     prompt_cache: Literal[True] | Folder = None
     speculate: Speculate = "auto"
     draft: str | Path | None = None
     exact: bool = False
     progress: bool | None = None
-    # No keyword of load: an export runs what it wrote without preparing it, and for few tokens as stored.
+    # INTERNAL: what measurements, checks and exports choose.
     weights: Weights = "prepared"
+    overlap: bool = True  # read rows ahead in a thread
+    warm_start: bool = True  # fill the row cache with the most used tokens, and count them
+    keep_prefixes: bool = True  # go on from earlier prompts that begin with the same tokens
+    repack: bool = False  # on ggml: copy matrices into memory in this processor's order
+    emulate_flash: FlashName | None = None  # delay reads like slower flash
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 
@@ -16,10 +15,10 @@ SLOTS = 1024  # of its row cache: as many tokens occur again and again in a text
 
 
 class DraftBundle(NamedTuple):
-    """A bundle and the keywords to load it with."""
+    """A bundle and the options to load it with."""
 
     bundle: Bundle
-    keywords: LoadKeywords
+    options: LoadOptions
 
 
 def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> DraftBundle:
@@ -34,16 +33,15 @@ def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> Draf
         raise InputError(
             f"{found.path}: has another tokenizer than {bundle.path}; give a draft with the same one"
         )
-    return DraftBundle(
-        found,
-        {
-            "threads": options.threads,
-            "context_length": min(options.context_length or USUAL_CONTEXT, model.max_context),
-            "slots": min(model.records, SLOTS) or None,
-            "warm_start": options.warm_start,
-            "cache_dir": options.cache_dir,
-            "emulate_flash": options.emulate_flash,
-            "speculate": False,
-            "progress": options.progress,
-        },
+    length = min(options.context_length or USUAL_CONTEXT, model.max_context)
+    chosen = LoadOptions(
+        threads=options.threads,
+        context_length=length,
+        slots=min(model.records, SLOTS) or None,
+        warm_start=options.warm_start,
+        cache_dir=options.cache_dir,
+        emulate_flash=options.emulate_flash,
+        speculate=False,
+        progress=options.progress,
     )
+    return DraftBundle(found, chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -56,7 +57,7 @@ def open_speculation(
     costs: StepCosts | None,
     draft: DraftBundle | None,
     options: LoadOptions,
-    load: Callable[..., Smaller],
+    load: Callable[[Path, LoadOptions], Smaller],
 ) -> Speculation | None:
     """Return what drafts; None if steps of several tokens cannot be measured, or are not exact.
 
@@ -104,8 +105,10 @@ def drafter(
     return Drafter(engine, prefixes, plan.context_length, costs.seconds, close)
 
 
-def _load_drafter(draft: DraftBundle, load: Callable[..., Smaller]) -> Drafter | None:
-    smaller = load(draft.bundle.path, **draft.keywords)
+def _load_drafter(
+    draft: DraftBundle, load: Callable[[Path, LoadOptions], Smaller]
+) -> Drafter | None:
+    smaller = load(draft.bundle.path, draft.options)
     with ExitStack() as unused:
         unused.callback(smaller.close)
         if (loaded := smaller.drafter()) is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loading import load_fixed
 
 import stem_edge
 from stem_edge.bundle.checksums import verify
@@ -46,7 +47,7 @@ def test_what_is_computed_is_what_open_tables_shows(bundle: Path, tiny_checkpoin
     with stem_edge.open_tables(bundle) as tables:
         rows = {layer: ArrayMatrix(tables[:, layer]) for layer in tables.layers}
     expected = forward(source.config, source.backbone, rows, ids)
-    with stem_edge.load(bundle) as model:
+    with load_fixed(bundle) as model:
         assert np.abs(model.logits(ids) - expected).max() < 1e-4
 
 
@@ -70,7 +71,7 @@ def test_every_way_of_running_gives_the_same_tokens(bundle: Path) -> None:
 
 
 def test_the_tokens_of_the_text_are_resident_at_first(bundle: Path, tmp_path: Path) -> None:
-    with stem_edge.load(bundle, slots=FREQUENT, cache_dir=tmp_path) as model:
+    with load_fixed(bundle, slots=FREQUENT, cache_dir=tmp_path) as model:
         model.logits([*b"the hat"])
         assert (model.stats.row_hits, model.stats.row_misses) == (7, 0)
         model.logits([*b"XYX"])
@@ -79,7 +80,7 @@ def test_the_tokens_of_the_text_are_resident_at_first(bundle: Path, tmp_path: Pa
 
 def test_uses_are_kept_by_record_and_read_again(bundle: Path, tmp_path: Path) -> None:
     opened, ids = open_bundle(bundle), np.array([48, 48, 97])
-    with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=True) as model:
+    with load_fixed(bundle, cache_dir=tmp_path, warm_start=True) as model:
         cache: Any = model.engine.rows.cache  # type: ignore[attr-defined]
         cache.counts[:] = 0
         model.logits(ids.tolist())
@@ -92,7 +93,7 @@ def test_uses_are_kept_by_record_and_read_again(bundle: Path, tmp_path: Path) ->
     assert counts[records].tolist() == [2, 2, 1]
     found = known_counts(opened, index, tmp_path)
     assert found is not None and np.array_equal(found, counts)
-    with stem_edge.load(bundle, slots=4, cache_dir=tmp_path) as model:
+    with load_fixed(bundle, slots=4, cache_dir=tmp_path) as model:
         model.logits([48, 97])
         assert model.stats.row_hits == 2
 

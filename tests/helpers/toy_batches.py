@@ -14,9 +14,9 @@ from weakref import WeakSet
 
 import numpy as np
 import pytest
+from loading import load_fixed
 from toy_engine import ToyEngine, ToyLoader
 
-import stem_edge
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.interface import BackendContext
@@ -169,7 +169,7 @@ def toy_model(bundle: Any, *, copies: bool = True, **options: Any) -> Iterator[t
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENGINES, "toy", ToyEngine(Loader))
         given: dict[str, Any] = {"engine": "toy", "warm_start": False} | options
-        with stem_edge.load(bundle, **given) as model:
+        with load_fixed(bundle, **given) as model:
             backend: Any = model.engine.backend
             backend.copies = copies
             yield model, backend

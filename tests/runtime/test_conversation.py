@@ -13,6 +13,7 @@ import pytest
 from chats import MARKED, thinking, write_chat_bundle
 from contract import refused
 from installed import DEMO
+from loading import load_fixed
 
 import stem_edge
 from stem_edge import Chunk, Model
@@ -43,7 +44,7 @@ def text_of(chunks: Iterator[Chunk]) -> str:
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     bundle = write_chat_bundle(tmp_path_factory.mktemp("chat"))
     # Its thread must exist before the tests, or no_leaks takes it for one of theirs.
-    with stem_edge.load(bundle, warm_start=False, context_length=64) as model:
+    with load_fixed(bundle, warm_start=False, context_length=64) as model:
         text_of(model.conversation().send(FRANCE, max_new_tokens=2))
         yield model
 
@@ -162,7 +163,7 @@ def test_messages_that_are_refused_are_not_kept(loaded: Model) -> None:
 
 
 def test_without_a_template_contents_are_joined(asked: list[Sequence[int]]) -> None:
-    with stem_edge.load(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO, warm_start=False) as model:
         assert not model.has_chat_template
         conversation = model.conversation()
         answer = text_of(conversation.send(FRANCE, max_new_tokens=3))
@@ -175,7 +176,7 @@ def test_without_a_template_contents_are_joined(asked: list[Sequence[int]]) -> N
 
 
 def test_the_process_of_the_template_outlives_ctrl_c(tmp_path: Path) -> None:
-    with stem_edge.load(write_chat_bundle(tmp_path, MARKED), warm_start=False) as model:
+    with load_fixed(write_chat_bundle(tmp_path, MARKED), warm_start=False) as model:
         assert model.has_chat_template
         model.chat_prompt([user(FRANCE)])
         worker = model.chat._template._worker._process  # type: ignore[union-attr]
@@ -185,7 +186,7 @@ def test_the_process_of_the_template_outlives_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_thoughts_are_kept_beside_their_answer(tmp_path: Path) -> None:
-    with thinking(tmp_path) as bundle, stem_edge.load(bundle, warm_start=False) as model:
+    with thinking(tmp_path) as bundle, load_fixed(bundle, warm_start=False) as model:
         conversation = model.conversation()
         chunks = list(conversation.send(FRANCE, max_new_tokens=11))
         thoughts, text = "".join(chunk.thoughts for chunk in chunks), text_of(iter(chunks))
@@ -207,7 +208,7 @@ def test_special_tokens_that_are_asked_for_stay_beside_markers_of_thoughts(
         kept.append([*params.kept_special_tokens])
         return iter(())
 
-    with thinking(tmp_path) as bundle, stem_edge.load(bundle, warm_start=False) as model:
+    with thinking(tmp_path) as bundle, load_fixed(bundle, warm_start=False) as model:
         monkeypatch.setattr(model.chat, "thoughts", Thoughts("is", "country", ("<|fim_suffix|>",)))
         for name in ("generate", "request"):
             monkeypatch.setattr(Model, name, take)
@@ -220,7 +221,7 @@ def test_variables_of_the_template(tmp_path: Path, asked: list[Sequence[int]]) -
     bundle = write_chat_bundle(
         tmp_path, "{{ messages[0].content }}{% if enable_thinking %} is{% endif %}"
     )
-    with stem_edge.load(bundle, warm_start=False) as model:
+    with load_fixed(bundle, warm_start=False) as model:
         for given, end in ((None, ""), ({"enable_thinking": True}, " is")):
             conversation = model.conversation(template_arguments=given)
             text_of(conversation.send("Paris", max_new_tokens=1))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from loading import load_fixed
 from prompt_graph import load_with
 
-import stem_edge
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.numerics.quantize import F32
@@ -89,7 +89,7 @@ def test_tokens_do_not_depend_on_how_they_are_computed(
 
 
 def test_contexts_that_take_turns_do_not_mix(tiny_bundle: Path) -> None:
-    with stem_edge.load(tiny_bundle) as model:
+    with load_fixed(tiny_bundle) as model:
         prompts = [[256, 1, 2], [256, 7, 8, 9]]
         alone = [
             [t for c in model.generate(p, max_new_tokens=12) for t in c.token_ids] for p in prompts

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from loading import load_fixed
 from prompt_graph import load_with
 
 import stem_edge
@@ -22,7 +23,7 @@ PROCESS = 100_000_000
 
 @pytest.fixture
 def model() -> Iterator[Model]:
-    with stem_edge.load(DEMO) as loaded:
+    with load_fixed(DEMO) as loaded:
         yield loaded
 
 
@@ -74,7 +75,7 @@ def test_max_new_tokens_ends_with_length(model: Model) -> None:
 
 
 def test_a_full_context_ends_with_length() -> None:
-    with stem_edge.load(DEMO, context_length=12) as model:
+    with load_fixed(DEMO, context_length=12) as model:
         prompt = model.tokenize("The capital of France is")
         chunks = list(model.generate(prompt, max_new_tokens=100))
         ids = [token for chunk in chunks for token in chunk.token_ids]
@@ -177,7 +178,7 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
 )
 def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        stem_edge.load(DEMO, **options)
+        load_fixed(DEMO, **options)
 
 
 @pytest.mark.slow
@@ -188,7 +189,7 @@ def test_memory_does_not_change_the_text(
     # What the tests before this one left behind must not count, nor grow between two readings.
     monkeypatch.setattr(load_plan, "own_memory", lambda: PROCESS)
     memory = None if more is None else PROCESS + LEAST_OF_DEMO + more
-    with stem_edge.load(DEMO, memory=memory, warm_start=False) as small:
+    with load_fixed(DEMO, memory=memory, warm_start=False) as small:
         for prompt in ("The capital of Peru is", "What is the currency of Mexico? It is the"):
             assert small.generate_text(prompt) == model.generate_text(prompt)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from loading import load_fixed
 from prompt_graph import load_with
 
-import stem_edge
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32, I64
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
 
 @pytest.fixture
 def demo() -> Iterator[Model]:
-    with stem_edge.load(DEMO) as loaded:
+    with load_fixed(DEMO) as loaded:
         yield loaded
 
 
@@ -117,7 +117,7 @@ def test_a_score_hardly_depends_on_its_neighbours(model: Model) -> None:
 def test_reuse_never_shows_in_a_score(kv: KvType, reuses: bool) -> None:
     ids = [(7 * place * place + place) % 1700 + 3 for place in range(240)]
     pairs = [(ids[:count], [5, 6, 7]) for count in (40, 51, 100, 151, 222, 233)]
-    with stem_edge.load(DEMO, kv=kv, slots=256) as model:
+    with load_fixed(DEMO, kv=kv, slots=256) as model:
         scorer = Scorer(model)
         anew = Scorer(model, reuse=False).score(pairs)
         for one, other in zip(scorer.score(pairs), anew, strict=True):
@@ -151,7 +151,7 @@ def test_greedy_says_what_generation_would(demo: Model) -> None:
 @pytest.mark.parametrize("context_length", [16, 17])
 def test_what_is_too_long_loses_its_beginning(context_length: int) -> None:
     ids = list(range(300, 340))
-    with stem_edge.load(DEMO, context_length=context_length) as model:
+    with load_fixed(DEMO, context_length=context_length) as model:
         long, same, all_of_it = Scorer(model).score(
             [
                 (ids[:30], ids[30:34]),
@@ -160,7 +160,7 @@ def test_what_is_too_long_loses_its_beginning(context_length: int) -> None:
             ]
         )
     assert long == same
-    with stem_edge.load(DEMO) as model:
+    with load_fixed(DEMO) as model:
         cut = (ids[33 - context_length : 30], ids[30:34])
         assert abs(long.logprob - expected(model, cut).logprob) < 4 * TOLERANCE
         whole = expected(model, (ids[19:20], ids[20 : 20 + context_length]))
@@ -187,7 +187,7 @@ def test_chunks_and_slots_change_nothing(demo: Model, monkeypatch: pytest.Monkey
     monkeypatch.setattr(demo.engine, "step", counted)
     assert_close(Scorer(demo).score(pairs), scores, pairs)
     assert max(rows) == 10
-    with stem_edge.load(DEMO, slots=4, overlap=False, warm_start=False) as model:
+    with load_fixed(DEMO, slots=4, overlap=False, warm_start=False) as model:
         assert_close(Scorer(model).score(pairs), scores, pairs)
 
 

@@ -65,7 +65,6 @@ def test_other_ways_to_load_give_the_same_text(
 
 def test_what_does_not_go_together_is_refused(here: Path, server: RangeServer) -> None:
     refused(lambda: load(here), BundleError, "records")
-    refused(lambda: load(here, tables=server.url, emulate_flash="ufs2"), InputError, "tables")
     refused(lambda: load(here, tables="nosuch://there"), InputError, "nosuch")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from edit_oracle import PROMPT, Tried, spec, swap, tokens
 from exact_models import TOLERANCE, off
+from loading import load_fixed
 from threads import together
 from tiers import GGML_IS_SLOW
 
@@ -29,7 +30,7 @@ WHICH = list(product((0, 1), repeat=2))  # of two edits are open
 
 
 def test_contexts_within_one_another(stem: Tried) -> None:
-    with stem_edge.load(stem.path) as model:
+    with load_fixed(stem.path) as model:
         ids = model.tokenize(PROMPT)
         specs = [spec("cat", "dog"), spec("cat", "cow", layers=[2]), spec("met", "ate")]
         edits = [swap(model, one, "".join(to), layers=at) for one, to, _, at in specs]
@@ -56,7 +57,7 @@ def test_contexts_within_one_another(stem: Tried) -> None:
 
 def test_contexts_may_end_in_any_order(stem: Tried) -> None:
     """Contexts of several threads do; some of the edits here are equal."""
-    with stem_edge.load(stem.path) as model:
+    with load_fixed(stem.path) as model:
         one, two = swap(model, "cat", "dog"), swap(model, "cat", "cow")
 
         def check(*expected: Edit) -> None:
@@ -74,7 +75,7 @@ def test_contexts_may_end_in_any_order(stem: Tried) -> None:
 
 
 def test_an_edit_that_is_refused_lets_nothing_in(stem: Tried, tmp_path: Path) -> None:
-    with stem_edge.load(stem.path) as model:
+    with load_fixed(stem.path) as model:
         good = swap(model, "cat", "dog")
         (tmp_path / "bad.edit").write_text("{}")
         with (
@@ -90,7 +91,7 @@ def test_an_edit_that_is_refused_lets_nothing_in(stem: Tried, tmp_path: Path) ->
 
 def test_a_generation_keeps_the_edits_that_it_began_with(stem: Tried, engine: EngineName) -> None:
     specs = [spec("cat", "dog"), spec("aeiou", "vwxyz", "everywhere")]
-    with stem_edge.load(stem.path, engine=engine, slots=4) as model:
+    with load_fixed(stem.path, engine=engine, slots=4) as model:
         ids = model.tokenize(PROMPT)
         edits = [swap(model, one, "".join(to), scope=s) for one, to, s, _ in specs]
         without, within = stem.oracle.greedy(ids, [], 12), stem.oracle.greedy(ids, specs, 12)
@@ -117,7 +118,7 @@ def test_a_generation_keeps_the_edits_that_it_began_with(stem: Tried, engine: En
 
 def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> None:
     targets = ["dog", "cow", "ape", "elk"]
-    with stem_edge.load(stem.path, engine=engine, slots=5) as model:
+    with load_fixed(stem.path, engine=engine, slots=5) as model:
         ids = model.tokenize(PROMPT)
         edits = {target: swap(model, "cat", target) for target in targets}
         found: dict[str, list[list[int]]] = {target: [] for target in targets}
@@ -144,7 +145,7 @@ def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> 
 def test_edits_come_and_go_while_threads_generate(stem: Tried, engine: EngineName) -> None:
     """Each answer is that of the edits that were open when it began, and of no others."""
     specs = [spec("cat", "dog"), spec("met", "ate", "everywhere")]
-    with stem_edge.load(stem.path, engine=engine, slots=5) as model:
+    with load_fixed(stem.path, engine=engine, slots=5) as model:
         ids, ended = model.tokenize(PROMPT), threading.Event()
         edits = [swap(model, one, "".join(to), scope=scope) for one, to, scope, _ in specs]
         chosen = [[spec for spec, on in zip(specs, which, strict=True) if on] for which in WHICH]
@@ -189,7 +190,7 @@ def made_now(model: Model) -> int:
 
 
 def test_generations_that_are_left_release_what_they_made(stem: Tried) -> None:
-    with stem_edge.load(stem.path, slots=4) as model:
+    with load_fixed(stem.path, slots=4) as model:
         ids = model.tokenize(PROMPT)
         edit = stem_edge.make_edit(
             model.bundle, "cat", "mouse", scheme="average", scope="everywhere"
@@ -222,7 +223,7 @@ def test_cached_tokens_are_seen_as_edited_at_once(
     slots: int, stem: Tried, engine: EngineName
 ) -> None:
     """The cache may hold the token's own record, those of its targets, or the composed one."""
-    with stem_edge.load(stem.path, engine=engine, slots=slots) as model:
+    with load_fixed(stem.path, engine=engine, slots=slots) as model:
         ids = model.tokenize(PROMPT)
         edit = stem_edge.make_edit(
             model.bundle, "cat", "dogs", scheme="average", scope="everywhere", layers=[2]
@@ -242,7 +243,7 @@ def test_cached_tokens_are_seen_as_edited_at_once(
 def test_uses_are_counted_as_ever(stem: Tried) -> None:
     """A composed record without a slot is a miss, which reads all records it is made of."""
     record_nbytes = 2 * 80 * 4 + 4
-    with stem_edge.load(stem.path, slots=260, warm_start=False) as model:
+    with load_fixed(stem.path, slots=260, warm_start=False) as model:
         ids = model.tokenize(PROMPT)
         model.logits(ids)
         edits = [
@@ -271,7 +272,7 @@ def test_errors_come_with_the_call_and_not_with_the_first_token(tiny_model: Mode
 
 
 def test_a_prompt_that_fills_the_context(stem: Tried, engine: EngineName) -> None:
-    with stem_edge.load(stem.path, engine=engine, context_length=16, slots=4) as model:
+    with load_fixed(stem.path, engine=engine, context_length=16, slots=4) as model:
         ids = model.tokenize("a cat and a cat")
         assert len(ids) == 16
         with model.edited(stem_edge.make_edit(model.bundle, "cat", "mouse", scheme="average")):

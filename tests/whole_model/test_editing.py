@@ -15,6 +15,7 @@ from architectures import HASHED, SIZES, VARIANTS, write
 from edit_oracle import PROMPT, Oracle, Rows, Tried, swap, tokens, tried
 from exact_models import TOLERANCE, exact_stem, off
 from installed import DEMO, HAS_GGML, bundle_for, export_ggml
+from loading import load_fixed
 from prompt_graph import load_with
 from tiers import slow_but
 from torch import Tensor
@@ -83,7 +84,7 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
     cases = [case for case in CASES if not experts or all(len(one) == 1 for one in case[4])]
     every = [(case, scope, None) for case in cases for scope in ("positions", "everywhere")]
     some = [(case, scope, [2]) for case, scope, _ in every[1::3]]
-    with stem_edge.load(bundle_for(any_model.path, engine), engine=engine) as model:
+    with load_fixed(bundle_for(any_model.path, engine), engine=engine) as model:
         check_cases(model, any_model.oracle, every + some)
 
 
@@ -99,14 +100,14 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
 )  # fmt: skip
 def test_however_rows_come(options: dict[str, Any], stem: Tried, engine: EngineName) -> None:
     cases = [(case, scope, None) for case in CASES[::3] for scope in ("positions", "everywhere")]
-    with stem_edge.load(bundle_for(stem.path, engine), engine=engine, **options) as model:
+    with load_fixed(bundle_for(stem.path, engine), engine=engine, **options) as model:
         check_cases(model, stem.oracle, cases)
 
 
 def test_generation_looks_up_what_the_edits_say(any_model: Tried, engine: EngineName) -> None:
     oracle = any_model.oracle
     # Letters that random models like to write: an edit everywhere must meet generated tokens.
-    with stem_edge.load(
+    with load_fixed(
         bundle_for(any_model.path, engine), engine=engine, slots=fewest(any_model)
     ) as model:
         ids = model.tokenize(PROMPT)
@@ -139,7 +140,7 @@ def test_rows_of_other_values(any_model: Tried, engine: EngineName) -> None:
         token: (scale * rng.normal(size=(len(layers), width))).astype(np.float32)
         for token in (ord("c"), 256)
     }
-    with stem_edge.load(
+    with load_fixed(
         bundle_for(any_model.path, engine), engine=engine, slots=fewest(any_model)
     ) as model:
         ids = model.tokenize(PROMPT)
@@ -199,7 +200,7 @@ def test_with_other_types_of_rows(tables: Any, stem: Tried, tmp_path: Path) -> N
     oracle = Rounded(stem.oracle.config, stem.oracle.tensors, rows, layout)
     cases = [*product(CASES[::3], ["positions", "everywhere"], [None, [2]])]
     for engine in ("onnxruntime", "ggml") if HAS_GGML else ("onnxruntime",):
-        with stem_edge.load(bundle_for(out, engine), engine=engine, slots=5) as model:
+        with load_fixed(bundle_for(out, engine), engine=engine, slots=5) as model:
             check_cases(model, oracle, cases)
 
 
@@ -214,7 +215,7 @@ def stem_rows(oracle: Oracle, stem_ids: Sequence[int | Sequence[int]]) -> Rows:
 
 def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
     oracle, rng = any_model.oracle, np.random.default_rng(5)
-    with stem_edge.load(
+    with load_fixed(
         bundle_for(any_model.path, engine), engine=engine, slots=fewest(any_model)
     ) as model:
         ids = model.tokenize(PROMPT)
@@ -283,7 +284,7 @@ def test_a_dense_model_has_nothing_to_edit(tmp_path: Path) -> None:
         stem_edge.make_edit(tmp_path / "out", "cat", "dog")
     with pytest.raises(InputError, match="dense"):
         stem_edge.make_row_edit(tmp_path / "out", {5: [[1.0]]})
-    with stem_edge.load(tmp_path / "out") as model, model.edited():
+    with load_fixed(tmp_path / "out") as model, model.edited():
         assert model.logits([1, 2]).shape == (2, 260)
         with pytest.raises(InputError, match="dense"):
             model.logits([1, 2], stem_ids=[1, 2])

@@ -19,6 +19,7 @@ from exact_models import GEMMA, GEMMA_3N, GEMMAS, Exact, export_exact, off, publ
 from formats import export_as, format_with, usual_format
 from hf_folders import wrap_gemma, write_flat
 from installed import bundle_for, needs_ggml
+from loading import load_fixed
 from prompt_graph import load_with
 from tiers import slow_but
 
@@ -53,7 +54,7 @@ def bundle(exact: Exact) -> Path:
 def test_tokens_of_a_prompt_read_the_first_rows_alone(
     bundle: Path, engine: EngineName, overlap: bool
 ) -> None:
-    with stem_edge.load(
+    with load_fixed(
         bundle_for(bundle, engine), engine=engine, warm_start=False, overlap=overlap
     ) as model:
         config, ids = model.config, [*range(3, 13)]
@@ -79,7 +80,7 @@ def test_windows_that_move_often(
     monkeypatch.setattr(io, "WINDOW_BLOCK", 2)
     monkeypatch.setattr(io, "STEP_TOKENS", 16)
     ids, expected = exact.ids, exact.expected
-    with stem_edge.load(bundle_for(exact.path, engine), engine=engine) as model:
+    with load_fixed(bundle_for(exact.path, engine), engine=engine) as model:
         contexts = [model.engine.open_context(len(ids)) for _ in range(2)]
         for size in takewhile(lambda _: contexts[0].position < len(ids), cycle(sizes)):
             for context in contexts:
@@ -184,13 +185,13 @@ def test_ggmls_types_are_near_the_model(
     out = stem_edge.export_bundle(
         path, tmp_path / "bundle", engine="ggml", type=weights, rows=tables
     )
-    with stem_edge.load(out.path) as loaded:
+    with load_fixed(out.path) as loaded:
         for found in (loaded.logits(ids), stepwise(loaded, ids)):
             assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least
 
 
 def test_a_kv_cache_has_no_cells_for_layers_that_borrow(bundle: Path, engine: EngineName) -> None:
-    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
+    with load_fixed(bundle_for(bundle, engine), engine=engine) as model:
         config, value = model.config, np.dtype(np.float32).itemsize
         context = model.engine.open_context(64)
         model.engine.step(context, np.arange(64))
@@ -201,7 +202,7 @@ def test_a_kv_cache_has_no_cells_for_layers_that_borrow(bundle: Path, engine: En
 
 def test_an_edit_looks_up_the_row_of_another_token(exact: Exact, engine: EngineName) -> None:
     ids = exact.ids
-    with stem_edge.load(bundle_for(exact.path, engine), engine=engine) as model:
+    with load_fixed(bundle_for(exact.path, engine), engine=engine) as model:
         plain, edited = model.logits(ids), model.logits(ids, stem_ids=[ids[0], 7, *ids[2:]])
         assert np.abs(plain[0] - edited[0]).max() == 0
         assert np.abs(plain[1] - edited[1]).max() > 0.01
@@ -238,7 +239,7 @@ def test_reports_of_a_bundle(bundle: Path) -> None:
 def test_placeholders_are_no_text(name: str, ids: Any, said: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(CONFORMANCE / name, tmp_path / "checkpoint"))
     wrap_gemma(folder, **ids)
-    with stem_edge.load(export_exact(folder, tmp_path / "out", ggml=False)) as model:
+    with load_fixed(export_exact(folder, tmp_path / "out", ggml=False)) as model:
         with pytest.raises(InputError, match=f"position 1 stands for '{said}'"):
             model.logits([5, 9])
         assert model.config.eos_ids == (1,)

@@ -24,7 +24,7 @@ import numpy as np, stem_edge
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.system.memory import own_memory, return_freed_memory
 path, prefill = sys.argv[1:]
-model = stem_edge.load(path, slots=256, warm_start=False)
+model = load_fixed(path, slots=256, warm_start=False)
 model.engine.uses_prefill = bool(int(prefill))
 ids = np.random.default_rng(0).integers(300, 1000, 512).tolist()
 uses = {

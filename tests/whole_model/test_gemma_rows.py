@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gemma_folders import logits, write_gemma
+from loading import load_fixed
 from tiers import slow_but
 
 import stem_edge
@@ -163,7 +164,7 @@ EDITS: dict[str, tuple[Callable[[Model, Made], Edit], Callable[[Model, Made], Ta
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_is_the_same_change_of_the_table_in_transformers(name: str, made: Made) -> None:
     make, change = EDITS[name]
-    with stem_edge.load(made.path, slots=8) as model:
+    with load_fixed(made.path, slots=8) as model:
         ids = model.tokenize(PROMPT)
         before = model.logits(ids)
         assert np.abs(before - logits(made.model, ids)).max() < TOLERANCE
@@ -179,7 +180,7 @@ def test_an_edit_is_the_same_change_of_the_table_in_transformers(name: str, made
 
 def test_a_text_generated_within_an_edit(made: Made) -> None:
     """Greedy, with a token edited that the model writes itself, from a saved file."""
-    with stem_edge.load(made.path, slots=8) as model:
+    with load_fixed(made.path, slots=8) as model:
         ids = model.tokenize(PROMPT)
 
         def greedy() -> list[int]:
@@ -212,7 +213,7 @@ WAYS: list[dict[str, Any]] = [
 def test_however_rows_come(options: dict[str, Any], made: Made) -> None:
     """Prompts read the first rows of records alone, logits of every position all of them."""
     make, change = EDITS["mean of several tokens"]
-    with stem_edge.load(made.path, **options) as model:
+    with load_fixed(made.path, **options) as model:
         ids = model.tokenize(PROMPT) * 3
 
         def check(reference: Any) -> None:
@@ -232,7 +233,7 @@ def test_each_row_is_read_once_and_found_again_after_a_warm_start(made: Made) ->
     record = made.layout.record_nbytes + PIECES * CRC_NBYTES
     read = []
     for prompts in (2, 1):
-        with stem_edge.load(made.path, slots=16) as model:
+        with load_fixed(made.path, slots=16) as model:
             ids = model.tokenize(PROMPT) * 4
             distinct = len(set(ids))
             for _ in range(prompts):

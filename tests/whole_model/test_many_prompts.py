@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from exact_models import GEMMA, GEMMA_3N, published
 from installed import DEMO
+from loading import load_fixed
 from stores import rows_of
 from threads import together as in_threads
 from threads import tokens
@@ -34,7 +35,7 @@ DEVICE: Any = {"device_memory": "1GB"}  # the CPU stands in for a device
 @pytest.fixture(params=[{}, DEVICE], ids=["cpu", "device"])
 def model(request: pytest.FixtureRequest) -> Any:
     """The demo, with room for several contexts."""
-    with stem_edge.load(DEMO, sequences=8, **request.param) as loaded:
+    with load_fixed(DEMO, sequences=8, **request.param) as loaded:
         yield loaded
 
 
@@ -73,7 +74,7 @@ def test_lists_of_texts(model: Model) -> None:
 def test_tokens_of_both_engines(tiny: Path, engine: EngineName, slots: int | None) -> None:
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 290) for _ in range(rng.randrange(1, 30))] for _ in range(12)]
-    with stem_edge.load(tiny, engine=engine, slots=slots, sequences=6, threads=1) as model:
+    with load_fixed(tiny, engine=engine, slots=slots, sequences=6, threads=1) as model:
         expected = [tokens(model, prompt) for prompt in prompts]
         for exact in (True, False):
             found: list[list[int]] = [[] for _ in prompts]
@@ -91,7 +92,7 @@ def test_a_devices_memory_is_that_of_the_plan(name: str, sequences: int, tmp_pat
     options = DEVICE | {"sequences": sequences, "warm_start": False}
     needed = stem_edge.memory_plan(path, **options).device
     assert needed is not None
-    with stem_edge.load(path, **options | {"device_memory": needed.total}) as model:
+    with load_fixed(path, **options | {"device_memory": needed.total}) as model:
         assert model.plan.device == replace(needed, limit=needed.total)
         backend: Any = model.engine.backend
         before: int = backend.memory.nbytes
@@ -116,14 +117,14 @@ def test_a_devices_memory_is_that_of_the_plan(name: str, sequences: int, tmp_pat
 @pytest.mark.parametrize("options", [{"speculate": True}, {"draft": DEMO}])
 @pytest.mark.parametrize("sequences", slow_but([5], [1, 5]))
 def test_guesses_and_batches_on_a_device(options: dict[str, Any], sequences: int) -> None:
-    with stem_edge.load(DEMO, sequences=sequences, **DEVICE, **options) as model:
+    with load_fixed(DEMO, sequences=sequences, **DEVICE, **options) as model:
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
         assert model.generate_texts(TEXTS, max_new_tokens=12) == expected
 
 
 def test_other_calls_on_a_device_do_not_hold_a_batch_up() -> None:
     """Another batch that has not begun, and a generation half way."""
-    with stem_edge.load(DEMO, sequences=5, **DEVICE) as model:
+    with load_fixed(DEMO, sequences=5, **DEVICE) as model:
         waiting, half = model.generate_many(TEXTS), model.generate(TEXTS[0])
         next(half)
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
@@ -153,7 +154,7 @@ def test_generations_at_the_same_time(model: Model) -> None:
 
 def test_a_record_that_cannot_be_read_ends_only_those_that_need_it(tiny_bundle: Path) -> None:
     prompts = [[5, 6, start, start + 1] for start in range(10, 250, 40)]
-    with stem_edge.load(tiny_bundle, slots=8, warm_start=False, sequences=6) as model:
+    with load_fixed(tiny_bundle, slots=8, warm_start=False, sequences=6) as model:
         expected = [tokens(model, prompt) for prompt in prompts]
         used = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, expected, strict=True)]
         bad = next(t for t in used[2][5:] if sum(t in one for one in used) < len(used))

@@ -62,12 +62,10 @@ def test_fit_plans_for_the_engine_that_runs_it(
     assert [one.footprint.engine for one in (chosen, other)] == ["ggml", "onnxruntime"]
     assert chosen.mapped == chosen.footprint.step_nbytes > 0
     assert other.mapped == 0  # because small ones are not prepared
-    arguments = ["--bandwidth", "1GB", "--engine", "ggml", "--repack"]
+    arguments = ["--bandwidth", "1GB", "--engine", "ggml"]
     assert main(["fit", str(alone), "--memory", "2GB", *arguments]) == 0
     out = capsys.readouterr().out
-    assert "backbone q4_0 for ggml" in out and "--engine ggml --repack" in out
-    with pytest.raises(InputError, match="repack: not supported by the engine in use"):
-        stem_edge.fit(tiny_bundle, "2GB", bandwidth="10GB", repack=True)
+    assert "backbone q4_0 for ggml" in out
 
 
 def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capture) -> None:
@@ -111,7 +109,7 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else real(name, *rest)
 """
 USES = {
-    "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
+    "load": "model = load_fixed({0!r}); model.generate_text('The', max_new_tokens=2)",
     "memory_plan": "stem_edge.memory_plan({0!r})",
     "verify_runs": "from stem_edge.runtime.consistency import verify_runs\n"
     "assert 'again' in verify_runs({0!r}, max_new_tokens=2)",

@@ -12,6 +12,7 @@ from architectures import VARIANTS
 from conformance import CASES, CONFORMANCE
 from exact_models import exact_stem
 from installed import DEMO, bundle_for, export_ggml
+from loading import load_fixed
 from prefix_bits import after_prompt, check_bits
 from prompt_graph import load_with
 from tiers import GGML_IS_SLOW, slow_but
@@ -56,7 +57,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_bits_of_long_prompts(bundle: Path, engine: EngineName) -> None:
     if not bundle_for(bundle, engine).exists():
         pytest.skip(f"no backbone for {engine}")
-    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
+    with load_fixed(bundle_for(bundle, engine), engine=engine) as model:
         drawn = prompts(model.config.vocab_size - 4, LONG, 24)
         assert check_bits(model, drawn) > sum(map(len, drawn)) // 10
 
@@ -67,7 +68,7 @@ def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path
     out = stem_edge.export_bundle(CONFORMANCE / case, tmp_path / "b", type="fp32", rows="int8").path
     export_ggml(CONFORMANCE / case, out, rows="int8")
     # Few slots make short steps, so that there are several.
-    with stem_edge.load(bundle_for(out, engine), engine=engine, slots=16) as model:
+    with load_fixed(bundle_for(out, engine), engine=engine, slots=16) as model:
         longest = min(60, model.plan.context_length - 10)
         assert check_bits(model, prompts(250, longest, 16)) > 0
 
@@ -109,7 +110,7 @@ def test_other_rows_are_not_taken_over(tiny: Path, engine: EngineName) -> None:
         [[token, 4] for token in ids],
         ids[:16] + ids[:24],
     ]
-    with stem_edge.load(tiny, engine=engine, slots=16) as model:
+    with load_fixed(tiny, engine=engine, slots=16) as model:
         for stem_ids in (None, *others, None, *reversed(others)):
             expected = after_prompt(model, ids, stem_ids, fresh=True).logits
             for _ in range(2):

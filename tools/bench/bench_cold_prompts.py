@@ -24,7 +24,9 @@ import stem_edge
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.numerics.quantize import F32, I32, I64
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.loading import load_with
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES, open_flash
 from stem_edge.runtime.rows.prefetch import Prefetcher
@@ -55,7 +57,9 @@ class Pretended:
 def open_engine(path: Path, length: int, rate: float | None) -> Engine:
     """Open a bundle with slots for all rows of a prompt; rate: of a processor to pretend."""
     if rate is None:
-        return stem_edge.load(path, warm_start=False, context_length=length, slots=length).engine
+        return load_with(
+            path, LoadOptions(warm_start=False, context_length=length, slots=length)
+        ).engine
     manifest = stem_edge.open_bundle(path).manifest
     format, prompt_rows = cast(TableFormat, manifest.table_format), manifest.model.prompt_rows
     store = open_store(path / TABLES, format, prompt_rows=prompt_rows)

@@ -28,8 +28,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import uvicorn
 
-import stem_edge
 from stem_edge.runtime import Model
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 from stem_edge.serving import app
 
 HOST = "127.0.0.1"
@@ -196,7 +197,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
     ids = np.fromfile(args.text, "<i4").tolist()
-    with stem_edge.load(args.bundle, slots=args.slots, keep_prefixes=False) as model:
+    options = LoadOptions(slots=args.slots, keep_prefixes=False)
+    with load_with(args.bundle, options) as model:
         rounds = measured(
             model,
             ids,

@@ -32,7 +32,7 @@ NEW_TOKENS = 32
 
 def load(*, prefill_graph: bool = False) -> Model:
     """Load the demo as this processor computes it."""
-    model = stem_edge.load(demo_bundle(), warm_start=False)
+    model = stem_edge.load(demo_bundle())
     model.engine.uses_prefill = prefill_graph
     return model
 

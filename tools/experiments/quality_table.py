@@ -116,7 +116,7 @@ def nbytes(bundle: Bundle) -> int:
 @contextmanager
 def loaded(bundle: Path, context: int, prefill: bool = False) -> Iterator[Logits]:
     """Load a bundle, in float32 keys and values."""
-    with stem_edge.load(bundle, context_length=context, kv="fp32", warm_start=False) as model:
+    with stem_edge.load(bundle, context_length=context, kv="fp32") as model:
         model.engine.uses_prefill = prefill
         yield model.logits
 

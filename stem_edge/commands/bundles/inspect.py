@@ -60,8 +60,6 @@ def _add_planning(group: argparse._ArgumentGroup) -> None:
     engines = ("auto", *get_args(EngineName))
     engine = "what runs the backbone (default: auto, as generate chooses)"
     group.add_argument("--engine", choices=engines, default="auto", help=engine)
-    repack = "plan for ggml's 4-bit matrices copied into memory"
-    group.add_argument("--repack", action="store_true", help=repack)
     add_loading(group, "provider", "device_memory")
 
 
@@ -85,10 +83,8 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(
             "--geometry reads all rows; copy the tables into the bundle, leave out --tables"
         )
-    if args.memory is None and (args.repack or args.engine != "auto"):
-        raise InputError(
-            "--engine and --repack belong to --memory, which is not given; add --memory"
-        )
+    if args.memory is None and args.engine != "auto":
+        raise InputError("--engine belongs to --memory, which is not given; add --memory")
 
 
 def _report(args: argparse.Namespace) -> object:
@@ -107,7 +103,6 @@ def _report(args: argparse.Namespace) -> object:
         args.memory or None,
         context_length=args.context_length,
         engine=args.engine,
-        repack=args.repack,
         provider=args.provider,
         device_memory=args.device_memory,
         tables=args.tables,

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_described(parser, evaluate, SCORING)
     edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
-    add_loading(parser, "engine", "repack", "kv", *DEVICE, "threads")
+    add_loading(parser, "engine", "kv", *DEVICE, "threads")
     add("--json", action="store_true", help="print a JSON list with an object for each")
 
 

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bandwidth", metavar="SIZE", help=bandwidth)
     context = "most tokens of prompt and answer together (default: what leaves room for rows)"
     add("--context-length", type=int, metavar="N", help=context)
-    add_loading(parser, "threads", "sequences", "engine", "repack", "kv")
+    add_loading(parser, "threads", "sequences", "engine", "kv")
     add("--json", action="store_true", help="print all figures as JSON")
 
 
@@ -144,7 +144,6 @@ def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}"
     limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
     limit += f" --kv {plan.kv}" * (footprint.kv != footprint.caches.usual)
-    limit += f" --engine {footprint.engine} --repack" * one.needs.repack
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
     _, types = ENGINES[footprint.engine].ways.expected.types(footprint)

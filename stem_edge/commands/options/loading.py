@@ -13,7 +13,6 @@ from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions, Speculate
 from stem_edge.runtime.loading import load
-from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 
 BUNDLE_HELP = "folder, FILE.gguf, hf:org/name, or a listed name"
 
@@ -27,7 +26,6 @@ def speculation(text: str) -> Speculate:
 _SIZE = {"metavar": "SIZE"}
 _COUNT = {"type": int, "metavar": "N"}
 _FLAG = {"action": "store_true"}
-_EITHER = {"action": argparse.BooleanOptionalAction}
 KV = "type of keys and values: fp32, fp16, int8 or int4"
 SPECULATE = "draft tokens: auto (only if answers stay the same), on, off, N"
 # Keywords of load that are options of every command that loads a bundle, and their settings of argparse.
@@ -47,10 +45,6 @@ LOADING: dict[str, dict[str, Any]] = {
     "provider": {"metavar": "NAME", "help": MORE},
     "device_memory": _SIZE | {"help": MORE},
     "cache_dir": {"metavar": "DIR", "help": MORE},
-    "repack": _FLAG,
-    "overlap": _EITHER,
-    "warm_start": _EITHER,
-    "emulate_flash": {"choices": FLASH_NAMES},
 }
 # For commands that answer prompts.
 PROMPT_CACHE: dict[str, dict[str, Any]] = {

@@ -9,7 +9,8 @@ from pathlib import Path
 import stem_edge
 from stem_edge.commands.bundles.bundle_report import tables_nbytes
 from stem_edge.commands.options.arguments import own_command
-from stem_edge.runtime import load
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
@@ -39,7 +40,8 @@ def demo_bundle() -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    with load(demo_bundle(), slots=args.slots, context_length=CONTEXT, warm_start=False) as model:
+    options = LoadOptions(slots=args.slots, context_length=CONTEXT, warm_start=False)
+    with load_with(demo_bundle(), options) as model:
         in_tables = model.config.table_parameters
         parameters = model.config.backbone_parameters + in_tables
         print(

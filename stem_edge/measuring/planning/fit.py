@@ -99,7 +99,6 @@ def fit(
     bandwidth: int | str | None = None,
     threads: int | None = None,
     engine: str = "auto",
-    repack: bool = False,
     kv: KvChoice = "auto",
     sequences: int = 1,
 ) -> list[Fit]:
@@ -111,14 +110,12 @@ def fit(
     device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         that of this machine is measured, which takes a second.
-    engine, repack, kv, sequences: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
+    engine, kv, sequences: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
 
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
     """
-    options = LoadOptions(
-        threads=threads, context_length=context_length, engine=engine, kv=kv, repack=repack
-    )
+    options = LoadOptions(threads=threads, context_length=context_length, engine=engine, kv=kv)
     check_sequences(sequences)
     stated = None if device is None else find_device(device)
     flash = flash or (stated.flash if stated else None)
@@ -136,7 +133,6 @@ def fit(
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
     rates = bandwidth_of(stated, bandwidth, threads or usable_cpus())
     hits, source = _hits(bundle, footprints[0])
-    ENGINES[footprints[0].engine].check_lacks({"repack": repack})
     planner = _Fitting(
         root,
         bundle,
@@ -144,7 +140,6 @@ def fit(
         memory_limit() if stated is None else stated.memory,
         _lengths(footprints[0], context_length),
         sequences,
-        repack,
     )
 
     # As load does, because the memory of the tokenizer counts.
@@ -177,7 +172,6 @@ class _Fitting:
     limit: int  # bytes that the device has, of which `memory` may be a part
     contexts: list[int]
     sequences: int
-    repack: bool
 
     def plans(
         self, footprints: Sequence[Footprint], later: int
@@ -190,9 +184,7 @@ class _Fitting:
         for footprint in footprints:
             prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
             expected = ENGINES[footprint.engine].ways.expected
-            needs_at = expected.needs_at(
-                footprint, self.bundle, prefill=prefill, repack=self.repack
-            )
+            needs_at = expected.needs_at(footprint, self.bundle, prefill=prefill, repack=False)
             try:
                 plan, mapped = plan_within(
                     self.path, needs_at, self.memory - later, self.contexts, self.sequences

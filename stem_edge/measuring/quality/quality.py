@@ -90,7 +90,6 @@ def evaluate(
     edits: Sequence[Edit] = (),
     engine: str = "auto",
     prefill_graph: bool = False,
-    repack: bool = False,
     kv: KvChoice = "auto",
     memory: int | str | None = None,
     threads: int | None = None,
@@ -111,7 +110,7 @@ def evaluate(
     against: reference to compare distributions with: a bundle, or a checkpoint that an export
         takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
     edits: of the bundle, not of `against`, with scope everywhere, to see their side effects.
-    engine, repack, kv: as in stem_edge.load; `against` has keys and values of the usual type.
+    engine, kv: as in stem_edge.load; `against` has keys and values of the usual type.
     prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
     memory: limit on memory, that of `against` included, like 600MB. Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top. Default: half of the free RAM.
@@ -133,9 +132,7 @@ def evaluate(
         "threads": threads,
         "context_length": task.window,
         "engine": engine,
-        "repack": repack,
         "kv": kv,
-        "warm_start": False,
         "progress": progress,
     }
     scoring = Scoring(

@@ -11,8 +11,10 @@ from stem_edge.edit_files.file import Edit
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
 from stem_edge.measuring.quality.logit_source import bundle_logits, checkpoint_logits
 from stem_edge.measuring.quality.scores import Logits
-from stem_edge.runtime import Model, load
+from stem_edge.runtime import Model
 from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 
@@ -43,7 +45,9 @@ class Scoring:
                 references = [partial(bundle_logits, other)]
             else:
                 references = [partial(checkpoint_logits, open_checkpoint(path))]
-        model = stack.enter_context(load(self.bundle, **keywords))
+        model = stack.enter_context(
+            load_with(self.bundle, LoadOptions(**keywords, warm_start=False))
+        )
         model.engine.uses_prefill = self.prefill
         stack.enter_context(model.edited(*self.edits))
         return model.plan.engine, engine, [partial(bundle_logits, model), *references]
@@ -52,14 +56,14 @@ class Scoring:
         """Load another bundle in half of the memory, and return it and what it leaves."""
         memory = self.keywords.get("memory")
         limit = None if memory is None else parse_size(memory)
-        model = load(
-            path,
-            None if limit is None else limit // 2,
+        options = LoadOptions(
+            memory=None if limit is None else limit // 2,
             threads=self.keywords.get("threads"),
             context_length=self.window,
             warm_start=False,
             progress=self.keywords.get("progress"),
         )
+        model = load_with(path, options)
         stack.enter_context(model)
         model.engine.uses_prefill = False
         # The bundle is planned with this process's memory as it is, so only what the reference has

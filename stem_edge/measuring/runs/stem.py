@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
-import stem_edge
 from stem_edge.graph.names import PREFILL
 from stem_edge.measuring.runs.worker import MeasuredEngine
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 
 
 class StemEdge(MeasuredEngine):
     """A loaded bundle. Its own tokens could repeat the same few rows, so it is fed with given ones."""
 
     def __init__(self, bundle: str, context: int, threads: int, **options: Any) -> None:
-        self._model = stem_edge.load(bundle, context_length=context, threads=threads, **options)
+        given = LoadOptions(context_length=context, threads=threads, **options)
+        self._model = load_with(bundle, given)
         self._engine, self._length, self._options = self._model.engine, context, options
         self._context = self._engine.open_context(1)
         # What the first prompt opens counts as loading, so that prompts are timed alone.

@@ -13,6 +13,7 @@ import torch
 from gemma_folders import VOCAB_SIZE, make_tokenizer
 from hf_folders import SIZES, edit, edit_tensors, randomized, refused
 from installed import needs_ggml
+from loading import load_fixed
 from packed_folders import divergence
 from tiers import slow_but
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -138,7 +139,7 @@ def test_values_are_those_of_transformers_and_codes_are_kept(form: str, tmp_path
     assert count_kept(source.backbone, out) == 2 * WIDE["num_hidden_layers"] + 6
     with torch.no_grad():
         logits = model(torch.tensor([IDS])).logits[0].numpy()
-    with stem_edge.load(out, warm_start=False, kv="fp32") as loaded:
+    with load_fixed(out, warm_start=False, kv="fp32") as loaded:
         assert divergence(logits, loaded.logits(IDS)) < 2e-2  # inputs of products are rounded
 
 

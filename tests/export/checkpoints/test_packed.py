@@ -14,6 +14,7 @@ import pytest
 import torch
 from gemma_folders import VOCAB_SIZE
 from installed import needs_ggml
+from loading import load_fixed
 from msgspec.structs import replace as changed_config
 from packed_folders import Packed, divergence, write_packed
 from safetensors.torch import load_file, save_file
@@ -80,7 +81,7 @@ def test_codes_scales_and_ranges_are_those_of_transformers(packed: Packed) -> No
 
 def test_a_bundle_diverges_as_little_as_float32_does(packed: Packed, bundle: Path) -> None:
     """Whole numbers are multiplied exactly, but a float that is nearly between two steps may go to the other."""
-    with stem_edge.load(bundle, warm_start=False, kv="fp32") as model:
+    with load_fixed(bundle, warm_start=False, kv="fp32") as model:
         assert divergence(packed.logits, model.logits(packed.ids)) < 1e-3
 
 
@@ -88,7 +89,7 @@ def test_greedy_texts_are_those_of_transformers(packed: Packed, bundle: Path) ->
     ids = packed.ids[:8]
     with torch.no_grad():
         theirs = packed.model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
-    with stem_edge.load(bundle, warm_start=False, kv="fp32") as model:
+    with load_fixed(bundle, warm_start=False, kv="fp32") as model:
         ours = [t for c in model.generate(ids, max_new_tokens=12) for t in c.token_ids]
     same = sum(a == b for a, b in zip(ours, theirs[0, 8:].tolist(), strict=False))
     assert same >= 10  # near ties
@@ -104,7 +105,7 @@ def test_many_seeds(form: str, tmp_path: Path) -> None:
         folder.mkdir()
         packed = write_packed(folder, seed=seed, **FORMS[form])
         stem_edge.export_bundle(folder, folder / "bundle", progress=False)
-        with stem_edge.load(folder / "bundle", warm_start=False, kv="fp32") as model:
+        with load_fixed(folder / "bundle", warm_start=False, kv="fp32") as model:
             ours.append(divergence(packed.logits, model.logits(packed.ids)))
             text = [
                 t for c in model.generate(packed.ids[:8], max_new_tokens=12) for t in c.token_ids
@@ -138,7 +139,7 @@ def test_inputs_beyond_their_ranges(tmp_path: Path) -> None:
         folder.mkdir()
         packed = write_packed(folder, seed=seed, reach=0.9)
         stem_edge.export_bundle(folder, folder / "bundle", progress=False)
-        with stem_edge.load(folder / "bundle", warm_start=False, kv="fp32") as model:
+        with load_fixed(folder / "bundle", warm_start=False, kv="fp32") as model:
             found.append(divergence(packed.logits, model.logits(packed.ids)))
     print(f"\nmean {np.mean(found):.1e}, greatest {max(found):.1e}")
     assert np.mean(found) < 3e-3  # because -128 becomes -127
@@ -206,7 +207,7 @@ def test_rows_are_stored_without_rounding(packed: Packed, bundle: Path) -> None:
 def test_other_types_can_be_asked_for(packed: Packed, tmp_path: Path) -> None:
     out = tmp_path / "fp32"
     stem_edge.export_bundle(packed.folder, out, type="fp32", rows="fp32", progress=False)
-    with stem_edge.load(out, warm_start=False, kv="fp32") as model:
+    with load_fixed(out, warm_start=False, kv="fp32") as model:
         assert divergence(packed.logits, model.logits(packed.ids)) < 1e-3
 
 
@@ -348,7 +349,7 @@ def test_devices_refuse_ranges_and_2_bits(bundle: Path) -> None:
         else "matrices of 2 bits run on the CPU only"
     )
     with pytest.raises(BackendError, match=re.escape(f"for cpu: {why}; run it on the CPU")):
-        stem_edge.load(bundle, device_memory="100MB")
+        load_fixed(bundle, device_memory="100MB")
 
 
 def test_sessions_keep_the_steps_of_ranges_whole(
@@ -362,7 +363,7 @@ def test_sessions_keep_the_steps_of_ranges_whole(
         return real(threads, settings)
 
     monkeypatch.setattr(session, "_options", seen)
-    stem_edge.load(bundle, warm_start=False).close()
+    load_fixed(bundle, warm_start=False).close()
     loaded = len(whole)
     packer = Packer(source, tmp_path, 1)
     packer.pack("step", joined_parts(source, prefill=False)["step"])

@@ -15,6 +15,7 @@ import pytest
 from contract import command_refused, refused
 from forging import sealed
 from installed import needs_ggml
+from loading import load_fixed
 from stores import write_store
 
 import stem_edge
@@ -94,7 +95,7 @@ def test_b14_a_backbone_of_another_model(bundle: Path, tmp_path: Path) -> None:
     manifest["model"]["n_kv_heads"] = 1
     (copy / "manifest.json").write_text(json.dumps(manifest))
     name = last_norm(bundle)[0]
-    refused(lambda: stem_edge.load(copy), BundleError, copy / name, kept=[copy])
+    refused(lambda: load_fixed(copy), BundleError, copy / name, kept=[copy])
 
 
 @needs_ggml
@@ -118,7 +119,7 @@ def test_b8_a_gguf_file_that_is_cut_or_too_long(
     data = (tiny_gguf / GGUF).read_bytes() + bytes(32)
     end = len(data) - 32 + nbytes if nbytes in (-32, -1, 1, 32) else nbytes
     copy = sealed(tiny_gguf, tmp_path / "copy", {GGUF: data[:end]})
-    refused(lambda: stem_edge.load(copy), BundleError, copy, "export", kept=[copy])
+    refused(lambda: load_fixed(copy), BundleError, copy, "export", kept=[copy])
 
 
 @pytest.mark.slow
@@ -126,7 +127,7 @@ def test_b8_a_gguf_file_that_is_cut_or_too_long(
 def test_b17_weights_that_are_not_finite(bundle: Path, tmp_path: Path, value: float) -> None:
     """Generating and scoring end in the same error, again and again, and nothing hangs."""
     copy = with_norm(bundle, tmp_path / "copy", value)
-    with stem_edge.load(copy) as model:
+    with load_fixed(copy) as model:
         for _ in range(2):
             refused(
                 lambda: list(model.generate(IDS, FOUR)), BackendError, "not finite", "position 8"
@@ -168,7 +169,7 @@ def test_b17_a_row_that_is_not_finite_fails_only_its_readers(tmp_path: Path) -> 
     """Requests with its token fail; all others are answered as before."""
     others = [token for token in IDS if token != BAD_TOKEN]
     bundle = with_row(_fp32_tables(tmp_path), tmp_path / "copy")
-    with stem_edge.load(bundle) as model:
+    with load_fixed(bundle) as model:
         expected = model.logits(others)
         refused(lambda: model.logits(IDS), StemEdgeError)
         refused(lambda: list(model.generate([BAD_TOKEN], FOUR)), StemEdgeError)
@@ -215,7 +216,7 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
             raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
         run(self)
 
-    with stem_edge.load(tiny_bundle) as model:
+    with load_fixed(tiny_bundle) as model:
         expected = list(model.generate(IDS, FOUR))
         monkeypatch.setattr(BoundSession, "run", failing)
         refused(lambda: list(model.generate(IDS, FOUR)), BackendError, ": in a", "position")
@@ -228,7 +229,7 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
 def test_b15_a_status_of_ggml_is_an_error_of_one_line(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[StemEdgeError]
 ) -> None:
-    with stem_edge.load(tiny_gguf) as model:
+    with load_fixed(tiny_gguf) as model:
         expected = list(model.generate(IDS, FOUR))
         with monkeypatch.context() as patch:
             patch.setattr(_ggml(model), "backend_graph_compute", lambda *_: status)
@@ -249,7 +250,7 @@ def test_b15_memory_that_runs_out_in_a_run(
     def failing(self: BoundSession) -> None:
         raise RuntimeError("Failed to allocate memory for requested buffer of size 123")
 
-    with stem_edge.load(tiny_bundle, keep_prefixes=False) as model:
+    with load_fixed(tiny_bundle, keep_prefixes=False) as model:
         expected = list(model.generate(IDS, FOUR))
         with monkeypatch.context() as patch:
             patch.setattr(BoundSession, "run", failing)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from changing import rewrite, seal
 from contract import command_refused, refused
+from loading import load_fixed
 
-import stem_edge
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER
 from stem_edge.bundle.opening import open_bundle
@@ -181,7 +181,7 @@ def test_m10_programs_in_a_bundle_are_listed_and_not_run(bundle: Path, tmp_path:
         (bundle / name).parent.mkdir(exist_ok=True)
         (bundle / name).write_text(f"open({str(marker)!r}, 'w')\n")
     before = list(sys.path)
-    with stem_edge.load(bundle, warm_start=False) as model:
+    with load_fixed(bundle, warm_start=False) as model:
         model.logits([1, 2])
     with open_tables(bundle) as tables:
         tables[0, 1]
@@ -230,7 +230,7 @@ def test_m12_a_tokenizer_with_more_tokens_than_the_model(bundle: Path) -> None:
     seal(bundle, {TOKENIZER: json.dumps(document).encode()})
 
     def say_it() -> None:
-        with stem_edge.load(bundle, warm_start=False) as model:
+        with load_fixed(bundle, warm_start=False) as model:
             model.generate_text("<more>")
 
     refused(say_it, StemEdgeError, "999", "299")
@@ -298,7 +298,7 @@ import stem_edge
 root, cache = sys.argv[1:]
 
 def use():
-    with stem_edge.load(root, cache_dir=cache) as model:
+    with load_fixed(root, cache_dir=cache) as model:
         return model.generate_text([1, 2, 3], max_new_tokens=3)
 
 expected = use()  # whatever is imported is imported before the files are out of reach

@@ -11,8 +11,8 @@ import pytest
 from contract import checked_message, refused
 from faulty_disk import CHANGES, READS, Counter, Failing, flip_bits, slow, watch
 from installed import ROOT
+from loading import load_fixed
 
-import stem_edge
 from stem_edge.errors import BundleError, RowReadError
 from stem_edge.runtime.model import Model
 
@@ -29,7 +29,7 @@ DATES = {"folder.py"}
 
 def load(bundle: Path, **options: object) -> Model:
     """Load a model that must read rows all the time."""
-    return stem_edge.load(bundle, slots=SLOTS, warm_start=False, threads=1, **options)  # type: ignore[arg-type]
+    return load_fixed(bundle, slots=SLOTS, warm_start=False, threads=1, **options)  # type: ignore[arg-type]
 
 
 def generate(model: Model) -> list[int]:
@@ -142,7 +142,7 @@ def test_d9_statistics_that_cannot_be_written_disturb_nothing(
 ) -> None:
     """A running model writes nothing except counts of the row cache."""
     failing = Failing(0, number, for_ever=True)
-    with stem_edge.load(tiny_bundle, slots=SLOTS, cache_dir=tmp_path, threads=1) as model:
+    with load_fixed(tiny_bundle, slots=SLOTS, cache_dir=tmp_path, threads=1) as model:
         watch(monkeypatch, CHANGES, failing)
         assert generate(model) == expected
     assert failing.failed

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from contract import refused
 from installed import DEMO
+from loading import load_fixed
 from stores import ids, resident
 
 import stem_edge
@@ -42,7 +43,7 @@ def test_r8_a_row_cache_that_cannot_be_is_refused(
 ) -> None:
     """It would hold nothing, fewer rows than a step needs, or more than the table has."""
     refused(
-        lambda: stem_edge.load(tiny, engine=engine, slots=slots),
+        lambda: load_fixed(tiny, engine=engine, slots=slots),
         InputError,
         f"slots is {slots}; expected 4 to 300",
         kept=[tiny],
@@ -53,7 +54,7 @@ def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
     plan = stem_edge.memory_plan(tiny_bundle)
     fixed = plan.total - plan.row_cache
     refused(
-        lambda: stem_edge.load(tiny_bundle, memory=fixed // 2),
+        lambda: load_fixed(tiny_bundle, memory=fixed // 2),
         MemoryPlanError,
         *("too small", "row cache of"),
         kept=[tiny_bundle],
@@ -98,7 +99,7 @@ def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
 
 def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:
     """The plan includes the full KV cache; longer contexts are refused with both numbers."""
-    with stem_edge.load(tiny, engine=engine, context_length=100, threads=1) as model:
+    with load_fixed(tiny, engine=engine, context_length=100, threads=1) as model:
         refused(
             lambda: model.generate([1] * 101),
             InputError,
@@ -119,9 +120,9 @@ def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path
 def test_r11_pages_that_are_dropped_between_steps_are_read_again() -> None:
     """Without free memory, no page of the tables stays cached, but the text is the same."""
     shards = sorted(path for path in (DEMO / "tables.zarr").rglob("*") if path.is_file())
-    with stem_edge.load(DEMO, resident=True, threads=1) as model:
+    with load_fixed(DEMO, resident=True, threads=1) as model:
         expected = model.generate_text("The capital of Peru is", max_new_tokens=20)
-    with stem_edge.load(DEMO, slots=4, threads=1, warm_start=False) as model:
+    with load_fixed(DEMO, slots=4, threads=1, warm_start=False) as model:
         text = ""
         for chunk in model.generate("The capital of Peru is", max_new_tokens=20):
             text += chunk.text

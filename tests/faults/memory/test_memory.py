@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from contract import checked_message, fingerprint, refused
 from installed import DEMO
+from loading import load_fixed
 from stores import rows_of
 from threads import run_script, tokens
 
-import stem_edge
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
 from stem_edge.graph.formats import EngineName
 from stem_edge.system import memory as machine
@@ -37,7 +37,7 @@ def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
     engine: EngineName, tiny: Path
 ) -> None:
     message = refused(
-        lambda: stem_edge.load(tiny, memory=5_000_000, engine=engine),
+        lambda: load_fixed(tiny, memory=5_000_000, engine=engine),
         MemoryPlanError,
         *(
             "memory of 5 MB is too small",
@@ -65,7 +65,7 @@ from stem_edge.units import parse_size
 from stem_edge.runtime.backends.onnxruntime.prepared import looking
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[2])
 looking.LEAST_NBYTES = int(sys.argv[4])
-stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
+load_fixed(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
 def watch():
     while not done.wait(0.001):
@@ -73,14 +73,14 @@ def watch():
 thread = threading.Thread(target=watch, daemon=True)
 thread.start()
 try:
-    stem_edge.load(path, engine=engine, memory=1000)
+    load_fixed(path, engine=engine, memory=1000)
 except stem_edge.errors.MemoryPlanError as error:
     least = parse_size(re.search(r"at least ([\\d.]+ M?k?B)", str(error))[1])
 found = []
 for more in (-step, step, 2 * step, 4 * step, 8 * step, 16 * step):
     budget, samples[0] = least + more, 0
     try:
-        model = stem_edge.load(path, engine=engine, memory=budget, warm_start=False)
+        model = load_fixed(path, engine=engine, memory=budget, warm_start=False)
     except stem_edge.errors.MemoryPlanError as error:
         found.append([budget, 0, 0, str(error)])
         continue
@@ -185,15 +185,15 @@ def each_failure(
 def test_r3_loading_ends_cleanly_at_whichever_allocation_fails(
     engine: EngineName, tiny: Path, allocations: Allocations, for_ever: bool
 ) -> None:
-    with stem_edge.load(tiny, engine=engine, threads=1) as model:
+    with load_fixed(tiny, engine=engine, threads=1) as model:
         expected = tokens(model, [5, 6, 7], 4)
 
     def load() -> None:
-        stem_edge.load(tiny, engine=engine, slots=16, threads=1).close()
+        load_fixed(tiny, engine=engine, slots=16, threads=1).close()
 
     tries = sum(1 for _ in each_failure(allocations, load, for_ever=for_ever))
     assert tries > 4
-    with stem_edge.load(tiny, engine=engine, threads=1) as model:
+    with load_fixed(tiny, engine=engine, threads=1) as model:
         assert tokens(model, [5, 6, 7], 4) == expected
 
 
@@ -206,7 +206,7 @@ def test_r3_generating_goes_on_after_whichever_allocation_failed(
 ) -> None:  # fmt: skip
     """The cache stays consistent, and the next call gives the right tokens."""
     options: Any = {"threads": 1, "slots": 8, "overlap": overlap, "warm_start": False}
-    with stem_edge.load(tiny, engine=engine, **options) as model:
+    with load_fixed(tiny, engine=engine, **options) as model:
         expected, cache = tokens(model, [5, 6, 7], 4), rows_of(model).cache
         other = list(range(100, 112))
         for _ in each_failure(allocations, lambda: tokens(model, other, 3), for_ever=for_ever):
@@ -230,7 +230,7 @@ def test_r3_memory_that_the_system_refuses_is_a_memory_error(
     with pytest.raises(MemoryError, match="8,388,608 bytes: Cannot allocate memory"):
         machine.own_pages((1 << 20,), np.int64)
     refused(
-        lambda: stem_edge.load(tiny_gguf, engine="ggml"),
+        lambda: load_fixed(tiny_gguf, engine="ggml"),
         OutOfMemoryError,
         *("no memory left", "Cannot allocate memory", "load with a lower memory"),
         kept=[tiny_gguf],
@@ -305,7 +305,7 @@ with open(sys.argv[1] + "/cgroup.procs", "w") as file:
 import stem_edge
 from stem_edge.system.memory import available_memory
 print(available_memory(), flush=True)
-with stem_edge.load(sys.argv[2], threads=1) as model:
+with load_fixed(sys.argv[2], threads=1) as model:
     for start in range(0, 1700, 100):
         model.logits(list(range(start, start + 100)))
     print(model.plan.total, flush=True)
@@ -342,7 +342,7 @@ def test_r6_after_a_kill_for_memory_the_next_start_is_healthy(
 KILLED = """
 import sys, stem_edge
 while True:  # closing writes counts into the cache folder
-    with stem_edge.load(sys.argv[1], threads=1) as model:
+    with load_fixed(sys.argv[1], threads=1) as model:
         for chunk in model.generate("The capital of Peru is", max_new_tokens=10):
             print(flush=True)
 """
@@ -369,7 +369,7 @@ def test_r6_a_kill_at_any_moment_leaves_bundle_and_cache_folder_whole(
 
 def check_healthy(cache: Path) -> None:
     """Check that the leftovers of the killed process load, and that no file is partial."""
-    with stem_edge.load(DEMO, threads=1) as model:
+    with load_fixed(DEMO, threads=1) as model:
         assert model.generate_text("The capital of Peru is", max_new_tokens=3).startswith(" Lima")
     assert not [path for path in cache.rglob("*") if path.name.endswith((".tmp", ".partial"))]
 
@@ -379,7 +379,7 @@ def test_r7_a_child_that_aborts_does_not_touch_us(tmp_path: Path) -> None:
     """Native code aborts like this when memory runs out."""
     from stem_edge.system.child import run_child, signal_name
 
-    with stem_edge.load(DEMO, threads=1) as model:
+    with load_fixed(DEMO, threads=1) as model:
         expected = model.generate_text("The capital of Peru is", max_new_tokens=4)
         ended = run_child([sys.executable, "-c", "import os; os.abort()"], 60)
         assert ended.crashed

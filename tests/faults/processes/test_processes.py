@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contract import fingerprint, refused
+from loading import load_fixed
 from threads import run_script, tokens
 
 import stem_edge
@@ -25,7 +26,7 @@ FORK = """
 import gc, os, sys, threading, time, warnings
 import numpy as np, stem_edge
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the fault
-model = stem_edge.load(sys.argv[1], slots=16, threads=2)
+model = load_fixed(sys.argv[1], slots=16, threads=2)
 stream = model.generate([5, 6, 7], max_new_tokens=12)
 next(stream)
 def work():
@@ -77,7 +78,7 @@ SCHEDULER_FORK = """
 import os, signal, sys, warnings
 import stem_edge
 warnings.simplefilter("ignore", DeprecationWarning)
-model = stem_edge.load(sys.argv[1], slots=16, threads=2)
+model = load_fixed(sys.argv[1], slots=16, threads=2)
 scheduler = model.scheduler(2)
 requests = [model.request([5, 6, 7]), model.request([1, 2])]
 for request in requests:
@@ -137,7 +138,7 @@ def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
     out = tmp_path / "out"
     shutil.copytree(tiny_bundle, out)
     before = fingerprint(out)
-    with stem_edge.load(out, threads=1) as model:
+    with load_fixed(out, threads=1) as model:
         expected = tokens(model, [5, 6, 7])
         child = export_in_a_child(tiny_checkpoint, out)
         try:
@@ -155,7 +156,7 @@ def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
         assert fingerprint(out) == before
         stem_edge.export_bundle(tiny_checkpoint, out, type="fp32", rows="int8", force=True)
         assert tokens(model, [5, 6, 7]) == expected
-    with stem_edge.load(out, threads=1) as model:
+    with load_fixed(out, threads=1) as model:
         assert tokens(model, [5, 6, 7]) == expected
 
 
@@ -164,7 +165,7 @@ WAITING = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np, stem_edge
-with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
+with load_fixed(sys.argv[1], slots=16, threads=1, warm_start=False,
                     overlap=sys.argv[2] == "prefetch") as model:
     list(model.generate([1, 2], max_new_tokens=4))
     base, real = model.engine.rows.store, model.engine.rows.store.read
@@ -221,9 +222,9 @@ def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_p
     )
     out = tmp_path / "out"
     shutil.copytree(tiny_bundle, out)
-    with stem_edge.load(out, slots=8, threads=1, warm_start=False) as old:
+    with load_fixed(out, slots=8, threads=1, warm_start=False) as old:
         every = list(range(100))
-        with stem_edge.load(tiny_bundle, threads=1) as untouched:
+        with load_fixed(tiny_bundle, threads=1) as untouched:
             expected = untouched.logits(every)
         stream = old.generate([5, 6, 7], max_new_tokens=20)
         begun = next(stream).token_ids
@@ -231,6 +232,6 @@ def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_p
         assert np.array_equal(old.logits(every), expected)  # so that most rows are read only now
         begun += [token for chunk in stream for token in chunk.token_ids]
         assert begun == tokens(old, [5, 6, 7], 20)
-        with stem_edge.load(out, threads=1, warm_start=False) as new:
+        with load_fixed(out, threads=1, warm_start=False) as new:
             assert new.config.stem_layers == (2,)
             assert not np.array_equal(new.logits(every), expected)

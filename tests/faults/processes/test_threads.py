@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import FDS
+from loading import load_fixed
 from stores import rows_of
 from threads import poison, run_script, together, tokens
 from tiers import slow_but
 
-import stem_edge
 from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64
@@ -38,7 +38,7 @@ def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
 
     def loaded(**options: Any) -> Model:
         given = {"threads": 1, "warm_start": False} | options
-        opened.append(stem_edge.load(tiny, engine=engine, **given))
+        opened.append(load_fixed(tiny, engine=engine, **given))
         return opened[-1]
 
     yield loaded
@@ -49,7 +49,7 @@ def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
 @pytest.fixture
 def model(tiny_bundle: Path) -> Iterator[Model]:
     """A model on onnxruntime whose row cache is too small for all rows."""
-    with stem_edge.load(tiny_bundle, slots=16, threads=1, warm_start=False) as loaded:
+    with load_fixed(tiny_bundle, slots=16, threads=1, warm_start=False) as loaded:
         yield loaded
 
 
@@ -155,7 +155,7 @@ def test_k3_without_threads_rows_are_read_when_they_are_needed(
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with stem_edge.load(tiny_bundle, slots=16, threads=1) as other:
+    with load_fixed(tiny_bundle, slots=16, threads=1) as other:
         assert tokens(other, [5, 6, 7]) == expected
         monkeypatch.undo()
         assert tokens(other, [5, 6, 7]) == expected  # so a thread was started again
@@ -207,7 +207,7 @@ def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
 
 
 def test_k4_a_block_that_raises_closes(tiny_bundle: Path) -> None:
-    with pytest.raises(ZeroDivisionError), stem_edge.load(tiny_bundle) as model:
+    with pytest.raises(ZeroDivisionError), load_fixed(tiny_bundle) as model:
         stream = model.generate([1, 2])
         next(stream)
         1 / 0  # noqa: B018
@@ -275,7 +275,7 @@ def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overla
 EXIT = """
 import sys, threading, time
 import numpy as np, stem_edge
-model = stem_edge.load(sys.argv[1], slots=16, threads=2, warm_start=False)
+model = load_fixed(sys.argv[1], slots=16, threads=2, warm_start=False)
 stream = model.generate([5, 6, 7], max_new_tokens=50)
 next(stream)
 if "prefetch" in sys.argv:

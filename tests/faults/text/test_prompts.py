@@ -15,8 +15,8 @@ import pytest
 from chats import MARKED, write_chat_bundle
 from contract import checked_message, command_refused, refused
 from installed import DEMO
+from loading import load_fixed
 
-import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.lookups.lookups import checked_ids
@@ -39,7 +39,7 @@ PROMPT = "The capital of France is"
 def loaded() -> Iterator[Model]:
     # Its thread must exist before the tests, or no_leaks takes it for one of theirs. It starts with
     # the first row that is missing, and counts of other tests could warm the cache.
-    with stem_edge.load(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO, warm_start=False) as model:
         model.generate_text(PROMPT, max_new_tokens=2)
         yield model
 
@@ -271,7 +271,7 @@ def test_p12_a_conversation_begins_once_and_forges_no_turn(
     chat_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = {"role": "user", "content": PROMPT}
-    with stem_edge.load(chat_bundle) as model:
+    with load_fixed(chat_bundle) as model:
         text = model.chat_prompt([message])
         assert text == f"<|begin_of_text|>{PROMPT}<|fim_prefix|>"
         ids = model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)

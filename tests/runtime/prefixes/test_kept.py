@@ -14,6 +14,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 from installed import DEMO
+from loading import load_fixed
 
 import stem_edge
 from stem_edge.errors import OutOfMemoryError
@@ -320,7 +321,7 @@ def test_nothing_is_kept_without_a_limit_and_after_forgetting() -> None:
 
 @pytest.fixture
 def model() -> Iterator[Model]:
-    with stem_edge.load(DEMO) as loaded:
+    with load_fixed(DEMO) as loaded:
         yield loaded
 
 
@@ -355,7 +356,7 @@ def test_max_new_tokens_holds_in_a_kept_context(model: Model) -> None:
 
 def test_edits_have_contexts_of_their_own(model: Model) -> None:
     edit = stem_edge.make_edit(DEMO, "Spain", "Germany", scope="everywhere")
-    with stem_edge.load(DEMO, keep_prefixes=False) as cold:
+    with load_fixed(DEMO, keep_prefixes=False) as cold:
         plain = tokens(cold)
         with cold.edited(edit):
             edited = tokens(cold)
@@ -384,7 +385,7 @@ def test_generators_that_are_open_at_once_or_abandoned(model: Model) -> None:
 
 def test_threads(model: Model) -> None:
     prompts = [TEXT, TEXT + " Madrid. The capital of", TEXT[:40]]
-    with stem_edge.load(DEMO, keep_prefixes=False) as cold:
+    with load_fixed(DEMO, keep_prefixes=False) as cold:
         expected = [tokens(cold, prompt) for prompt in prompts]
     wrong: list[tuple[str, list[int]]] = []
 
@@ -403,7 +404,7 @@ def test_threads(model: Model) -> None:
 
 
 def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName) -> None:
-    with stem_edge.load(tiny, engine=engine) as model:
+    with load_fixed(tiny, engine=engine) as model:
         expected = list(model.generate([*range(5, 60)], max_new_tokens=1))
         model._prefixes._collect()
         context: Any = model._prefixes._kept[0].context.backend
@@ -419,7 +420,7 @@ def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName
 
 EXIT = """
 import sys, stem_edge
-model = stem_edge.load({path!r}, engine={engine!r})
+model = load_fixed({path!r}, engine={engine!r})
 generation = model.generate([*range(5, 60)], max_new_tokens=20)
 print(next(generation).token_ids)
 model.itself = model

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from loading import load_fixed
 from threads import together
 
-import stem_edge
 from stem_edge.errors import InputError
 from stem_edge.runtime.rows.emulated_flash import (
     FLASH_NAMES,
@@ -70,7 +70,7 @@ def test_on_slow_flash_the_layers_before_the_first_row_hide_a_read(
     """The read runs while the first layers compute; the step waits only for the rest."""
     slow = FlashProfile(bandwidth=1e9, latency=0.2, depth=1)
     monkeypatch.setitem(PROFILES, "sdcard", slow)
-    with stem_edge.load(tiny_bundle, emulate_flash="sdcard", warm_start=False) as model:
+    with load_fixed(tiny_bundle, emulate_flash="sdcard", warm_start=False) as model:
         engine = model.engine
         context = engine.open_context(8)
         begin = context.backend.begin

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from loading import load_fixed
 from stores import resident, rows_of
 
 import stem_edge
@@ -30,19 +31,19 @@ def bundle(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def test_tokens_of_the_exporters_text_are_resident(bundle: Path) -> None:
-    with stem_edge.load(bundle, slots=4) as model:
+    with load_fixed(bundle, slots=4) as model:
         assert resident(rows_of(model).cache) == set(b"ab ")
         model.logits(list(b"ab"))
         assert (model.stats.row_hits, model.stats.row_misses) == (2, 0)
-    with stem_edge.load(bundle, slots=4, warm_start=False) as model:
+    with load_fixed(bundle, slots=4, warm_start=False) as model:
         assert resident(rows_of(model).cache) == set()
 
 
 def test_counts_of_earlier_runs_come_before_the_exporters(bundle: Path) -> None:
-    with stem_edge.load(bundle) as model:
+    with load_fixed(bundle) as model:
         for _ in range(1000):  # two halvings
             rows_of(model).cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))
-    with stem_edge.load(bundle, slots=4) as model:
+    with load_fixed(bundle, slots=4) as model:
         assert set(b"xyz") < resident(rows_of(model).cache)
 
 
@@ -51,12 +52,12 @@ def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> 
     path = counts_file(cache_folder(None), open_bundle(bundle))
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
-    with stem_edge.load(bundle, slots=4) as model:
+    with load_fixed(bundle, slots=4) as model:
         assert resident(rows_of(model).cache) == set(b"ab ")
 
 
 def test_without_counts_the_cache_starts_empty(tiny_bundle: Path) -> None:
-    with stem_edge.load(tiny_bundle) as model:
+    with load_fixed(tiny_bundle) as model:
         assert resident(rows_of(model).cache) == set()
 
 
@@ -64,18 +65,18 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(
     tiny_bundle: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with stem_edge.load(tiny_bundle, cache_dir=tmp_path / "file") as model:
+    with load_fixed(tiny_bundle, cache_dir=tmp_path / "file") as model:
         model.logits([1, 2])
 
 
 @pytest.mark.slow
 def test_what_was_used_is_counted(tmp_path: Path) -> None:
-    with stem_edge.load(DEMO, cache_dir=tmp_path) as model:
+    with load_fixed(DEMO, cache_dir=tmp_path) as model:
         model.logits([5, 5, 6])
     counts = read_counts(counts_file(tmp_path, open_bundle(DEMO)), 1756)
     assert counts is not None
     assert (counts[5], counts[6], counts.sum()) == (2, 1, 3)
-    with stem_edge.load(DEMO, cache_dir=tmp_path / "none", warm_start=False) as model:
+    with load_fixed(DEMO, cache_dir=tmp_path / "none", warm_start=False) as model:
         model.logits([5])
     assert not (tmp_path / "none" / "counts").exists()
 
@@ -87,7 +88,7 @@ def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(ShardFiles, "fill", broken)
-    with stem_edge.load(bundle) as model:
+    with load_fixed(bundle) as model:
         with pytest.raises(stem_edge.errors.RowReadError):
             model.logits(list(b"ab"))
         monkeypatch.undo()
@@ -99,6 +100,6 @@ def test_the_same_text_from_a_warm_and_a_cold_start(tmp_path: Path) -> None:
     write_counts(path, np.arange(1756, dtype=np.uint32))
     texts = []
     for warm_start in (False, True):
-        with stem_edge.load(DEMO, slots=20, cache_dir=tmp_path, warm_start=warm_start) as model:
+        with load_fixed(DEMO, slots=20, cache_dir=tmp_path, warm_start=warm_start) as model:
             texts.append(model.generate_text(PROMPT))
     assert texts[0] == texts[1]

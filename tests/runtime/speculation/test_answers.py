@@ -13,11 +13,11 @@ from edit_oracle import swap
 from exact_models import exact_stem
 from guessing import CHEAP, ToldSpeculation, answer_of, answered
 from installed import bundle_for
+from loading import load_fixed
 from prefix_bits import after_prompt
 from tiers import slow_but
 from toy_engine import ToyEngine, ToyLoader
 
-import stem_edge
 from stem_edge.errors import RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
@@ -53,7 +53,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def model(bundle: Path, engine: EngineName) -> Iterator[Model]:
-    with stem_edge.load(bundle_for(bundle, engine), engine=engine, threads=1) as loaded:
+    with load_fixed(bundle_for(bundle, engine), engine=engine, threads=1) as loaded:
         yield loaded
 
 
@@ -74,7 +74,7 @@ def test_tokens_are_those_of_plain_decoding(model: Model, sampling: str, wrong: 
 def test_guesses_from_the_text_itself(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "toy", ToyEngine(ToyLoader))
     # Its tokens follow from the token before alone, so they repeat soon.
-    with stem_edge.load(tiny_bundle, engine="toy", threads=1) as model:
+    with load_fixed(tiny_bundle, engine="toy", threads=1) as model:
         plain = answered(model, PROMPT[:30], max_new_tokens=90)
         speculation = Speculation(CHEAP, 7)
         assert answered(model, PROMPT[:30], speculation, max_new_tokens=90) == plain
@@ -183,7 +183,7 @@ def test_a_row_that_only_a_guess_needs_may_be_unreadable(
 def test_rows_of_guesses_are_read_before_the_token_is_handed_out(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stem_edge.load(bundle, threads=1, slots=16, warm_start=False) as model:
+    with load_fixed(bundle, threads=1, slots=16, warm_start=False) as model:
         asked, fetched = list[list[int]](), list[list[int]]()
         rows = model.engine.rows
         submit, fetch = rows.submit, rows.fetch
@@ -207,7 +207,7 @@ def test_rows_of_guesses_are_read_before_the_token_is_handed_out(
 
 @pytest.mark.parametrize("slots", [4, 5, 7])
 def test_a_step_has_no_more_tokens_than_slots(bundle: Path, slots: int) -> None:
-    with stem_edge.load(bundle, threads=1, slots=slots) as model:
+    with load_fixed(bundle, threads=1, slots=slots) as model:
         plain = answered(model, PROMPT, max_new_tokens=60)
         told = ToldSpeculation(PROMPT + plain[1], 9, sizes=[7])
         assert answered(model, PROMPT, told, max_new_tokens=60) == plain
@@ -215,7 +215,7 @@ def test_a_step_has_no_more_tokens_than_slots(bundle: Path, slots: int) -> None:
 
 
 def test_a_context_that_is_full(bundle: Path) -> None:
-    with stem_edge.load(bundle, threads=1, context_length=len(PROMPT) + 11) as model:
+    with load_fixed(bundle, threads=1, context_length=len(PROMPT) + 11) as model:
         plain = answered(model, PROMPT)
         told = ToldSpeculation(PROMPT + plain[1], 9, sizes=[7])
         assert answered(model, PROMPT, told) == plain
@@ -253,7 +253,7 @@ def test_positions_within_a_window_can_always_be_gone_back_to(model: Model) -> N
 def test_a_lone_request_joins_another_after_any_step(bundle: Path, engine: EngineName) -> None:
     """Its keys and values are copied with what guesses, right or wrong, have left of them."""
     options: dict[str, Any] = {"threads": 1, "sequences": 4}
-    with stem_edge.load(bundle_for(bundle, engine), engine=engine, **options) as model:
+    with load_fixed(bundle_for(bundle, engine), engine=engine, **options) as model:
         check_joining(model)
 
 

@@ -172,10 +172,6 @@ def test_interrupt_while_generating_still_gives_the_figures(
         ([*GENERATE, "--logprobs", "3"], "--logprobs shows in JSON only; add --json"),
         ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, but resident keeps the rows"),
         ([*GENERATE, "--engine", "ggml"], "no backbone for ggml"),
-        (
-            [*GENERATE, "--repack", "--engine", "onnxruntime"],
-            "--repack: not supported by the engine in use, onnxruntime",
-        ),
         ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
         (["prepare", str(DEMO), "--memory", "1MB"], "of this process, but 1 MB may be taken"),
         (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),

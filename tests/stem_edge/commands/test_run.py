@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from chats import thinking, write_chat_bundle
 from installed import DEMO
+from loading import load_fixed
 from terminal import CTRL_C, CTRL_D, Terminal
 
-import stem_edge
 from stem_edge import Chunk, SamplingParams
 from stem_edge.commands.main import main
 from stem_edge.commands.running.run.command import take
@@ -149,7 +149,7 @@ def test_commands(
         "no command '/xyz'; /help lists all",
     ]:
         assert any(part in line for line in lines), part
-    with stem_edge.load(bundle, warm_start=False) as model:
+    with load_fixed(bundle, warm_start=False) as model:
         roles = [message["role"] for message in model.load_conversation(talk).messages]
     assert roles == ["system", "user", "assistant"]
     assert note.read_text() == "mine"
@@ -194,7 +194,7 @@ def test_without_stdin_and_with_a_closed_pipe(bundle: Path) -> None:
 
 
 def test_a_conversation_at_a_terminal(bundle: Path) -> None:
-    options = ["-n", "200", "-t", "9", "--seed", "1", "--no-overlap"]
+    options = ["-n", "200", "-t", "9", "--seed", "1"]
     with Terminal([sys.executable, "-c", SLOWLY, "run", str(bundle), *options]) as terminal:
         assert "A context of 256 tokens; temperature 9, top_p 0.95. /help lists" in terminal.until(
             "> "
@@ -232,7 +232,7 @@ def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Conversation, "send", send)
-    with stem_edge.load(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO, warm_start=False) as model:
         session = Session(
             model, model.conversation(), SamplingParams(), True, False, False, explain=str
         )
@@ -289,7 +289,7 @@ def test_thoughts_are_folded(
         assert piped(monkeypatch, FRANCE, bundle, "-n", "11", "--json") == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["thoughts"], told["text"]) == ("Paris. It is a", "in Europe.")
-        with stem_edge.load(bundle, warm_start=False) as model:
+        with load_fixed(bundle, warm_start=False) as model:
             params = SamplingParams(max_new_tokens=11)
             session = Session(model, model.conversation(), params, True, False, False, explain=str)
             take(session, Typed(FRANCE, is_command=False))

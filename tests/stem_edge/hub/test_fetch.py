@@ -20,9 +20,9 @@ import pytest
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
 from huggingface_hub import constants, errors
 from installed import DEMO
+from loading import load_fixed
 from manifests import make_bundle
 
-import stem_edge
 from stem_edge.bundle import fetched
 from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, encode_manifest, open_manifest
 from stem_edge.bundle.opening import open_bundle
@@ -301,7 +301,7 @@ def test_what_is_no_address_of_a_hub(address: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(HubError, match=f"HF_ENDPOINT is '{address}', expected an address"):
         open_bundle("hf:acme/other")
     with pytest.raises(InputError, match="expected hf:org/name"):
-        stem_edge.load("hf:model")
+        load_fixed("hf:model")
 
 
 def test_a_newer_commit_that_did_not_come_leaves_the_older_one(
@@ -374,7 +374,7 @@ def test_engines_read_the_cache(
     hub.add(NAME, tiny)
     tokens = []
     for path in (tiny, f"hf:{NAME}"):
-        with stem_edge.load(path, engine=engine, **options) as model:
+        with load_fixed(path, engine=engine, **options) as model:
             chunks = model.generate([1, 2, 3], max_new_tokens=8)
             tokens.append([token for chunk in chunks for token in chunk.token_ids])
     assert tokens[0] == tokens[1]

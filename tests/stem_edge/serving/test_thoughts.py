@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 from chats import thinking
+from loading import load_fixed
 from servers import serving
 
-import stem_edge
 from stem_edge.serving import app
 
 FRANCE = "The capital of France is"
@@ -23,7 +23,7 @@ THOUGHT, ANSWER = "Paris. It is a", "in Europe."
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (
         thinking(tmp_path_factory.mktemp("chat")) as bundle,
-        stem_edge.load(bundle, warm_start=False) as model,
+        load_fixed(bundle, warm_start=False) as model,
         model.conversation() as conversation,
         serving(app(model, name="m")) as url,
     ):

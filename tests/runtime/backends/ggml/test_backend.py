@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conformance import stepwise
 from installed import DATA, needs_ggml
+from loading import load_fixed
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
@@ -30,12 +31,12 @@ TOLERANCE = 1e-4
 
 
 def expected_logits(bundle: Path) -> F32:
-    with stem_edge.load(bundle) as model:
+    with load_fixed(bundle) as model:
         return model.logits(IDS)
 
 
 def test_contexts_take_turns(tiny_gguf: Path) -> None:
-    with stem_edge.load(tiny_gguf) as model:
+    with load_fixed(tiny_gguf) as model:
         alone = stepwise(model, IDS[:20])
         contexts = [model.engine.open_context(length) for length in (20, 90)]
         for position, token in enumerate(IDS[:20]):
@@ -45,7 +46,7 @@ def test_contexts_take_turns(tiny_gguf: Path) -> None:
 
 
 def test_a_step_can_be_tried_again(tiny_gguf: Path) -> None:
-    with stem_edge.load(tiny_gguf) as model:
+    with load_fixed(tiny_gguf) as model:
         expected, context = stepwise(model, IDS[:6]), model.engine.open_context(6)
         for position, token in enumerate(IDS[:6]):
             context.backend.begin(np.array([IDS[-1]]), position)  # as if reading rows had failed
@@ -69,7 +70,7 @@ def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
         return grew
 
     graphs: list[GgmlGraph] = []
-    with stem_edge.load(tiny_gguf) as model:
+    with load_fixed(tiny_gguf) as model:
         expected, context = stepwise(model, IDS[:3]), model.engine.open_context(100)
         monkeypatch.setattr(Scratch, "place", place)
         assert np.array_equal(model.engine.step(context, np.array(IDS[:1]))[0], expected[0])
@@ -136,7 +137,7 @@ def test_the_plan_holds_in_a_long_context(name: str, tmp_path: Path) -> None:
         make_gemma(**sizes, max_position_embeddings=32_768).save_pretrained(checkpoint)
         shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", checkpoint)
     stem_edge.export_bundle(checkpoint, tmp_path / "out", engine="ggml", type="q8_0")
-    with stem_edge.load(tmp_path / "out", context_length=32_768) as model:
+    with load_fixed(tmp_path / "out", context_length=32_768) as model:
         context = model.engine.open_context(32_768)
         assert isinstance(context.backend, GgmlContext)
         context.backend.begin(np.arange(100), 32_768 - 128)
@@ -157,7 +158,7 @@ def test_a_graph_serves_many_steps(tiny_gguf: Path, monkeypatch: pytest.MonkeyPa
         original(self, *arguments)
 
     monkeypatch.setattr(GgmlGraph, "__init__", counted)
-    with stem_edge.load(tiny_gguf) as model:
+    with load_fixed(tiny_gguf) as model:
         context = model.engine.open_context(2 * CELLS)
         for token in [1, 2] * CELLS:
             model.engine.step(context, np.array([token]))
@@ -166,7 +167,7 @@ def test_a_graph_serves_many_steps(tiny_gguf: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_cells_of_the_kv_cache_count_as_they_are_written(tiny_gguf: Path) -> None:
-    with stem_edge.load(tiny_gguf) as model:
+    with load_fixed(tiny_gguf) as model:
         footprint = footprint_of(model.bundle.manifest, "ggml")
         context = model.engine.open_context(100)
         assert context.backend.nbytes == 0
@@ -184,7 +185,7 @@ def native_parts(model: Model) -> list[weakref.ref[object]]:
 
 
 def test_closing_frees_everything(tiny_gguf: Path) -> None:
-    model = stem_edge.load(tiny_gguf)
+    model = load_fixed(tiny_gguf)
     parts = native_parts(model)
     assert all(part() is not None for part in parts)
     model.close()
@@ -194,7 +195,7 @@ def test_closing_frees_everything(tiny_gguf: Path) -> None:
 
 def test_a_context_outlives_its_backend(tiny_gguf: Path) -> None:
     expected = expected_logits(tiny_gguf)
-    model = stem_edge.load(tiny_gguf, resident=True)
+    model = load_fixed(tiny_gguf, resident=True)
     context = model.engine.open_context(len(IDS))
     model.engine.step(context, np.array(IDS[:50]))
     slots = model.engine.rows.fetch(np.array(IDS[50:]))
@@ -209,7 +210,7 @@ def test_a_context_outlives_its_backend(tiny_gguf: Path) -> None:
 
 
 def test_nothing_is_placed_beyond_its_memory(tiny_gguf: Path) -> None:
-    with stem_edge.load(tiny_gguf) as model:
+    with load_fixed(tiny_gguf) as model:
         context = model.engine.open_context(10).backend
         assert isinstance(context, GgmlContext)
         loaded = context.steps.model
@@ -237,9 +238,9 @@ def test_quantized_backbones_repacked_or_not(
     out = tmp_path / "out"
     exported = stem_edge.export_bundle(wide_checkpoint, out, engine="ggml", type=weights)
     assert exported.manifest.reports["ggml"].divergence < 0.05
-    with stem_edge.load(out) as model:
+    with load_fixed(out) as model:
         expected = model.logits(IDS)
-    with stem_edge.load(out, repack=repack) as model:
+    with load_fixed(out, repack=repack) as model:
         found, steps = model.logits(IDS), stepwise(model, IDS)
     greatest = np.abs(expected).max()
     # Kernels for one token, for many, and for rearranged matrices round activations differently.

@@ -13,6 +13,7 @@ import pytest
 from architectures import SIZES, write
 from beside import Beside
 from installed import needs_ggml
+from loading import load_fixed
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -31,7 +32,7 @@ WIDE = {"dim": 256, "d_ff": 256, "head_dim": 64, "n_heads": 4}
 
 @pytest.fixture
 def model(tiny_gguf: Path) -> Iterator[Model]:
-    with stem_edge.load(tiny_gguf, context_length=LENGTH) as loaded:
+    with load_fixed(tiny_gguf, context_length=LENGTH) as loaded:
         yield loaded
 
 
@@ -50,7 +51,7 @@ def test_kernels_for_any_number_of_tokens(weights: str, repack: bool, tmp_path: 
     write(tmp_path / "checkpoint", ModelConfig(**(SIZES | WIDE)))
     options: dict[str, Any] = {"engine": "ggml", "type": weights, "rows": "fp32"}
     stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", **options)
-    with stem_edge.load(tmp_path / "bundle", repack=repack, threads=1) as model:
+    with load_fixed(tmp_path / "bundle", repack=repack, threads=1) as model:
         both = joined(Beside(model, 64, TOLERANCE_OF_CODES, 40), *range(1, 41))
         for count in (1, 2, 3, 4, 7, 8, 9, 11, 12, 31, 32, 40):
             both.step(0, count)

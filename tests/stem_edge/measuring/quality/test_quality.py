@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conformance import CHECKPOINT, TEXT
 from installed import DEMO
+from loading import load_fixed
 from make_checkpoint import Shape, write_checkpoint
 from prompt_graph import load_with
 
@@ -53,7 +54,7 @@ def log_probabilities(bundle: Path, ids: list[int]) -> F64:
 
 
 def token_ids(bundle: Path, text: str) -> list[int]:
-    with stem_edge.load(bundle) as model:
+    with load_fixed(bundle) as model:
         return model.tokenize(text)
 
 

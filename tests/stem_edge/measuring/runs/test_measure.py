@@ -40,7 +40,6 @@ def found() -> Report:
         prompt_tokens=100,
         new_tokens=20,
         rounds=2,
-        warm_start=False,
         cases=["resident", "slots=40,overlap=false"],
     )
 
@@ -85,7 +84,7 @@ def test_the_table_and_json(found: Report) -> None:
     assert bundle["prompt"] == found.subjects["bundle"].figures()["prompt"]
     assert figures["ratios"]["resident"]["median_step"]["median"] > 0
     assert len(figures["rounds"]["resident"]) == 2 and figures["samples"]
-    assert figures["settings"]["options"] == {"engine": "onnxruntime", "warm_start": False}
+    assert figures["settings"]["options"] == {"engine": "onnxruntime"}
 
 
 @pytest.mark.slow

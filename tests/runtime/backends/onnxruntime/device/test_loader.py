@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from installed import DEMO
+from loading import load_fixed
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError, OutOfMemoryError
@@ -19,13 +20,13 @@ SIZE = "60MB"
 
 
 def text(**options: Any) -> str:
-    with stem_edge.load(DEMO, **options) as model:
+    with load_fixed(DEMO, **options) as model:
         return model.generate_text(PROMPT, max_new_tokens=NEW)
 
 
 @pytest.fixture(scope="module")
 def expected() -> str:
-    with stem_edge.load(DEMO) as model:
+    with load_fixed(DEMO) as model:
         return model.generate_text(PROMPT, max_new_tokens=NEW)
 
 
@@ -35,7 +36,7 @@ def test_the_text_is_that_of_the_cpu(options: dict[str, Any], expected: str) -> 
 
 
 def test_few_slots_give_the_same_text(expected: str) -> None:
-    with stem_edge.load(DEMO, device_memory=SIZE, slots=16, warm_start=False) as model:
+    with load_fixed(DEMO, device_memory=SIZE, slots=16, warm_start=False) as model:
         assert model.plan.slots == 16
         assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
         stats = model.stats
@@ -43,7 +44,7 @@ def test_few_slots_give_the_same_text(expected: str) -> None:
 
 
 def test_figures_say_where_it_ran() -> None:
-    with stem_edge.load(DEMO, device_memory=SIZE) as model:
+    with load_fixed(DEMO, device_memory=SIZE) as model:
         assert model.stats.provider == "cpu" and model.stats.line().startswith("onnxruntime: ")
         elsewhere = replace(model.stats, provider="webgpu")
         assert elsewhere.line().startswith("onnxruntime on webgpu: ")
@@ -52,7 +53,7 @@ def test_figures_say_where_it_ran() -> None:
 def test_what_is_planned_is_what_is_loaded() -> None:
     options: dict[str, Any] = {"device_memory": "30MB", "context_length": 64}
     plan = stem_edge.memory_plan(DEMO, **options)
-    with stem_edge.load(DEMO, **options) as model:
+    with load_fixed(DEMO, **options) as model:
         assert model.plan.slots == plan.slots
         assert model.plan.device == plan.device is not None
 
@@ -60,7 +61,7 @@ def test_what_is_planned_is_what_is_loaded() -> None:
 def test_a_limit_that_was_asked_for_is_kept() -> None:
     least = stem_edge.memory_plan(DEMO, device_memory="30MB", slots=16).device
     assert least is not None
-    with stem_edge.load(DEMO, device_memory=least.total, slots=16) as model:
+    with load_fixed(DEMO, device_memory=least.total, slots=16) as model:
         assert model.generate_text(PROMPT, max_new_tokens=4)
         kept = []
         with pytest.raises(OutOfMemoryError, match="are allowed"):
@@ -75,12 +76,12 @@ def test_too_little_device_memory_is_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(device_loader, "open_session", lambda *_: pytest.fail("opened"))
     with pytest.raises(MemoryPlanError, match=r"memory of the device \(cpu\) of 1 MB"):
-        stem_edge.load(DEMO, device_memory="1MB")
+        load_fixed(DEMO, device_memory="1MB")
 
 
 def test_ggml_has_no_devices(tiny_gguf: Path) -> None:
     with pytest.raises(InputError, match="device_memory"):
-        stem_edge.load(tiny_gguf, device_memory=SIZE)
+        load_fixed(tiny_gguf, device_memory=SIZE)
     with pytest.raises(InputError, match="device_memory"):
         stem_edge.memory_plan(tiny_gguf, device_memory=SIZE)
 
@@ -89,8 +90,8 @@ def test_a_model_without_such_graphs_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(device_loader, "obstacle", lambda *_: "experts are too many")
     said = r"no graphs for cpu: experts are too many; run it on the CPU"
     with pytest.raises(BackendError, match=said):
-        stem_edge.load(DEMO, device_memory=SIZE)
-    with stem_edge.load(DEMO) as model:
+        load_fixed(DEMO, device_memory=SIZE)
+    with load_fixed(DEMO) as model:
         assert model.plan.provider == "cpu"
 
 
@@ -103,7 +104,7 @@ def test_a_model_without_such_graphs_says_so(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_only_the_cpu_has_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        stem_edge.load(DEMO, device_memory=SIZE, **options)
+        load_fixed(DEMO, device_memory=SIZE, **options)
 
 
 def test_a_failing_graph_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,4 +113,4 @@ def test_a_failing_graph_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(device_loader, "open_sessions", fail)
     with pytest.raises(BackendError, match="no ScatterND"):
-        stem_edge.load(DEMO, device_memory=SIZE)  # checked by the fixture no_leaks
+        load_fixed(DEMO, device_memory=SIZE)  # checked by the fixture no_leaks

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from every_kind import GEMMA_3N, checkpoint_of
+from loading import load_fixed
 from prompt_graph import load_with
 
 import stem_edge
@@ -128,15 +129,15 @@ def test_the_same_logits_where_onnxruntime_joins_nodes(
     options: dict[str, Any] = {"type": backbone, "prefill_graph": False}
     stem_edge.export_bundle(checkpoint, out, **options)
     found = list[Any]()
-    with stem_edge.load(out, threads=1, cache_dir=tmp_path) as model:
+    with load_fixed(out, threads=1, cache_dir=tmp_path) as model:
         found.append(model.logits([7 * n % 50 for n in range(20)]))
-    with unprepared(monkeypatch), stem_edge.load(out, threads=1) as model:
+    with unprepared(monkeypatch), load_fixed(out, threads=1) as model:
         found.append(model.logits([7 * n % 50 for n in range(20)]))
     assert np.array_equal(*found)
 
 
 def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: Path) -> None:
-    with stem_edge.load(bundle, cache_dir=tmp_path, threads=1):
+    with load_fixed(bundle, cache_dir=tmp_path, threads=1):
         pass
     (folder,) = folders(tmp_path)
     record = read_prepared(folder)
@@ -145,10 +146,10 @@ def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: 
     assert record.steps is not None and list(record.steps.times) == [1, 2, 4, 8]
     costs = record.steps if record.steps.same_bits else None
     before = (folder / RECORD).stat().st_mtime_ns
-    with stem_edge.load(bundle, cache_dir=tmp_path, threads=1) as model:
+    with load_fixed(bundle, cache_dir=tmp_path, threads=1) as model:
         assert (model.stepping.speculation and model.stepping.speculation.costs) == costs
     assert (folder / RECORD).stat().st_mtime_ns == before
-    with stem_edge.load(bundle, cache_dir=tmp_path, threads=1, exact=True) as model:
+    with load_fixed(bundle, cache_dir=tmp_path, threads=1, exact=True) as model:
         assert (model.stepping.speculation is not None) == (costs is not None)
         assert model.stepping.costs == record.steps
 
@@ -157,7 +158,7 @@ def test_a_small_backbone_is_not_prepared(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looking, "LEAST_NBYTES", 1 << 30)
-    with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=False):
+    with load_fixed(bundle, cache_dir=tmp_path, warm_start=False):
         pass
     assert not (tmp_path / "prepared").exists()
 
@@ -171,7 +172,7 @@ def refused(bundle: Path, cache_dir: Path, message: str) -> None:
     """Check that a load works and warns why it is not prepacked."""
     with (
         pytest.warns(preparing.NotPrepared, match=message),
-        stem_edge.load(bundle, cache_dir=cache_dir, threads=1) as model,
+        load_fixed(bundle, cache_dir=cache_dir, threads=1) as model,
     ):
         assert np.isfinite(model.logits(IDS)).all()
 
@@ -245,7 +246,7 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
     monkeypatch.setattr(preparing, "_run_worker", work)
     monkeypatch.setattr(Packer, "pack", refuse)
     refused(bundle, tmp_path, "computes other logits from packed weights on this processor")
-    with warnings.catch_warnings(), stem_edge.load(bundle, cache_dir=tmp_path) as model:
+    with warnings.catch_warnings(), load_fixed(bundle, cache_dir=tmp_path) as model:
         warnings.simplefilter("error")
         assert len(tries) == 1
         assert model.plan.weights == stem_edge.memory_plan(bundle, cache_dir=tmp_path).weights
@@ -329,7 +330,7 @@ def test_a_graph_that_was_damaged_unnoticed_is_prepared_again(bundle: Path, own:
     seen, data = graph.stat(), graph.read_bytes()
     graph.write_bytes(bytes(255 - byte for byte in data))
     os.utime(graph, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    with stem_edge.load(bundle, cache_dir=own, threads=1) as model:
+    with load_fixed(bundle, cache_dir=own, threads=1) as model:
         assert np.isfinite(model.logits(IDS)).all()
     assert graph.read_bytes() == data
 
@@ -352,7 +353,7 @@ def test_a_damaged_graph_is_prepared_again(bundle: Path, own: Path, damage: str)
     assert find_prepared(open_bundle(bundle), own, "fp32") is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with stem_edge.load(bundle, cache_dir=own, threads=1) as model:
+        with load_fixed(bundle, cache_dir=own, threads=1) as model:
             assert np.isfinite(model.logits(IDS)).all()
     assert find_prepared(open_bundle(bundle), own, "fp32") is not None
 
