@@ -35,8 +35,6 @@ from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32, F64
-from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.loading import load_with
 
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
@@ -108,6 +106,10 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
     Each piece overwrites the one before, because those of all tokens can take as much as the model.
     pack: pack weights in memory; for a single token that, as more slots, is not worth its time and memory.
     """
+    # Only here, because an export needs nothing else of what runs bundles.
+    from stem_edge.runtime.backends.options import LoadOptions
+    from stem_edge.runtime.loading import load_with
+
     path, engine = job.folder / MANIFEST, job.options.engine
     tables = job.table_format
     slots = min(STEP_TOKENS, tables.tables.records) if tables else None
