@@ -16,11 +16,10 @@ import pytest
 from api_reference import PAGE, Reference
 from hub_server import HubServer
 from installed import ROOT, needs_ggml
-from options_table import PAGE as OPTIONS
-from options_table import table, with_table
 
 import stem_edge
-from stem_edge.commands.options.described import keywords
+from stem_edge.commands.bundles.export import SETTINGS
+from stem_edge.commands.options.described import keywords, option_of
 from stem_edge.commands.options.loading import LOADING, PROMPT_CACHE
 from stem_edge.export import export_bundle
 from stem_edge.export.job.options import ExportOptions
@@ -140,9 +139,13 @@ def test_options_that_the_command_lacks_are_named() -> None:
 
 
 def test_the_table_of_options_is_the_docstring() -> None:
-    text = OPTIONS.read_text("utf-8")
-    assert with_table(text) == text, "write it: python tools/options_table.py"
-    assert table() in text
+    described = {n: k for n, k in keywords(export_bundle).items() if n in SETTINGS}
+    flags = (SETTINGS[name].get("flags", [option_of(name)])[-1] for name in described)
+    table = "".join(
+        f"| `{flag}` | {keyword.text} | {keyword.default.rstrip('.')} |\n"
+        for flag, keyword in zip(flags, described.values(), strict=True)
+    )
+    assert f"|---|---|---|\n{table}\n" in (ROOT / "docs" / "export.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 from typing import NamedTuple
 
 from demo_facts import NAMING, Country, countries
-from demo_text import Prompt, cut_before_answer, is_right, known_facts
+from demo_text import Prompt, cut_before_answer, is_right
 
 from stem_edge import Edit, Model
 
@@ -67,17 +67,6 @@ def pairs_of(model: Model, count: int | None, seed: int) -> list[Pair]:
     return chosen
 
 
-def about_others(name: str) -> list[Question]:
-    """Make questions from every form of every fact of all countries except `name`."""
-    return [
-        Question(country, fact, form)
-        for country in countries()
-        if country.name != name
-        for fact in known_facts(country)
-        for form in NAMING[fact]
-    ]
-
-
 def ask(model: Model, prompt: str) -> str:
     """Generate greedily up to the first full stop, with the edits that are active on the model."""
     text = ""
@@ -122,11 +111,3 @@ class Unedited:
         if answers(found, question.about(target)):
             return "target"
         return "source" if answers(found, question) else "neither"
-
-    def changed(self, edit: Edit, source: str) -> tuple[int, int]:
-        """Count the answers about countries other than `source`: those an edit changes, and all."""
-        questions = about_others(source)
-        before = [self.answer(question) for question in questions]
-        with self.model.edited(edit):
-            after = [ask(self.model, question.prompt) for question in questions]
-        return sum(a != b for a, b in zip(before, after, strict=True)), len(questions)
