@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.commands.options.loading import BUNDLE_FOLDER
 from stem_edge.edit_files.file import SCOPES, SUFFIX, Edit
 from stem_edge.edit_files.opening import open_edit
 from stem_edge.edit_files.schemes import AUTO, SCHEMES
@@ -17,49 +18,40 @@ from stem_edge.hub.fetch import pinned
 from stem_edge.number_lists import parse_numbers
 
 DESCRIPTION = """\
-Edit knowledge: tokens of one text (the source) look up the table rows of another text's tokens (the
-target), while the prompt stays as it is. An edit is a small file; the bundle never changes. Use it with
-`stem-edge generate --edit FILE`."""
+Edit knowledge: tokens of one text (the source) use the table rows of another
+text's tokens (the target), while the prompt stays as it is. An edit is a small
+file; the bundle never changes."""
 
 EPILOG = f"""\
 schemes, for a source and a target of n_s and n_t tokens (STEM paper, 3.3):
   swap                   n_s = n_t    token for token
   pad-left, pad-right    n_s >= n_t   padding before the target, or after it
-  copy                   n_s >= n_t   tokens of the target repeated, the last one most
+  copy                   n_s >= n_t   tokens of the target repeated
   subset                 n_s <= n_t   some tokens of the target
-  average                any          the mean of the target's rows, at every token of the source
+  average                any          the mean of the target's rows
   auto                   any          {AUTO[0]}, {AUTO[1]} or {AUTO[-1]}, as the lengths allow
 
 examples:
   stem-edge edit model --source Spain --target Germany -o spain.edit
-  stem-edge generate model --edit spain.edit -p "The capital of Spain is"
-  stem-edge edit model --show spain.edit"""
+  stem-edge generate model --edit spain.edit "Spain lies in" """
 
 MAKING = ("source", "target", "scheme", "scope", "layers", "subset", "pad", "out", "force")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
-    )
+    parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_FOLDER)
     add = parser.add_argument
     add("--show", metavar="FILE", help="describe an edit, and whose rows each token looks up")
     add("--source", metavar="TEXT", help="text whose tokens look up other rows")
     add("--target", metavar="TEXT", help="text whose tokens' rows they look up")
     scheme = "which token looks up which, see below (default: auto)"
     add("--scheme", choices=SCHEMES, metavar="NAME", help=scheme)
-    scope = (
-        "positions: where the source stands in a prompt, as whole words; everywhere: wherever its "
-        "tokens occur, in prompt and answer (default: positions)"
-    )
-    add("--scope", choices=SCOPES, help=scope)
+    scope = "positions: where the source stands; or everywhere"
+    add("--scope", choices=SCOPES, metavar="NAME", help=scope)
     add("--layers", metavar="2,5", help="numbers of the STEM layers to edit (default: all)")
-    subset = (
-        "for scheme subset: which tokens of the target, counted from 0 (default: the last ones)"
-    )
+    subset = "scheme subset: tokens of the target, from 0"
     add("--subset", metavar="0,2", help=subset)
-    pad = "for padding: the token, as text or id (default: begin of text)"
-    add("--pad", metavar="TOKEN", help=pad)
+    add("--pad", metavar="TOKEN", help="padding, as text or id (default: begin of text)")
     add("-o", "--out", metavar="FILE", help="file to write, which ends in .edit")
     add("--force", action="store_true", help="replace an existing file")
 

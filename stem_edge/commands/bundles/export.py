@@ -13,7 +13,7 @@ from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.commands.options.arguments import own_command
-from stem_edge.commands.options.described import add_described, option_of
+from stem_edge.commands.options.keywords import add_keywords, option_of
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle, export_with
 from stem_edge.export.job.options import ENGINES, FAR, LOSSLESS, NEAR, TYPES, ExportOptions
@@ -30,74 +30,71 @@ VERDICTS = (
 )
 FEW_TOKENS = 1000  # of a calibration text; fewer do not say which channels and tokens matter
 DESCRIPTION = """\
-Turn a trained checkpoint into a bundle, the folder that the other commands
-take.
-
-CHECKPOINT comes from one of
-  the public STEM trainer  the folder of one training step, or a consolidated
-                           folder
-  Hugging Face             config.json and *.safetensors: Llama, Mistral, Qwen2,
-                           Qwen3, SmolLM, Gemma, and STEM models in this
-                           project's schema (docs/models.md)
-  llama.cpp and others     FILE.gguf of these models
-  BlaGPT                   state_step*.pt or best_model*.pt, or their folder
+Convert a trained checkpoint to a bundle, the folder that the other commands
+take. CHECKPOINT comes from one of
+  Hugging Face    config.json and *.safetensors: Gemma 3, 3n and 4, Llama,
+                  Mistral, Qwen2, Qwen3, SmolLM, and STEM models
+  GGUF            FILE.gguf of these models
+  STEM trainer    the folder of one training step, or a consolidated folder
+  BlaGPT          state_step*.pt or best_model*.pt, or their folder
 Nothing in it is executed. OUT appears only when the export is complete."""
 
 EPILOG = """\
+types:
+  onnxruntime: small, balanced, near-lossless, keep, int4, int8, fp32
+  ggml: the first four, f32, f16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0
+
 examples:
-  stem-edge export runs/0000100000 model
-  stem-edge export runs/0000100000 model --type int8 --rows int4
-  stem-edge export runs/0000100000 exact --type fp32 --rows fp32
-  stem-edge export SmolLM2-135M smol --lora adapter
   stem-edge export SmolLM2-135M smol --type near-lossless
   stem-edge export runs/0000100000 model --calibration prompt.txt
-  stem-edge export SmolLM2.Q4_K_M.gguf model --engine ggml
-  stem-edge export Qwen3.8-Flash-Next rows --tables-only --rows int4"""
-
-ROWS_HELP = """write no bundle, but the tables of n-grams of a Qwen3.8-Flash-Next, DeepSeek-V4.1 or
-LongCat checkpoint, as stored or with --rows int8 or int4, for a server of its backbone
-(docs/ngrams.md)"""
+  stem-edge export SmolLM2.Q4_K_M.gguf model --engine ggml"""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "engine": {"choices": ENGINES},
+    "engine": {
+        "choices": ENGINES,
+        "metavar": "NAME",
+        "help": "onnxruntime, or ggml (default: onnxruntime)",
+    },
     "type": {
         "type": str.lower,  # because llama.cpp writes Q4_K_M
         "choices": sorted({type for types in TYPES.values() for type in types}),
         "metavar": "TYPE",
-        "help": "how the matrices are stored: "
-        + "; ".join(f"on {engine} {', '.join(types)}" for engine, types in TYPES.items())
-        + " (default: keep if the checkpoint is quantized, else balanced)",
+        "help": "of matrices, see below (default: balanced, or as they are)",
     },
-    "rows": {"choices": EXPORT_ROWS},
-    "calibration": {"metavar": "FILE"},
-    "max_kl": {"type": float, "metavar": "NATS"},
-    "lora": {"metavar": "DIR"},
-    "assistant": {"metavar": "PATH"},
-    "tokenizer": {"metavar": "FILE"},
+    "rows": {
+        "choices": EXPORT_ROWS,
+        "metavar": "TYPE",
+        "help": "of rows: int8, int4, mixed, fp16 or fp32 (default: int8)",
+    },
+    "calibration": {"metavar": "FILE", "help": "text (or ids) like those that the model will see"},
+    "max_kl": {"type": float, "metavar": "NATS", "help": "refuse to be farther (default: 0.5)"},
+    "lora": {"metavar": "DIR", "help": "PEFT adapter to merge into the weights"},
+    "assistant": {"metavar": "PATH", "help": "draft model that was made for a Gemma 4"},
+    "tokenizer": {"metavar": "FILE", "help": "tokenizer.json in place of the checkpoint's"},
     "ignore_keys": {
         "flags": ("--ignore-key",),
         "action": "append",
         "metavar": "KEY",
-        "help": "key of config.json that you know to change nothing, where the export asks; once for "
-        "each key",
+        "help": "key of config.json that changes nothing; repeatable",
     },
-    "prefill_graph": {"action": argparse.BooleanOptionalAction},
-    "threads": {"type": int, "metavar": "N"},
-    "force": {"action": "store_true"},
+    "prefill_graph": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "add int8 matrices for faster prompts (default: if exact)",
+    },
+    "threads": {"type": int, "metavar": "N", "help": "threads that compute"},
+    "force": {"action": "store_true", "help": "replace OUT if it is a bundle"},
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="folder or file of the checkpoint, hf:org/name, or hf:org/name:FILE.gguf",
-    )
+    checkpoint = "folder or file, hf:org/name, or hf:org/name:FILE.gguf"
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=checkpoint)
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
     # Only what is typed is in the result, so that False and 0 count as given.
     nothing = dict.fromkeys(SETTINGS, argparse.SUPPRESS)
-    add_described(parser, export_bundle, SETTINGS, nothing)
-    parser.add_argument("--tables-only", action="store_true", help=ROWS_HELP)
+    add_keywords(parser, export_bundle, SETTINGS, nothing)
+    only = "write the tables of n-grams alone (docs/ngrams.md)"
+    parser.add_argument("--tables-only", action="store_true", help=only)
 
 
 def run(args: argparse.Namespace) -> int:

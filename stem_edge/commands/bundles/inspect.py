@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_figures, bundle_table
-from stem_edge.commands.options.loading import add_loading
+from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.analysis import cost_figures, cost_table, geometry, geometry_table
@@ -22,45 +22,34 @@ if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan
 
 DESCRIPTION = """\
-Show what a bundle is made of: architecture, STEM layers, number of parameters, bytes on flash and
-of the backbone, types, what quantization cost, and files. Only the manifest is read.
-
-Other questions have an option each: --memory, what loading it here and now would take; --cost,
-what a token costs by the formulas of the STEM paper; --geometry, how the rows of the tables point
-(this reads the tables from end to end)."""
+Show what a bundle is made of: architecture, parameters, bytes on flash and of
+the backbone, types, what quantization cost, and files. Only the manifest is
+read."""
 
 EPILOG = """\
 examples:
-  stem-edge inspect model
   stem-edge inspect model --memory 600MB
   stem-edge inspect model --cost"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    bundle = "folder that stem-edge export wrote, or hf:org/name"
-    parser.add_argument("bundle", metavar="BUNDLE", nargs="?", help=bundle)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", nargs="?", help=BUNDLE_FOLDER)
+    add("--json", action="store_true", help="print the figures as JSON")
     instead = parser.add_mutually_exclusive_group()
-    memory = (
-        "show the memory plan under this limit, like 600MB (default: half of the RAM that is free)"
-    )
+    memory = "show the memory plan under this limit (default: half the free)"
     instead.add_argument("--memory", nargs="?", const="", metavar="SIZE", help=memory)
-    cost = "show multiply-adds, weights and rows of a token, as the STEM paper counts them"
+    cost = "show multiply-adds, weights and rows of a token"
     instead.add_argument("--cost", action="store_true", help=cost)
-    geometry = "show the angles between rows of a table, and their lengths"
+    geometry = "show angles between rows, and lengths (reads all tables)"
     instead.add_argument("--geometry", action="store_true", help=geometry)
     add_loading(parser, "tables")
-    context = "with --memory and --cost: tokens of prompt and answer together"
-    parser.add_argument("--context-length", type=int, metavar="N", help=context)
-    _add_planning(parser.add_argument_group("with --memory"))
-
-
-def _add_planning(group: argparse._ArgumentGroup) -> None:
+    context = "with --memory and --cost: tokens of the context"
+    add("--context-length", type=int, metavar="N", help=context)
     engines = ("auto", *get_args(EngineName))
-    engine = "what runs the backbone (default: auto, as generate chooses)"
-    group.add_argument("--engine", choices=engines, default="auto", help=engine)
-    add_loading(group, "provider", "device_memory")
+    engine = "with --memory: what runs the backbone"
+    add("--engine", choices=engines, default="auto", metavar="NAME", help=engine)
+    add_loading(parser, "provider", "device_memory")
 
 
 def run(args: argparse.Namespace) -> int:

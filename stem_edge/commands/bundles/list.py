@@ -19,8 +19,8 @@ from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-List the models on this machine: bundles made of checkpoints, and bundles fetched
-from a hub. Every command that takes a bundle takes their names."""
+List the models on this machine: bundles made of checkpoints, and bundles
+fetched from a hub. Every command that takes a bundle takes their names."""
 
 EPILOG = """\
 examples:

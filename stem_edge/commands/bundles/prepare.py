@@ -17,10 +17,10 @@ from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-Rearrange a bundle's backbone for this processor now, and keep the result in the
-user's cache folder. Later loads map it: they are faster, and the system can take
-back the memory of the weights. The first load of a large bundle does the same.
-Preparing needs about twice the size of the weights on disk."""
+Rearrange a bundle's backbone for this processor now, and keep the result in
+the user's cache folder. Later loads map it: they are faster, and the system
+can take back the memory of the weights. The first load of a large bundle does
+the same. Preparing needs about twice the size of the weights on disk."""
 
 EPILOG = """\
 example:

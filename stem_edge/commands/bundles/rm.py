@@ -14,8 +14,8 @@ from stem_edge.shown import printable
 from stem_edge.system.user_folder import cache_folder
 
 DESCRIPTION = """\
-Remove models with everything that was prepared for them, or other entries of the
-cache folder. Checkpoints stay, and so does a model that a process uses."""
+Remove models with everything that was prepared for them, or other entries of
+the cache folder. Checkpoints stay, and so does a model that a process uses."""
 
 EPILOG = """\
 examples:

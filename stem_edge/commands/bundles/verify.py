@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stem_edge.commands.options.loading import add_loading
+from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import show_status
 from stem_edge.runtime.consistency import verify_runs
@@ -30,14 +30,9 @@ The exit status is 0 if all is right, and 1 if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
-    )
-    parser.add_argument(
-        "--runs",
-        action="store_true",
-        help="compare the tokens of all ways of running the bundle instead",
-    )
+    parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_FOLDER)
+    runs = "compare the tokens of all ways of running it instead"
+    parser.add_argument("--runs", action="store_true", help=runs)
     add_loading(parser, "tables", "cache_dir")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

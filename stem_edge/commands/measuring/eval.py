@@ -7,64 +7,45 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.options.described import add_described, values_of
-from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
+from stem_edge.commands.options.keywords import values_of
+from stem_edge.commands.options.loading import BUNDLE_FOLDER, DEVICE, add_loading, device_options
 from stem_edge.edit_files.opening import open_edits
 from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.quality.quality import Divergence, Quality, evaluate
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
-Measure the perplexity of bundles on a text and, with --against, how far each diverges from a
-reference: the checkpoint that it was made from, or another bundle.
-
-Perplexity is exp of the mean of -log P(token): 1 is a model that knows every token in advance.
-Every token of the text but the first is predicted once. Compare perplexities only between bundles
-with the same tokenizer; bits per byte can be compared between any.
-
-Divergence is KL(reference || bundle), in nats, of the two distributions over the next token: 0
-means the same model. It measures what quantization costs better than perplexity, which can fall
-by chance. Look at the 99th percentile as well, because a small mean can hide a few tokens that
-are lost."""
+Measure the perplexity of bundles on a text and, with --against, how far each
+is from a reference: the checkpoint it was made from, or another bundle.
+Perplexity is the exp of the mean of -log P(token); compare it only between
+bundles with the same tokenizer. Divergence is KL(reference || bundle) of the
+next token, in nats."""
 
 EPILOG = """\
 examples:
-  stem-edge eval model --text book.txt
   stem-edge eval exact model small --text book.txt
-  stem-edge eval model --text book.txt --against exact
-  stem-edge eval model --text book.txt --against runs/0000100000 --window 256
-  stem-edge eval model --text book.txt --edit spain.edit --against model
-
-Several bundles are compared with the first. A checkpoint as reference is computed in float32, and
-read again for every window."""
-
-SCORING: dict[str, dict[str, Any]] = {
-    "text": {"type": Path, "required": True, "metavar": "FILE"},
-    "lines": {"action": "store_true"},
-    "window": {"type": int, "metavar": "N"},
-    "stride": {"type": int, "metavar": "N"},
-    "against": {"metavar": "PATH"},
-    "prefill_graph": {"action": "store_true"},
-    "memory": {"metavar": "SIZE"},
-}
+  stem-edge eval model --text book.txt --against runs/0000100000 --window 256"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
-    add(
-        "bundles",
-        metavar="BUNDLE",
-        nargs="+",
-        help="folder that stem-edge export wrote, or hf:org/name",
-    )
-    add_described(parser, evaluate, SCORING)
-    edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be repeated"
+    add("bundles", metavar="BUNDLE", nargs="+", help=BUNDLE_FOLDER)
+    add("--text", type=Path, required=True, metavar="FILE", help="file in UTF-8 to predict")
+    add("--lines", action="store_true", help="each line is a document of its own")
+    window = "tokens seen at once (default: the context, up to 2048)"
+    add("--window", type=int, metavar="N", help=window)
+    stride = "tokens between starts of windows (default: half)"
+    add("--stride", type=int, metavar="N", help=stride)
+    against = "bundle or checkpoint to compare distributions with"
+    add("--against", metavar="PATH", help=against)
+    graph = "measure the graph for prompts in place of decoding"
+    add("--prefill-graph", action="store_true", help=graph)
+    add("--memory", metavar="SIZE", help="limit on memory, the reference included")
+    edit = "an edit with scope everywhere; may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
-    add_loading(parser, "engine", "kv", *DEVICE, "threads")
+    add_loading(parser, "engine", "kv", "threads", *DEVICE)
     add("--json", action="store_true", help="print a JSON list with an object for each")
 
 

@@ -12,23 +12,18 @@ from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.planning.fit import Fit, fit
 from stem_edge.runtime.backends.engines import ENGINES
-from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_rate, format_size
 
 DESCRIPTION = """\
-Say whether a bundle fits a device, without running it: how long a context and how many rows fit into
-memory, and an upper bound of the tokens a second. For a checkpoint, also plan which types to export it
-with.
-
-Here --memory includes the weights: they are mapped from their file, but every token reads them, so
-decoding is fast only while they stay in memory. The rest is planned as a load with --memory plans."""
+Say whether a bundle fits a device, without running it: how long a context and
+how many rows fit, and an upper bound of tokens a second. For a checkpoint,
+also plan which types to export it with. Here --memory includes the mapped
+weights, because every token reads them."""
 
 EPILOG = """\
 examples:
   stem-edge fit model --memory 1GB
-  stem-edge fit model --memory 1GB --flash ufs2 --context-length 4096
-  stem-edge fit model --device phone-4gb
   stem-edge fit runs/0000100000 --device pi5
 
 devices, with what one program can have of each (round numbers, for planning):
@@ -45,18 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
     add = parser.add_argument
-    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for, a path or hf:org/name")
-    memory = "what the program may take, like 1GB (default: what is free)"
+    add("path", metavar="BUNDLE|CHECKPOINT", help="a path, hf:org/name, or a listed name")
+    memory = "what the program may take, like 1GB (default: the free)"
     add("--memory", metavar="SIZE", help=memory)
-    add("--device", metavar="NAME", help="plan for a device listed below, not this machine")
-    flash = "kind of flash that holds the tables (default: the device's, or the page cache)"
-    add("--flash", choices=FLASH_NAMES, help=flash)
-    bandwidth = (
-        "bytes that the processor reads from memory in a second, like 17GB (default: the device's, "
-        "or measured here)"
-    )
+    add("--device", metavar="NAME", help="plan for a device listed below")
+    bandwidth = "memory bandwidth, like 17GB (default: measured here)"
     add("--bandwidth", metavar="SIZE", help=bandwidth)
-    context = "most tokens of prompt and answer together (default: what leaves room for rows)"
+    context = "tokens of prompt and answer at most"
     add("--context-length", type=int, metavar="N", help=context)
     add_loading(parser, "threads", "sequences", "engine", "kv")
     add("--json", action="store_true", help="print all figures as JSON")

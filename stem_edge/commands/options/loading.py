@@ -7,13 +7,14 @@ from dataclasses import fields
 from typing import Any, cast
 
 from stem_edge.commands.options.arguments import MORE
-from stem_edge.commands.options.described import add_described
+from stem_edge.commands.options.keywords import add_keywords
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions, Speculate
 from stem_edge.runtime.loading import load
 
+BUNDLE_FOLDER = "folder that stem-edge export wrote, or hf:org/name"
 BUNDLE_HELP = "folder, FILE.gguf, hf:org/name, or a listed name"
 
 
@@ -27,7 +28,7 @@ _SIZE = {"metavar": "SIZE"}
 _COUNT = {"type": int, "metavar": "N"}
 _FLAG = {"action": "store_true"}
 KV = "type of keys and values: fp32, fp16, int8 or int4"
-SPECULATE = "draft tokens: auto (only if answers stay the same), on, off, N"
+SPECULATE = "draft tokens: auto, on, off, or N for a step"
 # Keywords of load that are options of every command that loads a bundle, and their settings of argparse.
 LOADING: dict[str, dict[str, Any]] = {
     "memory": _SIZE | {"help": "limit on memory, like 600MB (default: half the free)"},
@@ -37,7 +38,7 @@ LOADING: dict[str, dict[str, Any]] = {
     "engine": {"metavar": "NAME", "help": "onnxruntime or ggml"},
     "kv": {"choices": KV_CHOICES, "metavar": "TYPE", "help": KV},
     "speculate": {"type": speculation, "metavar": "WHEN", "help": SPECULATE},
-    "exact": _FLAG | {"help": "the same answer, however it is run"},
+    "exact": _FLAG | {"help": MORE},
     "draft": {"metavar": "BUNDLE", "help": MORE},
     "slots": _COUNT | {"help": MORE},
     "resident": _FLAG | {"help": MORE},
@@ -52,7 +53,7 @@ PROMPT_CACHE: dict[str, dict[str, Any]] = {
         "nargs": "?",
         "const": True,
         "metavar": "DIR",
-        "help": "keep prompts in files for later runs (--prompt-cache=DIR)",
+        "help": "keep prompts in files (--prompt-cache=DIR)",
     }
 }
 DEVICE = ("provider", "device_memory")
@@ -63,7 +64,7 @@ def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     known = LOADING | PROMPT_CACHE
     known["engine"] = known["engine"] | {"choices": engine_names()}
-    add_described(group, load, {name: known[name] for name in names or LOADING}, defaults)
+    add_keywords(group, load, {name: known[name] for name in names or LOADING}, defaults)
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:

@@ -16,23 +16,13 @@ from stem_edge.units import format_rate
 EXIT_ERRORS, EXIT_INTERRUPTED = 1, 130
 
 DESCRIPTION = """\
-Run every prompt in a file and append the results to another, a line of JSON each. Rows whose id OUT
-has are done, so the same command goes on after Ctrl-C, a crash or a power cut."""
+Run every prompt in a file and append the results to another, a line of JSON
+each. Rows whose id OUT has are done, so the same command goes on after a crash."""
 
 EPILOG = """\
-examples:
-  stem-edge batch model prompts.jsonl results.jsonl -n 64 --stop "."
-  stem-edge batch model prompts.jsonl results.jsonl --retry-errors
-
-A row of IN is one of
-
+a row of IN:
   {"prompt": "Once upon a time", "id": "a", "max_new_tokens": 20}
-  {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0.8}
-
-Options of choosing tokens hold for rows that do not have their own. Without an id, a row is known by
-the number of its line. A row that cannot be answered gets an object with "error".
-
-It ends with status 0 if all rows of OUT are answers, and with 1 if some are errors."""
+  {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0.8}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("input", metavar="IN", help="JSON lines; - for lines of stdin")
     add("output", metavar="OUT", help="file that results are appended to, as JSON lines")
-    retry = "drop the errors that OUT has, and run their rows again"
+    retry = "run rows again whose results are errors"
     add("--retry-errors", action="store_true", help=retry)
-    ray = "run the rows on a Ray cluster: auto for the one that runs here, its host:port, or local"
+    ray = "Ray cluster: auto (the one here), host:port, or local"
     add("--ray", metavar="ADDRESS", help=ray)
     add("--json", action="store_true", help="print figures as one JSON object at the end")
     add("-q", "--quiet", action="store_true", help="print neither progress nor figures")
     add_sampling(parser.add_argument_group("choosing tokens, where a row does not say"))
-    add_loading(parser.add_argument_group("how to load"))
+    add_loading(parser.add_argument_group("loading"))
     parser.set_defaults(sequences=None, seed=0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.commands.options.answers import (
@@ -29,12 +28,10 @@ from stem_edge.runtime.sampling_params import SamplingParams
 MAX_PROMPT_CHARS = 64 << 20  # a limit, because stdin may have no end
 
 DESCRIPTION = """\
-Continue a text. The new text goes to stdout as it is generated, and a line of
-figures to stderr. Without PROMPT, stdin is read."""
+Continue a text; figures go to stderr. Without PROMPT, stdin is read."""
 
 EPILOG = """\
 examples:
-  stem-edge generate model "Once" -n 200 -t 0.8 --top-p 0.95 --seed 1
   stem-edge generate model --chat "What is the capital of Spain?" """
 
 
@@ -44,15 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("text", metavar="PROMPT", nargs="?", help="text to continue")
     add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
     add("-f", "--prompt-file", type=Path, metavar="FILE", help="continue the text in this file")
-    edit = "apply an edit, a file or a name; may be repeated: later ones win"
+    edit = "apply an edit; repeatable: later ones win"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add("--chat", action="store_true", help="put the prompt into the bundle's chat template")
-    special = "read names of special tokens in the prompt as tokens"
-    add("--special-tokens", dest="special_tokens_in_text", action="store_true", help=special)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    lines = "print a JSON object for each piece of text, then figures"
-    form.add_argument("--json-lines", action="store_true", help=lines)
+    add("--json", action="store_true", help="print one JSON object at the end")
     add("-q", "--quiet", action="store_true", help="print no line of figures")
     add_sampling(parser.add_argument_group("choosing tokens"))
     loading = parser.add_argument_group("loading")
@@ -61,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    as_json = args.json or args.json_lines
-    params = sampling_params(args, as_json)
+    params = sampling_params(args, args.json)
     bundle, edits = args.bundle, []
     if args.edit:
         from stem_edge.hub.fetch import pinned  # 20 ms, for edits alone
@@ -73,24 +64,22 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     with load(bundle, **loading_options(args)) as model, model.edited(*edits):
         check_grammar(model, params, args)
-        ids = _prompt_ids(model, prompt, args.chat, args.special_tokens_in_text)
-        if as_json:
-            _print_json(model, ids, params, lines=args.json_lines)
+        ids = _prompt_ids(model, prompt, args.chat)
+        if args.json:
+            chunks = list(model.generate(ids, params))
+            print(json.dumps(as_object(chunks, model.stats), ensure_ascii=False))
         else:
             _stream(model, ids, params, quiet=args.quiet)
     return 0
 
 
-def _prompt_ids(model: Model, prompt: str, chat: bool, special_tokens: bool) -> str | list[int]:
-    """Return what to continue: the text itself, or its ids if it may name special tokens."""
-    if chat:
-        messages = [{"role": "user", "content": prompt}]
-        prompt = model.chat_prompt(messages, special_tokens_in_text=special_tokens)
-        # Do not add special tokens, because the template has written them.
-        return model.tokenize(prompt, add_special_tokens=False, special_tokens_in_text=True)
-    if special_tokens and prompt:
-        return model.tokenize(prompt, special_tokens_in_text=True)
-    return prompt
+def _prompt_ids(model: Model, prompt: str, chat: bool) -> str | list[int]:
+    """Return what to continue: the text itself, or the ids of a conversation with it."""
+    if not chat:
+        return prompt
+    prompt = model.chat_prompt([{"role": "user", "content": prompt}])
+    # Do not add special tokens, because the template has written them.
+    return model.tokenize(prompt, add_special_tokens=False, special_tokens_in_text=True)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -114,18 +103,3 @@ def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, qu
             sys.stdout.flush()
             if not quiet:
                 print(f"{model.stats.line()}; {taken(model.chosen(params))}", file=sys.stderr)
-
-
-def _print_json(
-    model: Model, prompt: str | list[int], params: SamplingParams, *, lines: bool
-) -> None:
-    """Print one object at the end, or with `lines` one for each chunk and one of figures."""
-    chunks = []
-    for chunk in model.generate(prompt, params):
-        chunks.append(chunk)
-        if lines:
-            print(json.dumps(asdict(chunk), ensure_ascii=False), flush=True)
-    if lines:
-        print(json.dumps({"stats": model.stats.to_dict()}))
-        return
-    print(json.dumps(as_object(chunks, model.stats), ensure_ascii=False))

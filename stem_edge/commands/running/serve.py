@@ -11,6 +11,7 @@ import time
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from anyio import to_thread
@@ -37,48 +38,36 @@ QUEUE = (
 )
 
 DESCRIPTION = """\
-Serve a bundle to programs and people on this machine: OpenAI's interface, and a chat page. It
-ends with Ctrl-C, or when the system asks it to: answers under way are finished first."""
+Serve OpenAI's interface, and a chat page, on this machine. Ctrl-C or SIGTERM
+ends it; answers under way are finished first. Up to 8 answers are computed
+together."""
 
 EPILOG = """\
 examples:
-  stem-edge serve model
   stem-edge serve model --memory 600MB --context-length 4096
-  stem-edge serve model --host 0.0.0.0 --api-key-file key.txt
-
-Up to 8 answers are computed together, as far as memory allows; --sequences N changes that, and has
-room for N full contexts."""
+  stem-edge serve model --host 0.0.0.0 --api-key-file key.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    several: dict[str, Any] = {"action": "append", "default": []}
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
-    add("--name", help="name of the model for clients (default: that of the folder)")
-    where = parser.add_argument_group("where and for whom").add_argument
-    host = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
-    where("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
-    port = "port to listen on; 0: any that is free (default: 8080)"
-    where("--port", type=int, default=8080, metavar="N", help=port)
-    key = "key that clients must give; other users of this machine can see it, unlike a file"
-    where("--api-key", metavar="KEY", help=key)
-    where("--api-key-file", type=Path, metavar="FILE", help="file with this key alone")
-    allow = (
-        "name by which clients may ask, beside localhost and addresses; may be repeated; * for any"
-    )
-    where("--allow-host", action="append", default=[], metavar="NAME", help=allow)
-    origin = (
-        "let pages of this origin ask, like https://example.org; may be repeated; localhost for "
-        "those of this machine, * for any"
-    )
-    where(
-        "--cors-origin", dest="origins", action="append", default=[], metavar="ORIGIN", help=origin
-    )
-    much = parser.add_argument_group("how much").add_argument
-    queue = "requests that may wait for a place; more are told to come back (default: 64)"
-    much("--queue", type=int, default=64, metavar="N", help=queue)
-    grace = "time for answers to be finished at the end, in seconds (default: 30)"
-    much("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
-    loading = parser.add_argument_group("how to load")
+    add("--name", metavar="NAME", help="name of the model for clients (default: its folder)")
+    host = "address to listen on (default: 127.0.0.1)"
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
+    add("--port", type=int, default=8080, metavar="N", help="port; 0: any free (default: 8080)")
+    key = "key that clients must give; visible in the process list"
+    add("--api-key", metavar="KEY", help=key)
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the key")
+    allow = "host name by which clients may ask; repeatable; *: any"
+    add("--allow-host", **several, metavar="NAME", help=allow)
+    origin = "let pages of this origin ask; repeatable; *: any"
+    add("--cors-origin", dest="origins", **several, metavar="ORIGIN", help=origin)
+    queue = "most queued requests; more get 429 (default: 64)"
+    add("--queue", type=int, default=64, metavar="N", help=queue)
+    grace = "time to finish answers at the end (default: 30)"
+    add("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
+    loading = parser.add_argument_group("loading")
     add_loading(loading)
     add_loading(loading, "prompt_cache")
     parser.set_defaults(sequences=None)

@@ -30,8 +30,8 @@ DEVICES = {
         Device("phone-4gb", 1_200_000_000, 4, 10e9, "ufs2", "a phone of the lower half, 4 GB"),
         Device("phone-8gb", 3_000_000_000, 4, 25e9, "ufs4", "a phone of the upper half, 8 GB"),
         Device("phone-12gb", 5_000_000_000, 4, 40e9, "ufs4", "a large phone, 12 GB"),
-        Device("pi4", 3_000_000_000, 4, 4e9, "sdcard", "Raspberry Pi 4 with 4 GB and an SD card"),
-        Device("pi5", 6_500_000_000, 4, 10e9, "sdcard", "Raspberry Pi 5 with 8 GB and an SD card"),
+        Device("pi4", 3_000_000_000, 4, 4e9, "sdcard", "Raspberry Pi 4, 4 GB, SD card"),
+        Device("pi5", 6_500_000_000, 4, 10e9, "sdcard", "Raspberry Pi 5, 8 GB, SD card"),
         Device("laptop-8gb", 4_500_000_000, 4, 25e9, "nvme", "a laptop with 8 GB"),
         Device("laptop-16gb", 11_000_000_000, 6, 40e9, "nvme", "a laptop with 16 GB"),
     )

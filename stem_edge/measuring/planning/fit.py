@@ -29,7 +29,7 @@ from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequences
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, choose_plan, contexts, plan_memory
 from stem_edge.runtime.load_plan import open_text
-from stem_edge.runtime.rows.emulated_flash import PROFILES, open_flash
+from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.system.memory import available_memory, memory_limit, own_memory, usable_cpus
 from stem_edge.tables.shards import CRC_NBYTES
@@ -93,7 +93,6 @@ def fit(
     path: str | Path,
     memory: int | str | None = None,
     *,
-    flash: FlashName | None = None,
     context_length: int | None = None,
     device: str | None = None,
     bandwidth: int | str | None = None,
@@ -105,7 +104,6 @@ def fit(
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
     memory: what the program may take, mapped weights included. Default: what is available on this machine.
-    flash: kind of flash that holds the tables. Default: the device's, or the page cache.
     context_length: as in stem_edge.load.
     device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
@@ -118,9 +116,7 @@ def fit(
     options = LoadOptions(threads=threads, context_length=context_length, engine=engine, kv=kv)
     check_sequences(sequences)
     stated = None if device is None else find_device(device)
-    flash = flash or (stated.flash if stated else None)
-    if flash is not None:
-        open_flash(flash)  # raises InputError for an unknown name
+    flash = None if stated is None else stated.flash  # without a device, tables are cached
     if memory is not None:
         allowed = parse_size(memory)
     else:

@@ -86,8 +86,8 @@ def test_hit_rates_are_those_of_the_best_records(slots: int, share: float) -> No
 
 def test_the_bound_is_bandwidth_over_bytes_and_slow_flash_costs_time() -> None:
     few = 18_500_000  # so that some rows are not in memory
-    fast, slow = (planned(few, flash=flash) for flash in ("nvme", "sdcard"))
-    assert fast.stall < slow.stall and fast.bound > slow.bound
+    slow = planned(few, device="pi5")
+    assert slow.stall > 0
     cached = planned(few)
     assert cached.stall == 0
     assert cached.bound == pytest.approx(10e9 / cached.token_nbytes)
@@ -123,7 +123,6 @@ def test_a_checkpoint_gets_types_to_export_it_with(
     ("options", "message"),
     [
         ({"device": "toaster"}, "device 'toaster' is not known; expected one of phone-4gb"),
-        ({"flash": "tape"}, "'tape'; expected one of nvme"),
         ({"context_length": 100_000}, "context_length is 100000; this model takes 1 to 256"),
         ({"memory": "much"}, "not understood"),
         ({"sequences": 0}, "sequences is 0; expected 1 to 128"),

@@ -1,0 +1,40 @@
+"""Options of commands that are keywords of a function."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+POSITIONAL = ("bundle", "checkpoint", "out")
+
+
+def option_of(name: str) -> str:
+    """Return how a keyword is typed."""
+    return name.upper() if name in POSITIONAL else "--" + name.replace("_", "-")
+
+
+def add_keywords(
+    group: argparse._ActionsContainer,
+    function: Callable[..., object],
+    settings: Mapping[str, Mapping[str, Any]],
+    defaults: Mapping[str, object] | None = None,
+) -> None:
+    """Declare options from settings of argparse by keyword.
+
+    defaults: by keyword. Default: the function's own.
+    """
+    if defaults is None:
+        parameters = inspect.signature(function).parameters
+        defaults = {name: parameters[name].default for name in settings}
+    for name, setting in settings.items():
+        given: dict[str, Any] = {"dest": name, "default": defaults[name], **setting}
+        flags: Sequence[str] = given.pop("flags", (option_of(name),))
+        group.add_argument(*flags, **given)
+
+
+def values_of(args: argparse.Namespace, function: Callable[..., object]) -> dict[str, Any]:
+    """Return the values of those options that are keywords of a function."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in vars(args).items() if name in names}
