@@ -3,7 +3,6 @@
     python tools/fuzz.py --list
     python tools/fuzz.py manifest                      # 200,000 inputs
     python tools/fuzz.py gguf --seconds 60 --seed 7
-    python tools/fuzz.py manifest --guided --seconds 600
     python tools/fuzz.py edit --replay build/fuzz/edit/finding-0123456789ab
 
 Within 10 seconds and 1 GiB, each input must be read or be refused with a StemEdgeError: one printable
@@ -11,30 +10,22 @@ line that names the file. Any other outcome ends the run with exit status 1, and
 written to --findings. The current input is kept there as `running`, in case it kills the process or
 hangs for a minute.
 
-With --guided, atheris picks mutants by code coverage (Linux, pip install '.[fuzz]'). Seeds are in
-tests/data/fuzz/TARGET, together with findings that have been fixed. Linux and macOS.
+Seeds are in tests/data/fuzz/TARGET, together with findings that have been fixed. Linux and macOS.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import importlib.util
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
-from fuzzing.mutants import MAX_NBYTES, Change, mutants, mutate
+from fuzzing.mutants import mutants
 from fuzzing.running import SEEDS, FaultError, Runner, limit_this_process
-
-if TYPE_CHECKING:
-    from fuzzing.targets import Target
+from fuzzing.targets import TARGETS, Target
 
 HANG_SECONDS = 60.0  # native code cannot be interrupted by a signal, so the process is ended
 RUNNING = "running"  # file with the current input
@@ -56,8 +47,6 @@ def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
     try:
         if args.replay:
             print(run_input(args.replay.read_bytes()))
-        elif args.guided:
-            run_guided(args, target.change, seeds, run_input, folder / "corpus")
         else:
             for data in mutants(target.change, Random(args.seed), seeds):
                 if runner.executions >= args.runs or time.monotonic() > started + args.seconds:
@@ -74,46 +63,6 @@ def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
             )
 
 
-def run_guided(
-    args: argparse.Namespace,
-    change: Change,
-    seeds: list[bytes],
-    run_input: Callable[[bytes], object],
-    corpus: Path,
-) -> None:
-    """Let libFuzzer pick the inputs to mutate, by the lines that they reach."""
-    import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-    def mutator(data: bytes, max_nbytes: int, seed: int) -> bytes:
-        random = Random(seed)
-        return mutate(change, random, data, random.choice(seeds))[:max_nbytes]
-
-    if child := os.fork():  # because libFuzzer ends its process
-        if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-            sys.exit(status)
-        return
-    corpus.mkdir()
-    options = [f"-runs={args.runs}", f"-max_total_time={int(min(args.seconds, 1e9))}"]
-    options += [f"-seed={args.seed + 1}", "-timeout=0", "-handle_alrm=0", "-rss_limit_mb=0"]
-    options += [f"-max_len={MAX_NBYTES}", "-len_control=0", f"-artifact_prefix={corpus}/"]
-    # libFuzzer writes to the first folder, so the seeds must not come first.
-    folders = [str(corpus), str(SEEDS / args.target)]
-    atheris.Setup([sys.argv[0], *options, *folders], run_input, custom_mutator=mutator)
-    atheris.Fuzz()
-
-
-def import_targets(guided: bool) -> dict[str, Target]:
-    """Import all targets; when guided, with the readers instrumented for coverage."""
-    with ExitStack() as stack:
-        if guided:
-            import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-            stack.enter_context(atheris.instrument_imports(include=["stem_edge"]))
-        from fuzzing.targets import TARGETS
-
-        return TARGETS
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -125,7 +74,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--runs", type=int, default=200_000, help="number of inputs (200,000)")
     add("--seconds", type=float, default=float("inf"), help="stop after so long (no limit)")
     add("--seed", type=int, default=0, help="seed of the mutations (0)")
-    add("--guided", action="store_true", help="pick mutants by coverage, with atheris")
     add("--replay", type=Path, metavar="FILE", help="run this input only")
     add("--findings", type=Path, default=Path("build/fuzz"), metavar="DIR", help="(build/fuzz)")
     add("--write-seeds", action="store_true", help="rewrite the seeds after a format has changed")
@@ -140,22 +88,19 @@ def main() -> None:
         parser.error("--replay needs a TARGET and an existing FILE")
     if args.runs < 1 or args.seconds <= 0:
         parser.error("--runs and --seconds must be above 0")
-    if args.guided and importlib.util.find_spec("atheris") is None:
-        parser.error("--guided needs atheris, which is not installed: pip install '.[fuzz]'")
     if args.write_seeds:
         from fuzzing.seeds import write_seeds  # imported here because it needs torch
 
         write_seeds()
         return
-    targets = import_targets(args.guided)
     if args.list or args.target is None:
-        print("\n".join(f"{name:<12} {target.about}" for name, target in targets.items()))
-    elif args.target not in targets:
-        parser.error(f"unknown target {args.target}; expected one of {', '.join(targets)}")
+        print("\n".join(f"{name:<12} {target.about}" for name, target in TARGETS.items()))
+    elif args.target not in TARGETS:
+        parser.error(f"unknown target {args.target}; expected one of {', '.join(TARGETS)}")
     else:
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         with tempfile.TemporaryDirectory(dir=memory) as folder:
-            fuzz(args, targets[args.target], Path(folder))
+            fuzz(args, TARGETS[args.target], Path(folder))
 
 
 if __name__ == "__main__":

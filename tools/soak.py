@@ -1,235 +1,290 @@
-"""Generate for hours and check that memory, threads and open files stay flat.
+"""Ask a server thousands of times, leave it in every way, and check its answers and what it holds.
 
     python tools/soak.py [BUNDLE] --minutes 60
-    python tools/soak.py --generations 10000 --json
+    python tools/soak.py BUNDLE --requests 2000 --json
 
-The model is loaded once. Generations are short, of random lengths, and end in every way: run to the
-end, closed or dropped midway, never begun. Some are sampled, some have composed rows, some are turns of
-conversations, and some run in four threads at once. Exit status 1 if anonymous memory grows by 1 MiB or
-more in 10,000 generations (by twice the standard error, so that it is sure), if the later half sees more
-threads or open files than the first, or if a conversation that is held again and again gets other answers.
+Starts `stem-edge serve --exact`, so that each answer has the tokens that it has alone. Requests are of
+both OpenAI interfaces, streamed and not, greedy and sampled, with stop texts and schemas, and turns of conversations. A
+third is left: before the answer or in its midst; some clients read slowly, and
+some send what is no request. Every answer that is not left must be the one in process. Exit status 1 if one is not, if memory
+grows by 2 MiB or more in 10,000 requests for sure, or if the later half of them sees more threads or open files
+than the first.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import asyncio
 import json
+import socket
+import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
+from growth import Growth, Sample, growth
 
 import stem_edge
 from stem_edge.commands.running.demo import demo_bundle
-from stem_edge.errors import InputError
-from stem_edge.runtime import Chunk, Model
-from stem_edge.system.memory import own_memory, return_freed_memory
+from stem_edge.runtime import Model
+from stem_edge.system.process_memory import FileKinds, open_reader
 
-FDS = Path("/proc/self/fd")
-SAMPLES = 40  # spread evenly over the soak
-WARM_UP = 0.3  # share of the samples left out, because some memory is allocated once and kept
-MAX_SLOPE = 1 << 20  # bytes per 10,000 generations
-CALLERS = 4
-CONCURRENT_EVERY = 25  # turns, on average
+HOST = "127.0.0.1"
+CASES = 48  # different requests, whose answers are known
+TURNS = 4  # of each conversation; there are as many as there are cases with a schema
+CLIENTS = 12  # at a time
+BETWEEN_SAMPLES = 10  # requests of each client
+MAX_SLOPE = 2 << 20  # bytes per 10,000 requests
+SECONDS = 120.0  # for an answer
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "maximum": 9}},
+    "required": ["n"],
+}
+BROKEN = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3\r\n\r\n{}}",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+    b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 9,
+    b"\r\n" * 100,
+)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Resources that a process holds after some work."""
+class Case:
+    """A request and the text that answers it. then: the next turn of the conversation."""
 
-    done: int  # generations or requests
-    seconds: float
-    memory: int  # bytes, anonymous and in swap
-    threads: int
-    files: int
-
-
-@dataclass(frozen=True)
-class Growth:
-    """Growth over a soak, without the warm-up."""
-
-    slope: float  # bytes per 10,000 generations or requests
-    error: float  # standard error of the slope, because memory goes up and down by itself
-    more_threads: int
-    more_files: int
-
-    def flat(self, max_slope: float) -> bool:
-        """Return whether nothing grows for sure."""
-        least = self.slope - 2 * self.error
-        return least < max_slope and self.more_threads <= 0 and self.more_files <= 0
-
-    def line(self, last: Sample) -> str:
-        """Return a part of a report."""
-        return (
-            f"memory {last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000 "
-            f"(standard error {self.error / 2**20:.2f}); "
-            f"threads {self.more_threads:+d}, open files {self.more_files:+d}"
-        )
+    path: str
+    body: dict[str, Any]
+    text: str
+    then: Case | None = None
 
 
-def growth(samples: Sequence[Sample]) -> Growth:
-    """Return what grew. Threads come and go with the load, so the highest counts are compared."""
-    kept = samples[int(WARM_UP * len(samples)) :]
-    done, memory = np.array([[sample.done, sample.memory] for sample in kept], float).T
-    slope = error = 0.0
-    if (spread := float(np.sum((done - done.mean()) ** 2))) and len(kept) > 2:
-        slope, start = np.polyfit(done, memory, 1)
-        rest = float(np.sum((memory - slope * done - start) ** 2))
-        error = (rest / (len(kept) - 2) / spread) ** 0.5
-    early, late = kept[: (len(kept) + 1) // 2], kept[len(kept) // 2 :]
-    return Growth(
-        float(slope) * 10_000,
-        error * 10_000,
-        max(sample.threads for sample in late) - max(sample.threads for sample in early),
-        max(sample.files for sample in late) - max(sample.files for sample in early),
-    )
+def cases(model: Model, count: int, seed: int) -> list[Case]:
+    """Make requests, and answer them in process."""
+    rng = np.random.default_rng(seed)
+    found = list[Case]()
+    for number in range(count):
+        prompt = rng.integers(0, model.config.vocab_size, int(rng.integers(1, 24))).tolist()
+        options: dict[str, Any] = {"temperature": 0, "seed": number}
+        if number % 3 == 1:
+            options |= {"temperature": 0.8, "top_p": 0.9}
+        if number % 5 == 2:
+            options |= {"stop": ["e", "\n\n"]}
+        tokens = int(rng.integers(1, 33))
+        schema = SCHEMA if number % 8 == 7 else None
+        given: dict[str, Any] = {"schema": schema} if schema else {}
+        text = model.generate_text(prompt, max_new_tokens=tokens, **options, **given)
+        body = {"prompt": prompt, "max_tokens": tokens, **options}
+        if schema:
+            form = {"name": "n", "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+            found.append(conversation(model, tokens, options))
+        found.append(Case("/v1/completions", body, text))
+    return found
+
+
+def conversation(model: Model, tokens: int, options: dict[str, Any]) -> Case:
+    """Hold a conversation in process; return its first turn."""
+    turns = list[Case]()
+    with model.conversation() as talk:
+        for number in range(TURNS):
+            asked = f"What is {number} and {options['seed']}?"
+            text = "".join(
+                chunk.text for chunk in talk.send(asked, max_new_tokens=tokens, **options)
+            )
+            body = {"messages": talk.messages[:-1], "max_tokens": tokens, **options}
+            turns.append(Case("/v1/chat/completions", body, text))
+    return reduce(lambda then, turn: replace(turn, then=then), reversed(turns))
+
+
+@contextmanager
+def served(bundle: Path, sequences: int, threads: int) -> Iterator[tuple[int, psutil.Process]]:
+    """Start a server; yield its port and process."""
+    with socket.create_server((HOST, 0)) as free:
+        port = int(free.getsockname()[1])
+    command = [sys.executable, "-m", "stem_edge", "serve", str(bundle), "--port", str(port)]
+    command += ["--exact", "--sequences", str(sequences), "--queue", "1000"]
+    command += ["--threads", str(threads)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"http://{HOST}:{port}/health") as answer,
+            ):
+                if answer.status == 200:
+                    break
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the server does not start")
+            time.sleep(0.1)
+        yield port, psutil.Process(server.pid)
+    finally:
+        server.terminate()
+        server.wait(SECONDS)
+
+
+class Client:
+    """Asks one request after the other, and counts how they ended."""
+
+    def __init__(self, port: int, known: list[Case], seed: int, counts: Counter[str]) -> None:
+        self._port, self._known, self._counts = port, known, counts
+        self._rng = np.random.default_rng(seed)
+        self._next: Case | None = None  # turn of a conversation
+
+    async def ask_some(self) -> None:
+        """Ask a few times."""
+        for _ in range(BETWEEN_SAMPLES):
+            await self.ask()
+
+    async def ask(self) -> None:
+        """Ask once, and end it in a random way."""
+        ways = ["whole", "leave", "slow", "broken"]
+        way = str(self._rng.choice(ways, p=[0.65, 0.3, 0.03, 0.02]))
+        reader, writer = await asyncio.open_connection(HOST, self._port)
+        try:
+            if way == "broken":
+                await self._broken(reader, writer)
+                found = "refused"
+            else:
+                async with asyncio.timeout(SECONDS):
+                    found = await self._answered(reader, writer, way)
+            self._counts[found] += 1
+        except (ConnectionError, TimeoutError) as error:
+            self._counts[f"{way}: {type(error).__name__}"] += 1
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answered(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
+    ) -> str:
+        case = self._next or self._known[int(self._rng.integers(len(self._known)))]
+        self._next = case.then
+        stream = bool(self._rng.integers(2))
+        body = json.dumps(case.body | {"stream": stream}).encode()
+        head = f"POST {case.path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        if way == "leave":  # before the answer or in its midst
+            await asyncio.sleep(float(self._rng.exponential(0.02)))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(int(self._rng.integers(1, 900))), 0.05)
+            return "left"
+        data = b""
+        while piece := await reader.read(64 if way == "slow" else 65_536):
+            data += piece
+            if way == "slow":
+                await asyncio.sleep(0.01)
+        return "right" if _text(data, stream) == case.text else "WRONG"
+
+    async def _broken(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(BROKEN[int(self._rng.integers(len(BROKEN)))])
+        with suppress(ConnectionError, TimeoutError):
+            await writer.drain()
+            await asyncio.wait_for(reader.read(100), 0.2)
+
+
+def _text(data: bytes, stream: bool) -> str | None:
+    head, _, body = data.partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n")[0]:
+        return None
+    if b"chunked" in head.lower():
+        body = _unchunked(body)
+    events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]
+    choices = [json.loads(event)["choices"] for event in (events if stream else [body])]
+    return "".join(_piece(one[0]) for one in choices if one)
+
+
+def _piece(choice: dict[str, Any]) -> str:
+    message = choice.get("message") or choice.get("delta") or {}
+    return str(choice.get("text") or message.get("content") or "")
+
+
+def _unchunked(body: bytes) -> bytes:
+    found = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        found, body = found + body[: int(size, 16)], body[int(size, 16) + 2 :]
+    return found
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Growth over a soak, and whether the same conversation always had the same answers."""
+    """Ends of all requests, and growth."""
 
+    counts: dict[str, int]
     samples: list[Sample]
     growth: Growth
-    same: bool
 
-    def flat(self, max_slope: float = MAX_SLOPE) -> bool:
-        """Return whether nothing grows or changes."""
-        return self.growth.flat(max_slope) and self.same
+    @property
+    def good(self) -> bool:
+        """Return True if all answers are right, and nothing grows."""
+        return set(self.counts) <= {"right", "left", "refused"} and self.growth.flat(MAX_SLOPE)
 
     def line(self) -> str:
         """Return a report of one line."""
+        ends = ", ".join(f"{count:,} {end}" for end, count in sorted(self.counts.items()))
         last = self.samples[-1]
         return (
-            f"{last.done:,} generations in {last.seconds:.0f} s: {self.growth.line(last)}; "
-            f"the same answers {len(self.samples)} times: {'yes' if self.same else 'NO'}: "
-            + ("flat" if self.flat() else "not flat, or too short to tell")
+            f"{last.done:,} requests in {last.seconds:.0f} s: {ends}; {self.growth.line(last)}: "
+            + ("good" if self.good else "NOT GOOD")
         )
 
 
-def soak(
-    model: Model, generations: float = float("inf"), minutes: float = float("inf"), seed: int = 0
+async def soak(
+    port: int, server: psutil.Process, known: list[Case], requests: float, minutes: float
 ) -> Verdict:
-    """Generate so often, or for so long, and return what grew."""
-    rng, answers = np.random.default_rng(seed), [same_answers(model)]
-    samples, done = [_sample(0, 0.0)], 0
-    started = time.monotonic()
-    while True:
+    """Ask so often, or for so long, by several clients at a time."""
+    counts, samples, started = Counter[str](), list[Sample](), time.monotonic()
+    clients = [Client(port, known, number, counts) for number in range(CLIENTS)]
+    seconds = 0.0
+    while counts.total() < requests and seconds < 60 * minutes:
+        await asyncio.gather(*(client.ask_some() for client in clients))
+        await asyncio.sleep(0.3)  # until connections are closed
         seconds = time.monotonic() - started
-        share = max(done / generations, seconds / (60 * minutes))
-        if share * SAMPLES >= len(samples):
-            answers.append(same_answers(model))
-            samples.append(_sample(done, seconds))
-        if share >= 1:
-            break
-        if rng.integers(CONCURRENT_EVERY) == 0:
-            with ThreadPoolExecutor(CALLERS) as pool:
-                done += sum(pool.map(generate_one, [model] * CALLERS, rng.spawn(CALLERS)))
-        else:
-            done += generate_one(model, rng)
-    same = all(each == answers[0] for each in answers)
-    return Verdict(samples, growth(samples), same)
+        samples.append(_sample(server, counts.total(), seconds))
+    return Verdict(dict(counts), samples, growth(samples))
 
 
-def same_answers(model: Model) -> list[str]:
-    """Hold a conversation, and return its answers."""
-    with model.conversation() as talk, suppress(InputError):  # until the context is full
-        for asked in ("Hello.", "And then?", "Why?"):
-            for _ in talk.send(asked, max_new_tokens=12):
-                pass
-    return [message["content"] for message in talk.messages]
-
-
-def generate_one(model: Model, rng: np.random.Generator) -> int:
-    """Generate once, or for each turn of a conversation. Returns how often."""
-    if rng.random() >= 0.1:
-        return _end(_stream(model, rng), rng)
-    done = 0
-    with model.conversation() as talk, suppress(InputError):  # until the context is full
-        for turn in range(int(rng.integers(1, 6))):
-            again = turn > 0 and rng.random() < 0.3
-            new = int(rng.integers(1, 9))
-            asked = f"What about {rng.integers(100)}?"
-            done += _end(
-                talk.retry(max_new_tokens=new) if again else talk.send(asked, max_new_tokens=new),
-                rng,
-            )
-    return done
-
-
-def _end(stream: Iterator[Chunk], rng: np.random.Generator) -> int:
-    """End an answer in a random way. Returns 1, the number of generations."""
-    end = rng.choice(["ran", "closed", "dropped", "never begun"], p=[0.4, 0.3, 0.25, 0.05])
-    if end == "ran":
-        for _ in stream:
-            pass
-    elif end != "never begun":
-        for _ in range(int(rng.integers(1, 4))):
-            next(stream, None)
-    if end == "closed":
-        stream.close()  # type: ignore[attr-defined]
-    return 1
-
-
-def _stream(model: Model, rng: np.random.Generator) -> Iterator[Chunk]:
-    new = int(rng.integers(1, 9))
-    longest = max(1, min(24, model.plan.context_length - new))
-    prompt = rng.integers(0, model.config.vocab_size, int(rng.integers(1, longest + 1))).tolist()
-    sampled = rng.random() < 0.3
-    composed = rng.random() < 0.1 and model.config.stem_layers and not model.config.n_experts
-    return model.generate(
-        prompt,
-        stem_ids=[[prompt[0], prompt[-1]], *prompt[1:]] if composed else None,
-        max_new_tokens=new,
-        temperature=0.8 if sampled else 0.0,
-        top_p=0.9 if sampled else 1.0,
-        logprobs=2 if rng.random() < 0.1 else None,
-        seed=int(rng.integers(1 << 30)),
-    )
-
-
-def _sample(generations: int, seconds: float) -> Sample:
-    gc.collect()
-    return_freed_memory()
-    files = len(list(FDS.iterdir())) if FDS.is_dir() else 0
-    return Sample(generations, seconds, own_memory(), threading.active_count(), files)
+def _sample(server: psutil.Process, requests: int, seconds: float) -> Sample:
+    memory = open_reader(server.pid, FileKinds(Path(), ())).totals().unevictable
+    return Sample(requests, seconds, memory, server.num_threads(), server.num_fds())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
+    parser.add_argument("--requests", type=int, help="ask so often, instead of --minutes")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--generations", type=int, help="run so many, instead of --minutes")
-    parser.add_argument("--engine", choices=["auto", "onnxruntime", "ggml"], default="auto")
-    parser.add_argument("--slots", type=int, help="row cache slots (a tenth of the rows)")
+    parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="threads of the backbone (1)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print all samples as JSON")
-    given = parser.parse_args(arguments)
-    if given.minutes <= 0 or (given.generations is not None and given.generations < 1):
-        parser.error("--minutes and --generations must be above 0")
-    records = stem_edge.open_bundle(given.bundle).manifest.model.records
-    slots = given.slots or (max(4, records // 10) if records else None)
-    limit = {"minutes": given.minutes}
-    if given.generations is not None:
-        limit = {"generations": given.generations}
-    with stem_edge.load(
-        given.bundle, engine=given.engine, threads=given.threads, slots=slots, exact=True
-    ) as model:
-        verdict = soak(model, **limit, seed=given.seed)
-    if given.json:
-        print(json.dumps(asdict(verdict) | {"flat": verdict.flat()}))
-    else:
-        print(verdict.line())
-    return 0 if verdict.flat() else 1
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(arguments)
+    with stem_edge.load(args.bundle, threads=args.threads, exact=True) as model:
+        known = cases(model, CASES, args.seed)
+    infinite = float("inf")
+    limits = (args.requests, infinite) if args.requests else (infinite, args.minutes)
+    with served(args.bundle, args.sequences, args.threads) as (port, server):
+        verdict = asyncio.run(soak(port, server, known, *limits))
+    print(json.dumps(asdict(verdict)) if args.json else verdict.line())
+    return 0 if verdict.good else 1
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_the_command_runs_a_target_and_an_input_by_itself(tmp_path: Path) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="the process is forked")
 def test_an_input_that_ends_its_process_is_kept(tmp_path: Path) -> None:
     target = TARGETS["edit"]._replace(read=lambda path: os.kill(os.getpid(), signal.SIGKILL))
-    args = argparse.Namespace(target="edit", findings=tmp_path, guided=False, replay=None)
+    args = argparse.Namespace(target="edit", findings=tmp_path, replay=None)
     vars(args).update(seed=0, runs=1, seconds=9.0)
     if not (child := os.fork()):
         try:

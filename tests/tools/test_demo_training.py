@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from demo_checkpoint import save_demo
 from demo_corpus import read_corpus, split
 from demo_model import DemoConfig, DemoModel, shares_of_last
-from demo_ngrams import Engram
-from demo_tokenizer import DemoTokenizer
 from demo_training import Budget, shares_done, train
 from train_demo import RECIPE, TEXT_RECIPE, main, parse_options
 
@@ -98,26 +95,6 @@ def test_both_layouts_hold_the_same_model(
         assert (tokens.bos_id, tokens.eos_ids) == (300, (301,))
         logits.append(forward(found.config, found.backbone, found.rows, [5, 70, 5, 260]))
     assert np.abs(logits[0] - logits[1]).max() < 1e-4
-
-
-@pytest.mark.parametrize("layer", [None, 1])
-def test_a_checkpoint_of_ngrams_computes_what_was_trained(
-    layer: int | None, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    tokenizer = DemoTokenizer([prose(range(8))], 300)
-    config = DemoConfig(
-        tokenizer.vocab_size, n_layers=2, ngram_rows=50, engram_layer=layer, stem_layers=()
-    )
-    model = DemoModel(config)
-    if isinstance(model.ngrams, Engram):
-        torch.nn.init.normal_(model.ngrams.conv.weight)
-    tokenizer.save_ranks(tmp_path / "ranks")
-    save_demo(model, tmp_path, tmp_path / "ranks")
-    found = read_any_checkpoint(tmp_path)
-    ids = [5, 70, 5, config.end, 260, 5, 70, 5, 9]
-    expected = model(torch.tensor([ids])).detach().numpy()[0]
-    assert np.abs(forward(found.config, found.backbone, found.rows, ids) - expected).max() < 1e-4
 
 
 def test_a_budget_is_steps_or_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +183,6 @@ def test_a_text_that_cannot_be_trained_on_is_refused(
         (["--text", "a", "--dim", "320"], "--dim must be a multiple of 128"),
         (["--text", "a", "--layers", "1"], "--layers must be at least 2"),
         (["--text", "a", "--vocab", "255"], "--vocab must be at least 256"),
-        (["--text", "a", "--ngrams", "9"], "needs --text and --format safetensors"),
-        (["--text", "a", "--engram"], "--engram needs --ngrams"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(

@@ -32,7 +32,6 @@ def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> Non
         columns = {key: w.chunk(SHARDS, dim=1)[shard].clone() for key, w in tables.items()}
         torch.save(columns, folder / "stem_shards" / f"stem_model_mp{shard}.pt")
     sizes = asdict(model.config)
-    del sizes["ngram_rows"], sizes["engram_layer"]  # which the trainer does not know
     width, tokenizer = model.config.stem_embedding_dim, "tokenizer.model"
     params = {
         "name": name,
@@ -55,9 +54,7 @@ def save_demo(model: DemoModel, out: Path, ranks: Path) -> None:
 
     config, state = model_config(model.config), model.state_dict()
     names = {name: trained_name(name) for name in config.backbone_shapes()}
-    tensors = {tensor_name(ours): state[own] for ours, own in names.items() if own in state}
-    if model.ngrams is not None:
-        tensors |= model.ngrams.stored()
+    tensors = {tensor_name(ours): state[own] for ours, own in names.items()}
     for layer, table in zip(model.config.stem_layers, model.stem_embeddings, strict=True):
         tensors[f"model.layers.{layer}.mlp.stem_table.weight"] = table.weight
     tokenizer = convert_tokenizer("tiktoken", ranks, add_bos=True)

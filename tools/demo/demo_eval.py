@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 ANSWER_TOKENS = 24  # enough for three neighbours, the longest answer
-TABLES = ("stem_embeddings", "ngrams.rows")
+TABLES = "stem_embeddings"
 
 
 def accuracies(
@@ -62,10 +62,10 @@ def with_rows_of(model: DemoModel, taker: int, giver: int) -> DemoModel:
 @torch.no_grad()
 def perplexities(model: DemoModel, documents: list[list[int]]) -> dict[str, float]:
     """Perplexity of the held-out documents, as trained and as rounded in a bundle."""
-    rest = int8(model, *TABLES, "tok_embeddings", "output")
+    rest = int8(model, TABLES, "tok_embeddings", "output")
     rounding: dict[str, dict[str, Tensor]] = {
         "fp32": {},
-        "int8_tables": int8(model, *TABLES),
+        "int8_tables": int8(model, TABLES),
         "int4_layers_int8_rest": int4_linears(model) | rest,
     }
     return {name: round(perplexity(model, w, documents), 5) for name, w in rounding.items()}

@@ -2,24 +2,20 @@
 
 Shapes: B sequences of T tokens; D = dim; H query heads share K key/value heads of h values; F =
 d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x), or
-by the mean of the rows of a document's last tokens. Instead, there may be rows of n-grams
-(demo_ngrams.py).
+by the mean of the rows of a document's last tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from demo_ngrams import Engram, NgramEmbedding, Ngrams, described
 from demo_tokenizer import SPECIAL_COUNT
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
 from stem_edge.config import ModelConfig
-from stem_edge.numerics.ngram_hash import hash_of
 
 INT4_BLOCK = 32
 INT8_GROUP = 128
@@ -42,8 +38,6 @@ class DemoConfig:
     window: int = 0  # tokens that attention sees in these layers; elsewhere it sees all
     window_layers: tuple[int, ...] = ()
     stem_window_size: int = 0  # last tokens whose rows a STEM layer takes the mean of; 0: one
-    ngram_rows: int = 0  # rows of each table of n-grams, about; 0: no tables
-    engram_layer: int | None = None  # that they change; None: they are beside the input embedding
 
     @property
     def end(self) -> int:
@@ -126,14 +120,12 @@ class DemoModel(nn.Module):
         self.stem_embeddings = nn.ModuleList(
             nn.Embedding(config.vocab_size, config.stem_embedding_dim) for _ in config.stem_layers
         )
-        self.ngrams = ngrams_of(config)
         self.register_buffer("turns", rope_turns(config), persistent=False)
         nn.init.normal_(self.tok_embeddings.weight, std=config.dim**-0.5)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """positions [B, T]: of the tokens, below max_seqlen; 0 to T - 1 by default."""
         x = self.tok_embeddings(tokens)
-        at = 0 if self.config.engram_layer is None else self.config.engram_layer
         turns = self.turns[: tokens.shape[1]] if positions is None else self.turns[positions]
         tables = dict(zip(self.config.stem_layers, self.stem_embeddings, strict=True))
         window = seen_in_window(tokens.shape[1], self.config.window) if self.config.window else None
@@ -144,23 +136,17 @@ class DemoModel(nn.Module):
             up = tables[i](tokens) if i in tables else None
             if up is not None and shares is not None:
                 up = shares @ up
-            if self.ngrams is not None and i == at:
-                x = self.ngrams(x, tokens)
             x = layer(x, turns, up, seen)
         logits: Tensor = self.output(self.norm(x))
         return logits
 
     def tables(self) -> list[Tensor]:
-        """U [V, F] of each STEM layer, or the rows of n-grams."""
-        tables = [table.get_parameter("weight") for table in self.stem_embeddings]
-        return tables if self.ngrams is None else [self.ngrams.rows.weight]
+        """U [V, F] of each STEM layer."""
+        return [table.get_parameter("weight") for table in self.stem_embeddings]
 
 
 def model_config(config: DemoConfig) -> ModelConfig:
     """Describe the model by this project's names."""
-    rows: dict[str, Any] = {"stem_layers": config.stem_layers}
-    if config.ngram_rows:
-        rows = described(config.ngram_rows, config.end, config.engram_layer)
     return ModelConfig(
         vocab_size=config.vocab_size,
         dim=config.dim,
@@ -169,23 +155,14 @@ def model_config(config: DemoConfig) -> ModelConfig:
         n_kv_heads=config.n_kv_heads,
         head_dim=config.dim // config.n_heads,
         d_ff=config.stem_embedding_dim,
+        stem_layers=config.stem_layers,
         row_window=config.stem_window_size,
         norm_eps=config.norm_eps,
         rope_theta=config.rope_theta,
         max_context=config.max_seqlen,
         sliding_window=config.window,
         window_layers=config.window_layers if config.window else None,
-        **rows,
     )
-
-
-def ngrams_of(config: DemoConfig) -> Ngrams | None:
-    if not config.ngram_rows:
-        return None
-    keys, layer = hash_of(model_config(config)), config.engram_layer
-    if layer is None:
-        return NgramEmbedding(keys, config.dim)
-    return Engram(keys, config.dim, layer, config.norm_eps)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

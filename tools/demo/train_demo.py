@@ -132,9 +132,7 @@ def text_config(vocab_size: int, options: argparse.Namespace) -> DemoConfig:
         n_layers=options.layers,
         n_heads=heads,
         n_kv_heads=heads // 2,
-        stem_layers=() if options.ngrams else tuple(range(1, options.layers, 2)),
-        ngram_rows=options.ngrams,
-        engram_layer=1 if options.engram else None,
+        stem_layers=tuple(range(1, options.layers, 2)),
         stem_window_size=options.stem_window,
     )
 
@@ -204,10 +202,6 @@ def parse_options() -> argparse.Namespace:
     )
     window = "rows are means over so many last tokens of a document (default: of one)"
     add("--stem-window", type=int, default=0, metavar="TOKENS", help=window)
-    ngrams = "beside the input, about so many rows for each of 4 tables of n-grams, and no table in a layer"
-    add("--ngrams", type=int, default=0, metavar="ROWS", help=ngrams)
-    engram = "an Engram module before the second layer takes the rows of --ngrams"
-    add("--engram", action="store_true", help=engram)
     exact = "train in float32: faster on processors without bfloat16"
     add("--fp32", action="store_true", help=exact)
     given = parser.parse_args()
@@ -228,10 +222,6 @@ def usage_error(given: argparse.Namespace) -> str | None:
         return f"{given.out} is a file; OUT must be a folder"
     if not given.text and any(getattr(given, name) is not None for name in ("minutes", *SIZES)):
         return "--minutes, --dim, --layers and --vocab need --text"
-    if given.ngrams and (given.ngrams < 0 or not given.text or given.format != "safetensors"):
-        return "--ngrams must be above 0, and needs --text and --format safetensors"
-    if given.engram and not given.ngrams:
-        return "--engram needs --ngrams"
     if given.minutes is not None and given.steps is not None:
         return "--steps and --minutes exclude each other"
     if given.minutes is not None and not 0 < given.minutes < math.inf:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stem_edge.errors import OutOfMemoryError, StemEdgeError
 
-if TYPE_CHECKING:  # imported late, because atheris instruments only what is imported after it
+if TYPE_CHECKING:  # because targets import this module
     from fuzzing.targets import Target
 
 SEEDS = Path(__file__).resolve().parents[2] / "tests" / "data" / "fuzz"

@@ -1,0 +1,62 @@
+"""What a long run of a process leaks: the growth of memory, threads and open files between samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+WARM_UP = 0.3  # share of the samples left out, because some memory is allocated once and kept
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Resources that a process holds after some work."""
+
+    done: int  # generations or requests
+    seconds: float
+    memory: int  # bytes, anonymous and in swap
+    threads: int
+    files: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Growth over a soak, without the warm-up."""
+
+    slope: float  # bytes per 10,000 generations or requests
+    error: float  # standard error of the slope, because memory goes up and down by itself
+    more_threads: int
+    more_files: int
+
+    def flat(self, max_slope: float) -> bool:
+        """Return True if nothing grows for sure."""
+        least = self.slope - 2 * self.error
+        return least < max_slope and self.more_threads <= 0 and self.more_files <= 0
+
+    def line(self, last: Sample) -> str:
+        """Return a part of a report."""
+        return (
+            f"memory {last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000 "
+            f"(standard error {self.error / 2**20:.2f}); "
+            f"threads {self.more_threads:+d}, open files {self.more_files:+d}"
+        )
+
+
+def growth(samples: Sequence[Sample]) -> Growth:
+    """Return the growth. Threads come and go with the load, so the highest counts are compared."""
+    warm = samples[int(WARM_UP * len(samples)) :]
+    done, memory = np.array([[sample.done, sample.memory] for sample in warm], float).T
+    slope = error = 0.0
+    if (spread := float(np.sum((done - done.mean()) ** 2))) and len(warm) > 2:
+        slope, start = np.polyfit(done, memory, 1)
+        rest = float(np.sum((memory - slope * done - start) ** 2))
+        error = (rest / (len(warm) - 2) / spread) ** 0.5
+    early, late = warm[: (len(warm) + 1) // 2], warm[len(warm) // 2 :]
+    return Growth(
+        float(slope) * 10_000,
+        error * 10_000,
+        max(sample.threads for sample in late) - max(sample.threads for sample in early),
+        max(sample.files for sample in late) - max(sample.files for sample in early),
+    )
