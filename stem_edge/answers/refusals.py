@@ -61,12 +61,6 @@ class TooSlowError(RefusalError):
     status = 408
 
 
-class HeadTooLargeError(RefusalError):
-    """The headers of a request are larger than allowed."""
-
-    status = 431
-
-
 class TooLargeError(RefusalError):
     """A body is larger than allowed."""
 

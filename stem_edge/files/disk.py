@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 _BINARY = getattr(os, "O_BINARY", 0)  # else Windows translates line ends
@@ -113,15 +113,6 @@ def update(path: Path) -> int:
 def resize(descriptor: int, nbytes: int) -> None:
     """Cut a file, or lengthen it by zeros that take no space where the file system can."""
     os.ftruncate(descriptor, nbytes)
-
-
-def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
-    """Write the data from `offset` on; returns the bytes written, which may be fewer."""
-    if hasattr(os, "pwrite"):
-        return os.pwrite(descriptor, data, offset)
-    with _seek_lock:  # as in pread
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.write(descriptor, data)
 
 
 def write(descriptor: int, data: memoryview) -> int:
@@ -225,19 +216,9 @@ def read_file(path: Path, limit: int) -> bytes:
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of the data."""
-    view = memoryview(data)
-    _write_rest(view, lambda rest, done: write(descriptor, rest))
-
-
-def write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of the data from `offset` on."""
-    _write_rest(data, lambda rest, done: pwrite(descriptor, rest, offset + done))
-
-
-def _write_rest(data: memoryview, write_some: Callable[[memoryview, int], int]) -> None:
-    rest, done = data.cast("B") if data.nbytes else memoryview(b""), 0
+    rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while rest:
-        count = write_some(rest, done)
+        count = write(descriptor, rest)
         if not count:  # otherwise this would never end
             raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
-        rest, done = rest[count:], done + count
+        rest = rest[count:]

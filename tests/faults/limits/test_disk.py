@@ -162,18 +162,6 @@ def test_every_byte_is_written(
     assert (tmp_path / "file").read_bytes() == data
 
 
-@pytest.mark.parametrize("positional", [True, False])
-def test_writing_to_a_place(file: Path, positional: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not positional:
-        monkeypatch.delattr(os, "pwrite", raising=False)
-    descriptor = disk.update(file)
-    assert lock(descriptor)
-    disk.resize(descriptor, len(DATA) + 2)
-    assert disk.pwrite(descriptor, memoryview(b"xy"), 3) == 2
-    disk.close(descriptor)
-    assert file.read_bytes() == DATA[:3] + b"xy" + DATA[5:] + bytes(2)
-
-
 @posix
 def test_a_file_is_locked_for_one(file: Path) -> None:
     one, other = disk.update(file), disk.update(file)
