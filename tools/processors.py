@@ -8,11 +8,11 @@
     arm64       with dot products (Cortex-A76): phones since 2019, Raspberry Pi 5
     arm64-old   without (Cortex-A53): Raspberry Pi 3
 
-Under Linux, an Intel processor can hide its own features (tools/hide_vnni.c). Then avx2 runs here at
-full speed, with the packages of the current Python. The others are emulated by qemu, some twenty times
-slower, on Linux and as root. The first run downloads wheels and Debian packages, which are unpacked but
-not configured, into build/processors: half a minute and 400 MB, safe to delete. The command sees only
-a copy of the project in there. torch is left out, because it is larger than all the rest together.
+avx2 runs here at full speed, with the packages of the current Python, where this processor has no more or
+can hide it (Intel, Linux; tools/hide_vnni.c). qemu emulates the others, some twenty times slower, on
+Linux and as root. The first run downloads wheels and Debian packages, which are unpacked but not
+configured, into build/processors: half a minute and 400 MB, safe to delete. The command sees only a copy
+of the project in there. torch is left out, because it is larger than all the rest together.
 """
 
 from __future__ import annotations
@@ -21,22 +21,18 @@ import argparse
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "processors"
 SUITE, PYTHON = "trixie", "3.13"
 TOOLS = {"mmdebstrap": "mmdebstrap", "unshare": "util-linux", "cc": "gcc"}
 PACKAGES = "base-files,python3,libstdc++6,ca-certificates"
+MACHINE = "aarch64"  # of the emulated processors, as wheels and qemu's programs call it
 GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
 # Tests of what computes or moves bytes, except those that need torch: logits of the trainers'
 # checkpoints, kernels, rows, caches, edits; then RUNS, every way of running the demo.
@@ -73,20 +69,8 @@ NEWER = {"avx512f", "avx_vnni"}  # words in /proc/cpuinfo of processors beyond A
 CANNOT_HIDE = 125  # exit status of hide_vnni.c where CPUID cannot be made to fault
 
 
-@dataclass(frozen=True)
-class Processor:
-    """A processor that qemu emulates."""
-
-    model: str  # as qemu calls it
-    arch: str  # as Debian calls it
-    machine: str  # as wheels and qemu's programs call it
-
-
-PROCESSORS = {
-    "avx2": Processor("Haswell", "amd64", "x86_64"),
-    "arm64": Processor("cortex-a76", "arm64", "aarch64"),
-    "arm64-old": Processor("cortex-a53", "arm64", "aarch64"),
-}
+EMULATED = {"arm64": "cortex-a76", "arm64-old": "cortex-a53"}  # by qemu's names
+PROCESSORS = ["avx2", *EMULATED]
 
 
 class UnavailableError(Exception):
@@ -98,12 +82,14 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     Raises UnavailableError, and OSError or CalledProcessError if preparing fails.
     """
+    if name in EMULATED:
+        return run_emulated(EMULATED[name], arguments)
     words = cpu_words()
-    if name == "avx2" and "avx2" in words and not words & NEWER:
+    if "avx2" in words and not words & NEWER:
         return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode
-    if name == "avx2" and "cpuid_fault" in words and shutil.which("cc"):
+    if "cpuid_fault" in words and shutil.which("cc"):
         return run_hidden(arguments)
-    return run_emulated(PROCESSORS[name], arguments)
+    raise UnavailableError("avx2 needs a processor that is one, or Intel's, Linux and a C compiler")
 
 
 def cpu_words() -> set[str]:
@@ -128,26 +114,18 @@ def run_hidden(arguments: Sequence[str]) -> int:
     return status
 
 
-def run_emulated(processor: Processor, arguments: Sequence[str]) -> int:
-    """Run Python on an emulated processor, in its own root folder. Raises UnavailableError."""
-    root, emulator = BUILD / processor.arch, find_tools(processor)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{root}.lock", blocking=False)
-    try:
-        with lock:
-            return run_inside(root, emulator, processor, arguments)
-    except Timeout as error:
-        raise UnavailableError(f"another run uses {root}; wait until it ends") from error
+def run_emulated(model: str, arguments: Sequence[str]) -> int:
+    """Run Python on a processor of qemu's, in its own root folder, after installing all there.
 
-
-def run_inside(root: Path, emulator: Path, processor: Processor, arguments: Sequence[str]) -> int:
-    """Run Python with `root` as its root folder, after installing packages and the project there."""
+    Raises UnavailableError.
+    """
+    root, emulator = BUILD / "arm64", find_tools()
     ready, wheels = root / "ready", "\n".join(requirements())
     if not ready.exists() or ready.read_text() != wheels:
-        make_root(root, processor)
+        make_root(root)
         ready.write_text(wheels)
     shutil.copy(emulator, root / "emulator")
-    _compile_launcher(root / "usr" / "bin" / "python3", processor)
+    _compile_launcher(root / "usr" / "bin" / "python3", model)
     shutil.rmtree(root / "src", ignore_errors=True)
     for name in known_files():
         target = root / "src" / name
@@ -158,8 +136,6 @@ def run_inside(root: Path, emulator: Path, processor: Processor, arguments: Sequ
     inside += [f"--root={root}", "--wd=/src", "/usr/bin/python3"]
     variables = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/bin", "PYTHONPATH": "/src:/site"}
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
-    if processor.arch == "amd64":  # because qemu 7.2 runs numpy's AVX2 partition wrongly
-        variables["NPY_DISABLE_CPU_FEATURES"] = "X86_V3"
     return subprocess.run([*inside, *arguments], env=variables, check=False).returncode
 
 
@@ -170,26 +146,26 @@ def known_files() -> list[str]:
     return [name for name in found.split("\0") if name and os.path.lexists(ROOT / name)]
 
 
-def find_tools(processor: Processor) -> Path:
+def find_tools() -> Path:
     """Return the emulator's path. Raises UnavailableError naming what is missing."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise UnavailableError("emulating needs Linux and root; run it in a container, as root")
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
-    emulator = shutil.which(f"qemu-{processor.machine}-static")
+    emulator = shutil.which(f"qemu-{MACHINE}-static")
     missing += [] if emulator else ["qemu-user-static"]
     if missing or emulator is None:
         raise UnavailableError(f"emulating needs: apt-get install {' '.join(missing)}")
     return Path(emulator)
 
 
-def make_root(root: Path, processor: Processor) -> None:
-    """Unpack Debian's Python and the wheels for a processor. Raises CalledProcessError."""
+def make_root(root: Path) -> None:
+    """Unpack Debian's Python and the wheels for ARM64. Raises CalledProcessError."""
     shutil.rmtree(root, ignore_errors=True)
-    debian = ["mmdebstrap", "--quiet", "--variant=extract", f"--arch={processor.arch}"]
+    debian = ["mmdebstrap", "--quiet", "--variant=extract", "--arch=arm64"]
     subprocess.run([*debian, f"--include={PACKAGES}", SUITE, str(root)], check=True)
     (root / "usr/bin" / f"python{PYTHON}").rename(root / "usr/bin/real-python")
     (root / "usr/bin/python3").unlink()
-    tags = [f"--platform=manylinux{glibc}_{processor.machine}" for glibc in GLIBC]
+    tags = [f"--platform=manylinux{glibc}_{MACHINE}" for glibc in GLIBC]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-compile", f"--target={root / 'site'}", "--only-binary=:all:"]
     subprocess.run([*pip, f"--python-version={PYTHON}", *tags, *requirements()], check=True)
@@ -203,31 +179,22 @@ def requirements() -> list[str]:
     return [*own, *project["dependencies"], *extras["export"], *extras["zarr"]]
 
 
-def _compile_launcher(path: Path, processor: Processor) -> None:
+def _compile_launcher(path: Path, model: str) -> None:
     """Compile a native program that starts the emulated Python.
 
-    The emulated Python must find it as its own executable, otherwise it could not start others.
+    The emulated Python must find it as its own executable, or it could not start other processes.
     """
     compiler = ["cc", "-static", "-x", "c", "-o", str(path), "-"]
-    subprocess.run(compiler, input=LAUNCHER % processor.model, text=True, check=True)
+    subprocess.run(compiler, input=LAUNCHER % model, text=True, check=True)
 
 
 def main() -> int:
     """Run the command line; exit status 1 if a command failed, 2 if a processor is unavailable."""
-    # Exit by an exception, as at Ctrl-C, so that the processes started here end as well.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     chosen, commands = parse(sys.argv[1:])
-    reports, worst = [], 0
-    try:
-        for name in chosen:
-            for command in commands:
-                line, status = run_and_report(name, command)
-                reports.append(line)
-                worst = max(worst, status)
-    except KeyboardInterrupt:
-        reports.append("interrupted")
-        worst = 128 + signal.SIGINT
-    print("\n".join(reports))
+    worst = 0
+    for name in chosen:
+        for command in commands:
+            worst = max(worst, run_and_report(name, command))
     return worst
 
 
@@ -240,7 +207,7 @@ def parse(arguments: list[str]) -> tuple[list[str], list[list[str]]]:
     )
     parser.add_argument("processors", nargs="*", metavar="PROCESSOR", help="(all)")
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    chosen = parser.parse_args(arguments[:at]).processors or [*PROCESSORS]
+    chosen = parser.parse_args(arguments[:at]).processors or PROCESSORS
     if unknown := sorted({*chosen} - {*PROCESSORS}):
         parser.error(f"unknown processor {unknown[0]}; expected some of {', '.join(PROCESSORS)}")
     command = arguments[at + 1 :]
@@ -249,16 +216,16 @@ def parse(arguments: list[str]) -> tuple[list[str], list[list[str]]]:
     return chosen, [command] if command else [TESTS, RUNS]
 
 
-def run_and_report(name: str, command: list[str]) -> tuple[str, int]:
-    """Run a command on a processor; return a line on how it ended, and 0, 1 or 2."""
-    started = time.monotonic()
+def run_and_report(name: str, command: list[str]) -> int:
+    """Run a command on a processor, and print how it ended. Returns 0, 1 or 2."""
     try:
         status = run(name, command)
     except (UnavailableError, OSError, subprocess.CalledProcessError) as error:
-        return f"{name}: not run: {error}", 2
+        print(f"{name}: not run: {error}", flush=True)
+        return 2
     outcome = "passed" if status == 0 else f"failed, exit status {status}"
-    seconds = time.monotonic() - started
-    return f"{name}: {' '.join(command[:3])} ... {outcome}, {seconds:.0f} s", int(status != 0)
+    print(f"{name}: {' '.join(command[:3])} ... {outcome}", flush=True)
+    return int(status != 0)
 
 
 if __name__ == "__main__":
