@@ -69,6 +69,7 @@ def twice(old: bytes, new: bytes, text: bytes = TEXT) -> tuple[bytes, str]:
     return sealed(text.replace(old, new)), "more than once"
 
 
+OTHER_TYPES: list[Any] = [None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}]
 # Names of cases, what the files hold, and what the message says.
 REFUSED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", NO_EDIT), "zeros": (bytes(100), NO_EDIT), "null": (b"null", NO_EDIT),
@@ -114,7 +115,7 @@ for opening, closing in ((b"[", b"]"), (b'{"edit":', b"}"), (b'[{"a":[', b"]}]")
 for text in ("a\nb\x1b[31m", "x" * 100_000, "\u202e\u2028"):
     REFUSED[f"a message with {text[:5]!r}"] = sealed(**{text: 1}), NO_EDIT
 for field in ("made_for", "change", "layers", "scope"):
-    for value in (None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}):
+    for value in OTHER_TYPES:
         REFUSED[f"{field} is {value}"] = sealed(**{field: value}), NO_EDIT
 for number in (
     "1e400",

@@ -111,30 +111,26 @@ def test_numbers_and_structs_are_those_of_the_headers(headers: str) -> None:
     assert [field[0] for field in InitParams._fields_] == re.findall(r"(\w+);", fields)
 
 
-@needs_compiler
-def test_an_unknown_version_names_the_known_ones(tmp_path: Path) -> None:
-    path = compiled(tmp_path, version_source("0.1.2"))
-    with pytest.raises(BackendError, match=r"ggml 0\.1\.2 is not supported .*0\.25\.3 \(llama-cpp"):
-        Ggml(path)
+KNOWN = version_source(next(iter(KNOWN_VERSIONS)))
 
 
-@needs_compiler
-def test_an_incomplete_library_names_what_is_missing(tmp_path: Path) -> None:
-    path = compiled(tmp_path, version_source(next(iter(KNOWN_VERSIONS))))
-    with pytest.raises(BackendError, match=r"has no function ggml_init,.*--no-cache-dir"):
-        Ggml(path)
-
-
-@needs_compiler
-def test_another_library(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="has no function ggml_version"):
-        Ggml(compiled(tmp_path, "int nothing;"))
-
-
-def test_a_file_that_is_not_a_library(tmp_path: Path) -> None:
+# C source of a library, None for a file of text, and what the error says.
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        pytest.param(source, message, marks=needs_compiler if source else ())
+        for source, message in (
+            (version_source("0.1.2"), r"ggml 0\.1\.2 is not supported .*0\.25\.3 \(llama-cpp"),
+            (KNOWN, r"has no function ggml_init,.*--no-cache-dir"),
+            ("int nothing;", "has no function ggml_version"),
+            (None, r"libggml\.so: cannot be loaded \(.*install it again"),
+        )
+    ],
+)
+def test_other_libraries_are_refused(source: str | None, message: str, tmp_path: Path) -> None:
     (tmp_path / "libggml.so").write_text("text")
-    with pytest.raises(BackendError, match=r"libggml\.so: cannot be loaded \(.*install it again"):
-        Ggml(tmp_path / "libggml.so")
+    with pytest.raises(BackendError, match=message):
+        Ggml(compiled(tmp_path, source) if source else tmp_path / "libggml.so")
 
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
