@@ -9,7 +9,7 @@ from typing import TypeAlias, get_args
 
 from stem_edge.errors import ExportError
 from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
-from stem_edge.graph.formats import GGUF_TYPES, BackboneFormat, EngineName
+from stem_edge.graph.formats import GGUF_TYPES, BackboneFormat, EngineName, GgufFormat
 from stem_edge.system.memory import usable_cpus
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
@@ -17,9 +17,11 @@ ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 SMALL, BALANCED, LOSSLESS, KEEP = "small", "balanced", "near-lossless", "keep"
 # Engine -> types that its backbone can have. "int2" is only kept where a checkpoint has it.
 TYPES: dict[EngineName, tuple[str, ...]] = {
-    "onnxruntime": (SMALL, BALANCED, LOSSLESS, KEEP, "int4", "int8", "fp32"),
-    "ggml": (SMALL, BALANCED, LOSSLESS, KEEP, *GGUF_TYPES),
+    BackboneFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, "int4", "int8", "fp32"),
+    GgufFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, *GGUF_TYPES),
 }
+EXACT = {BackboneFormat.engine: "fp32", GgufFormat.engine: "f32"}  # types that round nothing
+LACKS = {BackboneFormat.engine: (), GgufFormat.engine: ("assistant", "prefill_graph")}
 # Mean divergence in nats up to which a bundle is as good as its checkpoint, or at least the same model: with 0.05 to
 # 0.13, SmolLM2-135M-Instruct has 84 to 92 % of the checkpoint's first choices, with 1.16, 44 %.
 NEAR, FAR = 0.1, 0.5
@@ -57,13 +59,12 @@ class ExportOptions:
             raise ExportError(f"threads is {self.threads}; expected at least 1")
         if self.max_kl is not None and not self.max_kl >= 0:
             raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, such as 0.1")
-        if self.engine == "ggml":
-            for name in ("assistant", "prefill_graph"):
-                if getattr(self, name) is not None:
-                    raise ExportError(
-                        f"{name}: for the engine onnxruntime only; leave this out, or take "
-                        "--engine onnxruntime"
-                    )
+        for name in LACKS[self.engine]:
+            if getattr(self, name) is not None:
+                raise ExportError(
+                    f"{name}: for the engine onnxruntime only; leave this out, or take "
+                    "--engine onnxruntime"
+                )
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -74,15 +74,24 @@ def storage_of(options: ExportOptions) -> Storage:
     named = options.type
     if isinstance(named, BackboneFormat):
         return Storage(named, rows)
-    if options.engine == "ggml":
-        weights = MIXTURES.get(named or BALANCED, named)
-        mixture = cast(GgufType, MIXTURES[BALANCED] if weights == "keep" else weights)
-        return Storage(GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED), rows)
+    return STORAGE[options.engine](named or BALANCED, rows)
+
+
+def _of_ggml(named: str, rows: RowStorage) -> Storage:
+    weights = MIXTURES.get(named, named)
+    mixture = cast(GgufType, MIXTURES[BALANCED] if weights == "keep" else weights)
+    return Storage(GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED), rows)
+
+
+def _of_onnxruntime(named: str, rows: RowStorage) -> Storage:
     if named in TYPE_OF_BITS.values():
         return Storage(plain_format(cast(WeightType, named)), rows)
     if named == LOSSLESS:
         return Storage(plain_format("int8"), rows)
-    return Storage(plain_format("int4"), rows, NATS.get(named or BALANCED, NATS[BALANCED]))
+    return Storage(plain_format("int4"), rows, NATS.get(named, NATS[BALANCED]))
+
+
+STORAGE = {BackboneFormat.engine: _of_onnxruntime, GgufFormat.engine: _of_ggml}
 
 
 def plain_format(weights: WeightType) -> BackboneFormat:

@@ -16,7 +16,7 @@ from stem_edge.commands.options.arguments import own_command
 from stem_edge.commands.options.keywords import add_keywords, option_of
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle, export_with
-from stem_edge.export.job.options import ENGINES, FAR, LOSSLESS, NEAR, TYPES, ExportOptions
+from stem_edge.export.job.options import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, ExportOptions
 from stem_edge.export.job.table_plan import EXPORT_ROWS
 from stem_edge.export.ngram_export import export_rows
 from stem_edge.runtime.rows.ngram_rows import open_rows
@@ -121,8 +121,7 @@ def _verdict(args: argparse.Namespace, bundle: Bundle, options: ExportOptions) -
         f"{word} the checkpoint: {means} ({nats:g} nats, the same best token at {same:.1%} of {tokens} positions)"
     ]
     if nats > NEAR:
-        exact = "fp32" if options.engine == "onnxruntime" else "f32"
-        nearer = exact if options.type == LOSSLESS else LOSSLESS
+        nearer = EXACT[options.engine] if options.type == LOSSLESS else LOSSLESS
         again = shlex.join([str(args.checkpoint), str(args.out), "--engine", options.engine])
         lines += [f"nearer: {own_command()} export {again} --type {nearer} --force"]
     counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
