@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import pytest
 from answer_ways import NEW, Answers, after_kept, in_turn, together, tokens, with_guesses
 from formats import export_as, usual_format
@@ -19,22 +21,31 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 
+CLOSE, END = 1e-3, 7
 
-class MadeNgrams(Protocol):
+
+@dataclass(frozen=True)
+class MadeNgrams:
     """A model in torch, its bundle, and texts with ends of documents."""
 
     path: Path
     checkpoint: Path
     config: ModelConfig
-    texts: list[list[int]]
+    logits: Callable[[Sequence[int]], F32]  # of all tokens [T, V], by the model in torch
 
-    def logits(self, ids: Sequence[int]) -> F32:
-        """Logits [T, V] of the model in torch."""
-        ...
+    @property
+    def texts(self) -> list[list[int]]:
+        long = np.random.default_rng(1).integers(0, 250, 250).tolist()
+        ids = long[:40]
+        for at in (13, 26, 27):
+            ids[at] = END
+        return [ids, [7], [*ids, END], [*long, *ids[:30]]]
 
     def check(self, text: Sequence[int], answer: Sequence[int]) -> None:
         """Check that each token of an answer is the best one."""
-        ...
+        logits = self.logits([*text, *answer])
+        for place, token in enumerate(answer, len(text) - 1):
+            assert logits[place].max() - logits[place, token] < CLOSE, place
 
 
 class NgramAnswers:

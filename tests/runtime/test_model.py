@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,6 @@ from stem_edge.tables.rows import RecordLayout
 # Bytes that the demo model needs at the least with its whole context; some are for slots.
 LEAST_OF_DEMO = 18_000_000
 PROCESS = 100_000_000
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    with load_fixed(DEMO) as loaded:
-        yield loaded
 
 
 def layout_of(model: Model) -> RecordLayout:

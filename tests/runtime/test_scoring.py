@@ -35,12 +35,6 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
         yield loaded
 
 
-@pytest.fixture
-def demo() -> Iterator[Model]:
-    with load_fixed(DEMO) as loaded:
-        yield loaded
-
-
 def expected(model: Model, pair: Pair) -> Score:
     """Compute it in float64 from the logits of all positions of an even number of tokens."""
     context, continuation = pair

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 from answer_ways import at_once
 from architectures import SIZES, write
 from exact_models import TOLERANCE, export_exact, off
-from ngram_answers import NgramAnswers
-from torch_engram import END, ENGRAM, with_engram
+from ngram_answers import END, MadeNgrams, NgramAnswers
+from torch_engram import ENGRAM, with_engram
 from torch_model import random_tables, random_tensors, torch_logits
 
 import stem_edge
@@ -30,53 +29,35 @@ from stem_edge.numerics.ngram_hash import hash_of
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
 
-CLOSE = 1e-3
 LAYERS, KERNEL = len(ENGRAM["stem_layers"]), ENGRAM["engram_kernel"]
 
 
-class Made(NamedTuple):
-    """A model, its bundle, and texts with ends of documents."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> MadeNgrams:
+    folder = tmp_path_factory.mktemp("engram")
+    config = ModelConfig(**(SIZES | ENGRAM | {"max_context": 512}))
+    assert config.ngram_end == END
 
-    path: Path
-    checkpoint: Path
-    config: ModelConfig
-    texts: list[list[int]]
-
-    def logits(self, ids: Sequence[int]) -> F32:
-        tensors, _ = random_tensors(self.config, 0)
-        tables = random_tables(self.config, 0)[self.config.row_layers[0]]
-        before, twin = with_engram(self.config, tensors, tables, ids), self.config.dense_twin()
+    def logits(ids: Sequence[int]) -> F32:
+        tensors, _ = random_tensors(config, 0)
+        tables = random_tables(config, 0)[config.row_layers[0]]
+        before, twin = with_engram(config, tensors, tables, ids), config.dense_twin()
         found: F32 = torch_logits(twin, tensors, {}, list(ids), before=before).numpy()
         return found
 
-    def check(self, text: Sequence[int], answer: Sequence[int]) -> None:
-        """Check that each token of an answer is the best one."""
-        logits = self.logits([*text, *answer])
-        for place, token in enumerate(answer, len(text) - 1):
-            assert logits[place].max() - logits[place, token] < CLOSE, place
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("engram")
-    config = ModelConfig(**(SIZES | ENGRAM | {"max_context": 512}))
     write(folder / "checkpoint", config)
     path = export_exact(folder / "checkpoint", folder / "bundle", ggml=False)
-    long = np.random.default_rng(1).integers(0, 250, 250).tolist()
-    ids = long[:40]
-    for at in (13, 26, 27):
-        ids[at] = END
-    return Made(path, folder / "checkpoint", config, [ids, [7], [*ids, END], [*long, *ids[:30]]])
+    return MadeNgrams(path, folder / "checkpoint", config, logits)
 
 
-def test_the_reference(made: Made) -> None:
+def test_the_reference(made: MadeNgrams) -> None:
     source = open_checkpoint(made.checkpoint)
     for ids in made.texts:
         found = forward(source.config, source.backbone, source.rows, ids)
         assert off(found, made.logits(ids)) < TOLERANCE
 
 
-def test_few_slots(made: Made) -> None:
+def test_few_slots(made: MadeNgrams) -> None:
     """A step of 4 tokens looks up 8 rows for each."""
     with pytest.raises(InputError, match="slots is 31; expected 32 to 928"):
         stem_edge.load(made.path, slots=31)
@@ -91,7 +72,7 @@ class TestAnswers(NgramAnswers):
 
 
 @pytest.mark.parametrize(("kv", "nbytes"), [("fp32", 4), ("fp16", 2)])
-def test_the_plan_counts_what_is_convolved(made: Made, kv: KvType, nbytes: int) -> None:
+def test_the_plan_counts_what_is_convolved(made: MadeNgrams, kv: KvType, nbytes: int) -> None:
     footprint = footprint_of(stem_edge.open_bundle(made.path).manifest).with_kv(kv)
     config, ids = made.config, made.texts[0]
     alone = 2 * config.n_layers * config.n_kv_heads * 16 + LAYERS * config.dim
@@ -123,7 +104,7 @@ def test_published_keys_are_those_of_the_model() -> None:
     assert rows.tolist() == [13555483, 4877156, 2823642]
 
 
-def test_a_tensor_of_another_shape_is_named(made: Made, tmp_path: Path) -> None:
+def test_a_tensor_of_another_shape_is_named(made: MadeNgrams, tmp_path: Path) -> None:
     text = (made.checkpoint / "config.json").read_text()
     (tmp_path / "config.json").write_text(text.replace('"engram_kernel": 4', '"engram_kernel": 3'))
     (tmp_path / "model.safetensors").symlink_to(made.checkpoint / "model.safetensors")

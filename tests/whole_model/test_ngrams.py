@@ -7,18 +7,15 @@ the layers after the input embedding are those of torch_model.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 from answer_ways import at_once, together
 from architectures import SIZES
 from conformance import stepwise
 from exact_models import TOLERANCE, export_exact, off
-from ngram_answers import NgramAnswers
+from ngram_answers import END, MadeNgrams, NgramAnswers
 from stem_format import save_stem
-from torch import Tensor
 from torch_model import random_tables, random_tensors, torch_logits
 
 import stem_edge
@@ -28,7 +25,6 @@ from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32
 
-CLOSE, END = 1e-3, 7
 NGRAMS: dict[str, Any] = {
     "stem_ffn": "ngrams",
     "stem_layers": (0,),
@@ -38,35 +34,6 @@ NGRAMS: dict[str, Any] = {
     "ngram_end": END,
     "max_context": 512,
 }
-
-
-class Made(NamedTuple):
-    """A model in torch, its bundle, and texts with ends of documents."""
-
-    path: Path
-    checkpoint: Path
-    config: ModelConfig
-    tensors: dict[str, Tensor]
-    tables: list[Tensor]
-    texts: list[list[int]]
-
-    def logits(self, ids: Sequence[int]) -> F32:
-        config, count = self.config, len(self.tables)
-        x = self.tensors["embedding"][list(ids)]
-        projects = self.tensors["layers.0.project"].chunk(count, dim=1)
-        for number, (table, project) in enumerate(zip(self.tables, projects, strict=True)):
-            order = 2 + number // (count // (config.ngram_order - 1))
-            rows = [row_of(ids[: at + 1], order, len(table)) for at in range(len(ids))]
-            x = x + table[rows] @ project.T
-        tensors = self.tensors | {"embedding": x / (1 + count)}
-        found: F32 = torch_logits(config.dense_twin(), tensors, {}, [*range(len(ids))]).numpy()
-        return found
-
-    def check(self, text: Sequence[int], answer: Sequence[int]) -> None:
-        """Check that each token of an answer is the best one."""
-        logits = self.logits([*text, *answer])
-        for place, token in enumerate(answer, len(text) - 1):
-            assert logits[place].max() - logits[place, token] < CLOSE, place
 
 
 def row_of(ids: Sequence[int], order: int, size: int) -> int:
@@ -80,30 +47,37 @@ def row_of(ids: Sequence[int], order: int, size: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> MadeNgrams:
     folder = tmp_path_factory.mktemp("ngrams")
     config = ModelConfig(**(SIZES | NGRAMS))
     tensors, _ = random_tensors(config, 0)
     tables = list(random_tables(config, 0)[0].split(list(config.ngram_sizes)))
+    count = len(tables)
     stored = {tensor_name(name): tensor for name, tensor in tensors.items()}
-    projects = stored.pop("model.layers.0.mlp.stem_project.weight").chunk(len(tables), dim=1)
+    projects = stored.pop("model.layers.0.mlp.stem_project.weight").chunk(count, dim=1)
     for number, both in enumerate(zip(tables, projects, strict=True)):
         for part, tensor in zip(("embedders", "post_projs"), both, strict=True):
             stored[f"model.ngram_embeddings.{part}.{number}.weight"] = tensor
+
+    def logits(ids: Sequence[int]) -> F32:
+        x = tensors["embedding"][list(ids)]
+        for number, (table, project) in enumerate(zip(tables, projects, strict=True)):
+            order = 2 + number // (count // (config.ngram_order - 1))
+            rows = [row_of(ids[: at + 1], order, len(table)) for at in range(len(ids))]
+            x = x + table[rows] @ project.T
+        mixed = tensors | {"embedding": x / (1 + count)}
+        found: F32 = torch_logits(config.dense_twin(), mixed, {}, [*range(len(ids))]).numpy()
+        return found
+
     save_stem(folder / "checkpoint", config, stored, convert_tokenizer("bytes", None, add_bos=True))
     path = export_exact(folder / "checkpoint", folder / "bundle", ggml=False)
-    long = np.random.default_rng(1).integers(0, 250, 250).tolist()
-    ids = long[:40]
-    for at in (13, 26, 27):
-        ids[at] = END
-    texts = [ids, [7], [*ids, END], [*long, *ids[:30]]]
-    return Made(path, folder / "checkpoint", config, tensors, tables, texts)
+    return MadeNgrams(path, folder / "checkpoint", config, logits)
 
 
 @pytest.mark.parametrize(
     ("way", "slots"), [(at_once, None), (at_once, 24), (stepwise, None), (stepwise, 24)]
 )
-def test_logits(made: Made, way: Any, slots: int | None) -> None:
+def test_logits(made: MadeNgrams, way: Any, slots: int | None) -> None:
     """With 24 slots, steps have 4 tokens at most."""
     with stem_edge.load(made.path, slots=slots) as model:
         assert slots is None or model.engine.chunk_tokens == 4
@@ -115,7 +89,7 @@ class TestAnswers(NgramAnswers):
     """Answers in every way of computing them, and what is refused."""
 
 
-def test_few_slots(made: Made) -> None:
+def test_few_slots(made: MadeNgrams) -> None:
     """A step of 4 tokens looks up 6 rows for each."""
     with pytest.raises(InputError, match="slots is 23; expected 24 to 736"):
         stem_edge.load(made.path, slots=23)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from types import CodeType
@@ -28,6 +27,7 @@ from stem_edge.runtime.model import Model
 LONE, OTHER = [97, 6, 7, 98], [97, 9]
 NEW = 24
 Toy = tuple[Model, Any]
+TOY = {"slots": 16, "sequences": 6}
 # Options of the lone one. Others: greedy, for a few tokens.
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -41,14 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
         "seed": 2,
     },
 }  # fmt: skip
-
-
-@pytest.fixture(params=["copies", "plain"])
-def toy(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Toy]:
-    """A model whose batches copy what joins them, or not."""
-    with toy_model(tiny_bundle, slots=16, sequences=6, copies=request.param == "copies") as made:
-        yield made
-        check_given_back(*made)
 
 
 def told(model: Model, prompt: list[int], options: Any, wrong: int = 5) -> list[Chunk]:

@@ -31,14 +31,7 @@ from stem_edge.runtime.sampling_params import SamplingParams
 PROMPTS = [[5, 6, 7, start, start + 1, *range(start % 7)] for start in range(10, 250, 22)]
 NEW: dict[str, Any] = {"max_new_tokens": 9}
 Toy = tuple[Model, Any]
-
-
-@pytest.fixture(params=["copies", "plain"])
-def toy(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Toy]:
-    """A model whose batches copy what joins them, or not; few slots, so prompts have several chunks."""
-    with toy_model(tiny_bundle, slots=6, sequences=6, copies=request.param == "copies") as made:
-        yield made
-        check_given_back(*made)
+TOY = {"slots": 6, "sequences": 6}  # few slots, so that prompts have several chunks
 
 
 def run(scheduler: Scheduler, steps: int = 1 << 30) -> dict[Request, list[int]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from installed import DEMO
 from tiers import slow_but
-from toy_batches import alone, check_given_back, toy_model
+from toy_batches import alone
 
 import stem_edge
 from stem_edge.runtime.batching.batch import Rounding, RunningBatch
@@ -18,15 +16,8 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.steps import Step
 
 Toy = tuple[Model, Any]
+TOY = {"slots": 16, "sequences": 12}
 PROMPTS = [[97, number] for number in range(6, 15)]
-
-
-@pytest.fixture(params=[True, False], ids=["copies", "plain"])
-def toy(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Toy]:
-    """A model whose batches copy what joins them, or not."""
-    with toy_model(tiny_bundle, copies=request.param, slots=16, sequences=12) as made:
-        yield made
-        check_given_back(*made)
 
 
 def run(model: Model, size: int) -> list[list[int]]:

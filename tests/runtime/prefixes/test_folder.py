@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +150,6 @@ def test_a_header_alone_says_what_is_there(tmp_path: Path) -> None:
 
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. " * 12
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    with load_fixed(DEMO) as loaded:
-        yield loaded
 
 
 def test_later_runs_go_on(tmp_path: Path) -> None:

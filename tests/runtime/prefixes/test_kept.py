@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -317,12 +317,6 @@ def test_nothing_is_kept_without_a_limit_and_after_forgetting() -> None:
     calls.call(A)
     calls.prefixes.forget()
     assert calls.call(A) == 0
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    with load_fixed(DEMO) as loaded:
-        yield loaded
 
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
