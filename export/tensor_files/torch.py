@@ -11,6 +11,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -138,7 +139,7 @@ def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
 def _import_torch(path: Path) -> Any:
     """Import torch. Raises CheckpointError if it is missing or too old to be safe."""
     try:
-        import torch
+        torch = import_module("torch")
     except ImportError as error:
         raise CheckpointError(
             f"{path}: needs torch, which cannot be imported ({error}); pip install "
