@@ -73,51 +73,47 @@ def test_every_token_is_predicted_once_from_enough_context(
     assert predicted == list(range(1, tokens))
 
 
-def test_one_window_is_the_plain_formula() -> None:
-    ids = token_ids(DEMO, TEXT)
-    found = evaluate(DEMO, TEXT)
-    likelihood = log_probabilities(DEMO, ids[:-1])[np.arange(len(ids) - 1), ids[1:]]
-    assert found.log_likelihood == pytest.approx(likelihood.mean(), rel=1e-9)
-    assert found.perplexity == pytest.approx(math.exp(-likelihood.mean()), rel=1e-9)
-    bits = -likelihood.sum() / math.log(2)
-    assert (found.nbytes, found.characters) == (len(TEXT.encode()), len(TEXT))
-    assert found.nbytes == found.characters + 1
-    assert found.bits_per_byte == pytest.approx(bits / len(TEXT.encode()), rel=1e-9)
-    assert found.bits_per_character == pytest.approx(bits / len(TEXT), rel=1e-9)
-    assert (found.documents, found.tokens) == (1, len(ids) - 1)
-    assert (found.window, found.window_asked, found.stride) == (len(ids) - 1, 256, 128)
-    assert found.divergence is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 5), (9, 1)])
-def test_windows_are_the_plain_formula_window_by_window(window: int, stride: int) -> None:
-    ids = token_ids(DEMO, TEXT)
+def plain_formula(ids: list[int], window: int, stride: int) -> float:
+    """Log likelihood of all tokens but the first, window by window."""
     total = 0.0
     for start in range(0, len(ids) - 1, stride):
         shown = ids[start : min(start + window, len(ids) - 1)]
         log_p, already = log_probabilities(DEMO, shown), window - stride if start else 0
-        for at in range(already, len(shown)):
-            total += log_p[at, ids[start + at + 1]]
+        total += sum(float(log_p[at, ids[start + at + 1]]) for at in range(already, len(shown)))
         if start + window >= len(ids) - 1:
             break
-    found = evaluate(DEMO, TEXT, window=window, stride=stride)
-    assert found.log_likelihood * found.tokens == pytest.approx(total, rel=1e-9)
+    return total
 
 
-def test_lines_are_documents_closed_by_the_end_token() -> None:
-    lines = ["The capital of France is Paris.", "", "  ", "The capital of Peru is Lima."]
-    end = stem_edge.open_bundle(DEMO).manifest.model.eos_ids[0]
-    total, tokens = 0.0, 0
-    for line in (lines[0], lines[3]):
-        ids = [*token_ids(DEMO, line), end]
-        log_p = log_probabilities(DEMO, ids[:-1])
-        total += log_p[np.arange(len(ids) - 1), ids[1:]].sum()
-        tokens += len(ids) - 1
-    found = evaluate(DEMO, "\n".join(lines), lines=True)
-    assert (found.documents, found.tokens) == (2, tokens)
-    assert found.nbytes == len(lines[0]) + len(lines[3]) + 2
+LINES = ["The capital of France is Paris.", "", "  ", "The capital of Peru is Lima."]
+SHORT_WINDOWS = [
+    pytest.param(*pair, marks=pytest.mark.slow) for pair in ((16, 16), (16, 5), (9, 1))
+]
+
+
+@pytest.mark.parametrize(("window", "stride"), [(None, None), *SHORT_WINDOWS])
+@pytest.mark.parametrize("lines", [False, True])
+def test_figures_are_the_plain_formula(lines: bool, window: int | None, stride: int | None) -> None:
+    """Lines are documents closed by the end token, and empty ones count for nothing."""
+    ends = [stem_edge.open_bundle(DEMO).manifest.model.eos_ids[0]] * lines
+    texts = [LINES[0], LINES[3]] if lines else [TEXT]
+    documents = [token_ids(DEMO, text) + ends for text in texts]
+    found = evaluate(
+        DEMO, "\n".join(LINES) if lines else TEXT, window=window, stride=stride, lines=lines
+    )
+    total = sum(plain_formula(ids, window or 256, stride or 256) for ids in documents)
+    tokens, bits = sum(len(ids) - 1 for ids in documents), -total / math.log(2)
+    assert (found.documents, found.tokens) == (len(texts), tokens)
     assert found.log_likelihood == pytest.approx(total / tokens, rel=1e-9)
+    assert found.perplexity == pytest.approx(math.exp(-total / tokens), rel=1e-9)
+    assert found.nbytes == sum(len(text.encode()) + lines for text in texts)
+    assert found.characters == sum(len(text) + lines for text in texts)
+    assert lines or found.nbytes == found.characters + 1
+    assert found.bits_per_byte == pytest.approx(bits / found.nbytes, rel=1e-9)
+    assert found.bits_per_character == pytest.approx(bits / found.characters, rel=1e-9)
+    if window is None and not lines:
+        assert (found.window, found.window_asked, found.stride) == (tokens, 256, 128)
+    assert found.divergence is None
 
 
 def test_a_bundle_does_not_diverge_from_itself() -> None:
