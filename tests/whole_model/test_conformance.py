@@ -85,5 +85,4 @@ def test_codes_of_2_4_and_8_bits_give_transformers_logits_on_any_processor(tmp_p
     with stem_edge.load(tmp_path / "bundle") as model:
         for ids, expected in zip(*reference(case), strict=True):
             mean = divergence(expected, model.logits(ids)).mean()
-            print(f"{case}: {mean:.1e} nats")
             assert mean < MOST_NATS
