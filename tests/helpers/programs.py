@@ -18,6 +18,13 @@ for line in sys.stdin:
     exec(line)
     print("done", flush=True)
 """
+# Needed because a shell makes background jobs and their children ignore Ctrl-C.
+HEEDING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from stem_edge.commands.main import main
+sys.exit(main())
+"""
 
 
 class Program:

@@ -15,14 +15,9 @@ from pathlib import Path
 
 import pytest
 from installed import DEMO, ENGLISH
+from programs import HEEDING
 
 # Ctrl-C is ignored in what a script starts in the background, and so in what that starts.
-PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from stem_edge.commands.main import main
-sys.exit(main())
-"""
 PLACES = ["France", "Spain", "Peru", "Chile", "Italy", "Japan", "Kenya", "Norway", "Oman", "Cuba"]
 
 
@@ -53,7 +48,7 @@ def run(source: Path, output: Path, kill_at: int | None = None) -> int:
 
 def _command(source: Path, output: Path) -> list[str]:
     options = ["batch", DEMO, source, output, "-q"]
-    return [sys.executable, "-c", PROGRAM, *map(str, options)]
+    return [sys.executable, "-c", HEEDING, *map(str, options)]
 
 
 def _count(output: Path) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from installed import DEMO
+from programs import HEEDING
 
 import stem_edge
 from stem_edge.commands.main import COMMANDS, main
@@ -99,15 +100,6 @@ def wait_until_idle(process: subprocess.Popen[str]) -> None:
         before, used = used, sum(watched.cpu_times()[:2])
         if used == before and used > 0.1:
             return
-
-
-# Needed because a shell makes background jobs and their children ignore Ctrl-C.
-HEEDING = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from stem_edge.commands.main import main
-sys.exit(main())
-"""
 
 
 @pytest.mark.slow
