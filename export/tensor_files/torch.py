@@ -32,7 +32,8 @@ from stem_edge.export.tensor_files.stored_tensor import (
 OLDEST = (2, 10)  # a pickle could run code in earlier releases, in spite of weights_only
 DTYPES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int32": "I32",
-    "int64": "I64", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    "int64": "I64", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
 }  # fmt: skip
 # Calls that a state of numpy's random numbers makes, which is in files of BlaGPT's trainer.
 ARRAYS = (

@@ -21,10 +21,12 @@ SIZES: dict[str, Any] = {
 GROWTH = """
 import json, sys, threading
 import numpy as np, stem_edge
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.system.memory import own_memory, return_freed_memory
 path, prefill = sys.argv[1:]
-model = load_fixed(path, slots=256, warm_start=False)
+model = load_with(path, LoadOptions(slots=256, warm_start=False))
 model.engine.uses_prefill = bool(int(prefill))
 ids = np.random.default_rng(0).integers(300, 1000, 512).tolist()
 uses = {

@@ -181,11 +181,8 @@ def test_placeholders_are_refused_by_name(entry: str, multimodal: Path, tmp_path
 @pytest.mark.parametrize(
     "command",
     [
-        ["generate", "OUT", "-p", "a <image> b", "--special-tokens"],
-        ["generate", "OUT", "-p", "a <image> b", "--chat", "--special-tokens"],
         ["eval", "OUT", "--text", "TEXT"],
         ["measure", "OUT", "--text", "TEXT"],
-        ["fit", "OUT", "--text", "TEXT"],
     ],
     ids=lambda command: " ".join(command[::4]),
 )

@@ -146,7 +146,7 @@ def test_refusals(tiny_bundle: Path) -> None:
             footprint.with_kv(kv)
     with pytest.raises(InputError, match="kv is 'int2'; expected one of auto, fp32"):
         stem_edge.load(tiny_bundle, kv="int2")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="kv is 'int8'; keys and values on cpu are"):
+    with pytest.raises(InputError, match="kv is 'int8'; keys and values on an accelerator are"):
         stem_edge.load(tiny_bundle, kv="int8", device_memory="1GB")
 
 

@@ -109,7 +109,7 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else real(name, *rest)
 """
 USES = {
-    "load": "model = load_fixed({0!r}); model.generate_text('The', max_new_tokens=2)",
+    "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
     "memory_plan": "stem_edge.memory_plan({0!r})",
     "verify_runs": "from stem_edge.runtime.consistency import verify_runs\n"
     "assert 'again' in verify_runs({0!r}, max_new_tokens=2)",

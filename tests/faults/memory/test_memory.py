@@ -60,12 +60,14 @@ def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
 LADDER = """
 import json, re, sys, threading
 import numpy as np, stem_edge
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 from stem_edge.runtime.backends.onnxruntime.prepared import looking
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[2])
 looking.LEAST_NBYTES = int(sys.argv[4])
-load_fixed(path, engine=engine).close()  # what the libraries take for good is theirs
+stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
 def watch():
     while not done.wait(0.001):
@@ -73,14 +75,14 @@ def watch():
 thread = threading.Thread(target=watch, daemon=True)
 thread.start()
 try:
-    load_fixed(path, engine=engine, memory=1000)
+    stem_edge.load(path, engine=engine, memory=1000)
 except stem_edge.errors.MemoryPlanError as error:
     least = parse_size(re.search(r"at least ([\\d.]+ M?k?B)", str(error))[1])
 found = []
 for more in (-step, step, 2 * step, 4 * step, 8 * step, 16 * step):
     budget, samples[0] = least + more, 0
     try:
-        model = load_fixed(path, engine=engine, memory=budget, warm_start=False)
+        model = load_with(path, LoadOptions(engine=engine, memory=budget, warm_start=False))
     except stem_edge.errors.MemoryPlanError as error:
         found.append([budget, 0, 0, str(error)])
         continue
@@ -305,7 +307,7 @@ with open(sys.argv[1] + "/cgroup.procs", "w") as file:
 import stem_edge
 from stem_edge.system.memory import available_memory
 print(available_memory(), flush=True)
-with load_fixed(sys.argv[2], threads=1) as model:
+with stem_edge.load(sys.argv[2], threads=1) as model:
     for start in range(0, 1700, 100):
         model.logits(list(range(start, start + 100)))
     print(model.plan.total, flush=True)
@@ -342,7 +344,7 @@ def test_r6_after_a_kill_for_memory_the_next_start_is_healthy(
 KILLED = """
 import sys, stem_edge
 while True:  # closing writes counts into the cache folder
-    with load_fixed(sys.argv[1], threads=1) as model:
+    with stem_edge.load(sys.argv[1], threads=1) as model:
         for chunk in model.generate("The capital of Peru is", max_new_tokens=10):
             print(flush=True)
 """

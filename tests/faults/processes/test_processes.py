@@ -26,7 +26,7 @@ FORK = """
 import gc, os, sys, threading, time, warnings
 import numpy as np, stem_edge
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the fault
-model = load_fixed(sys.argv[1], slots=16, threads=2)
+model = stem_edge.load(sys.argv[1], slots=16, threads=2)
 stream = model.generate([5, 6, 7], max_new_tokens=12)
 next(stream)
 def work():
@@ -78,7 +78,7 @@ SCHEDULER_FORK = """
 import os, signal, sys, warnings
 import stem_edge
 warnings.simplefilter("ignore", DeprecationWarning)
-model = load_fixed(sys.argv[1], slots=16, threads=2)
+model = stem_edge.load(sys.argv[1], slots=16, threads=2)
 scheduler = model.scheduler(2)
 requests = [model.request([5, 6, 7]), model.request([1, 2])]
 for request in requests:
@@ -165,8 +165,10 @@ WAITING = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np, stem_edge
-with load_fixed(sys.argv[1], slots=16, threads=1, warm_start=False,
-                    overlap=sys.argv[2] == "prefetch") as model:
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
+with load_with(sys.argv[1], LoadOptions(slots=16, threads=1, warm_start=False,
+                    overlap=sys.argv[2] == "prefetch")) as model:
     list(model.generate([1, 2], max_new_tokens=4))
     base, real = model.engine.rows.store, model.engine.rows.store.read
     def read(numbers, whole=None):

@@ -275,7 +275,9 @@ def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overla
 EXIT = """
 import sys, threading, time
 import numpy as np, stem_edge
-model = load_fixed(sys.argv[1], slots=16, threads=2, warm_start=False)
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
+model = load_with(sys.argv[1], LoadOptions(slots=16, threads=2, warm_start=False))
 stream = model.generate([5, 6, 7], max_new_tokens=50)
 next(stream)
 if "prefetch" in sys.argv:

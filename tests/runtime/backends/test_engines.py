@@ -61,7 +61,7 @@ def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "option", "value"),
     [
-        ("ggml", "providers", ["cpu"]),
+        ("ggml", "provider", "cuda"),
         ("onnxruntime", "repack", True),
     ],
 )
@@ -86,13 +86,13 @@ def damaged(bundle: Path, tmp_path: Path, at: int, value: bytes) -> Path:
 @pytest.mark.parametrize(
     ("at", "value"), [(0, b"GGML"), (8, b"\xff" * 8), (16, b"\xff" * 8), (30, b"??")]
 )
-def test_a_damaged_backbone_never_reaches_ggml(
+def test_a_damaged_header_changes_no_token_and_is_found(
     tiny_gguf: Path, tmp_path: Path, at: int, value: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Weights are read at the offsets that follow from the manifest, not from the header."""
     copy = damaged(tiny_gguf, tmp_path, at, value)
-    with pytest.raises(BundleError, match=GGUF):
-        load_fixed(copy)
-    assert main(["generate", str(copy), "-p", "Once"]) == 1
+    assert greedy(copy) == greedy(tiny_gguf)
+    assert main(["verify", str(copy)]) == 1
     assert GGUF in capsys.readouterr().err
 
 
@@ -115,7 +115,7 @@ def test_generating_on_ggml_loads_no_onnxruntime(tiny_gguf: Path) -> None:
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "import stem_edge\n"
-        f"with load_fixed({str(tiny_gguf)!r}) as model:\n"
+        f"with stem_edge.load({str(tiny_gguf)!r}) as model:\n"
         "    print(model.plan.engine, len(model.generate_text('Once', max_new_tokens=3)) > 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

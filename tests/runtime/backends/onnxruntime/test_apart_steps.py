@@ -9,9 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from every_kind import GEMMA_3N, GEMMA_4, checkpoint_of
+from msgspec.structs import replace
 
-import stem_edge
 from stem_edge.bundle.opening import Bundle
+from stem_edge.export.exporter import export_with
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.storage import plain_format
 from stem_edge.graph.apart import apart
 from stem_edge.graph.ir import Node
 from stem_edge.graph.kv import KvType
@@ -73,10 +76,11 @@ PAIRED: list[tuple[str, KvType]] = [
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
     checkpoint = checkpoint_of(name, folder / "checkpoint", max_context=LENGTH)
-    options: dict[str, Any] = {"type": backbone, "prefill_graph": False}
-    if name == GEMMA_3N and backbone == "int4":
-        options["bits"] = {"laurel_out": 32}  # it has rows of 8 values here
-    return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)
+    kind: Any = backbone
+    if name == GEMMA_3N and backbone == "int4":  # it has rows of 8 values here
+        kind = replace(plain_format("int4"), kinds={"laurel_out": "fp32"})
+    options = ExportOptions(type=kind, prefill_graph=False, max_kl=99.0)
+    return export_with(checkpoint, folder / "bundle", options)
 
 
 def opened(bundle: Bundle, kv: KvType) -> tuple[OrtBackend, Any]:
@@ -107,7 +111,7 @@ def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tupl
         logits = context.finish(slots[places], count)
         found += [logits.copy()] if decoding else []
     loaded: Any = context
-    return np.concatenate(found), [array.host.copy() for array in loaded.kv.arrays]
+    return np.concatenate(found), [array.copy() for array in loaded.kv.arrays]
 
 
 def rounds_alike(node: Node) -> bool:
