@@ -298,7 +298,7 @@ import stem_edge
 root, cache = sys.argv[1:]
 
 def use():
-    with load_fixed(root, cache_dir=cache) as model:
+    with stem_edge.load(root, cache_dir=cache) as model:
         return model.generate_text([1, 2, 3], max_new_tokens=3)
 
 expected = use()  # whatever is imported is imported before the files are out of reach

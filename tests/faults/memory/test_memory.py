@@ -243,7 +243,6 @@ LIMITED = """
 import resource, sys
 import threading
 import onnxruntime, stem_edge
-load = stem_edge.load
 thread = threading.Thread()  # the first one to end loads a library, without which glibc aborts
 thread.start()
 thread.join()
@@ -251,7 +250,7 @@ used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).
 limit = used + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    with load(sys.argv[1], threads=1, warm_start=False) as model:
+    with stem_edge.load(sys.argv[1], threads=1) as model:
         print(model.generate([5, 6, 7], max_new_tokens=4).__next__().token_ids)
 except stem_edge.StemEdgeError as error:
     print(type(error).__name__, error)

@@ -414,7 +414,7 @@ def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName
 
 EXIT = """
 import sys, stem_edge
-model = load_fixed({path!r}, engine={engine!r})
+model = stem_edge.load({path!r}, engine={engine!r})
 generation = model.generate([*range(5, 60)], max_new_tokens=20)
 print(next(generation).token_ids)
 model.itself = model
