@@ -183,7 +183,7 @@ def options_of_export() -> int:
 BUDGETS = {
     "package, lines": Budget(package_lines, 52_900),
     "tools, lines": Budget(lambda: lines_in("tools"), 4_460),
-    "tests, lines": Budget(lambda: lines_in("tests"), 65_589),
+    "tests, lines": Budget(lambda: lines_in("tests"), 55_400),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 2_950),
     "classes": Budget(package_classes, 560),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
