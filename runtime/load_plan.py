@@ -71,6 +71,8 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
 def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
     """Return where the checked tokenizer belongs; None for a damaged file, or without a cache folder."""
+    if options.weights != "prepared":  # an export that judges its work keeps nothing
+        return None
     size, entry = bundle.manifest.model.vocab_size, bundle.manifest.files[TOKENIZER]
     with suppress(InputError, BundleError):
         sha256 = sha256_of(bundle.file(TOKENIZER), entry.nbytes, lambda nbytes: None)

@@ -225,5 +225,5 @@ def test_ids_outside_the_vocabulary_end_guessing_alone(bundle: Path, tmp_path: P
     data[ours : ours + V] = 1 << 30
     (tmp_path / "b" / DATA).unlink()
     data.tofile(tmp_path / "b" / DATA)
-    with pytest.raises(stem_edge.StemEdgeError, match="for the assistant at position"):
+    with pytest.raises(stem_edge.errors.StemEdgeError, match="for the assistant at position"):
         stem_edge.load(tmp_path / "b", threads=1, speculate=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from edit_oracle import PROMPT, Tried, spec, swap, tokens
 from exact_models import TOLERANCE, off
+from installed import bundle_for
 from loading import load_fixed
 from threads import together
 from tiers import GGML_IS_SLOW
@@ -91,7 +92,7 @@ def test_an_edit_that_is_refused_lets_nothing_in(stem: Tried, tmp_path: Path) ->
 
 def test_a_generation_keeps_the_edits_that_it_began_with(stem: Tried, engine: EngineName) -> None:
     specs = [spec("cat", "dog"), spec("aeiou", "vwxyz", "everywhere")]
-    with load_fixed(stem.path, engine=engine, slots=4) as model:
+    with load_fixed(bundle_for(stem.path, engine), engine=engine, slots=4) as model:
         ids = model.tokenize(PROMPT)
         edits = [swap(model, one, "".join(to), scope=s) for one, to, s, _ in specs]
         without, within = stem.oracle.greedy(ids, [], 12), stem.oracle.greedy(ids, specs, 12)
@@ -118,7 +119,7 @@ def test_a_generation_keeps_the_edits_that_it_began_with(stem: Tried, engine: En
 
 def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> None:
     targets = ["dog", "cow", "ape", "elk"]
-    with load_fixed(stem.path, engine=engine, slots=5) as model:
+    with load_fixed(bundle_for(stem.path, engine), engine=engine, slots=5) as model:
         ids = model.tokenize(PROMPT)
         edits = {target: swap(model, "cat", target) for target in targets}
         found: dict[str, list[list[int]]] = {target: [] for target in targets}
@@ -145,7 +146,7 @@ def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> 
 def test_edits_come_and_go_while_threads_generate(stem: Tried, engine: EngineName) -> None:
     """Each answer is that of the edits that were open when it began, and of no others."""
     specs = [spec("cat", "dog"), spec("met", "ate", "everywhere")]
-    with load_fixed(stem.path, engine=engine, slots=5) as model:
+    with load_fixed(bundle_for(stem.path, engine), engine=engine, slots=5) as model:
         ids, ended = model.tokenize(PROMPT), threading.Event()
         edits = [swap(model, one, "".join(to), scope=scope) for one, to, scope, _ in specs]
         chosen = [[spec for spec, on in zip(specs, which, strict=True) if on] for which in WHICH]
@@ -223,7 +224,7 @@ def test_cached_tokens_are_seen_as_edited_at_once(
     slots: int, stem: Tried, engine: EngineName
 ) -> None:
     """The cache may hold the token's own record, those of its targets, or the composed one."""
-    with load_fixed(stem.path, engine=engine, slots=slots) as model:
+    with load_fixed(bundle_for(stem.path, engine), engine=engine, slots=slots) as model:
         ids = model.tokenize(PROMPT)
         edit = stem_edge.make_edit(
             model.bundle, "cat", "dogs", scheme="average", scope="everywhere", layers=[2]
@@ -272,7 +273,9 @@ def test_errors_come_with_the_call_and_not_with_the_first_token(tiny_model: Mode
 
 
 def test_a_prompt_that_fills_the_context(stem: Tried, engine: EngineName) -> None:
-    with load_fixed(stem.path, engine=engine, context_length=16, slots=4) as model:
+    with load_fixed(
+        bundle_for(stem.path, engine), engine=engine, context_length=16, slots=4
+    ) as model:
         ids = model.tokenize("a cat and a cat")
         assert len(ids) == 16
         with model.edited(stem_edge.make_edit(model.bundle, "cat", "mouse", scheme="average")):

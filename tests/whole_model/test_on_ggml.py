@@ -72,7 +72,7 @@ def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capt
     found = stem_edge.fit(tiny_checkpoint, device="pi5", engine="ggml")
     assert [(one.footprint.backbone.weights, one.tables) for one in found] == list(CHOICES)
     assert main(["fit", str(tiny_checkpoint), "--device", "pi5", "--engine", "ggml"]) == 0
-    assert "OUT --engine gguf --backbone q8_0 --tables int8" in capsys.readouterr().out
+    assert "OUT --engine ggml --type q8_0 --rows int8" in capsys.readouterr().out
     with pytest.raises(InputError, match="engine is 'torch'"):
         stem_edge.fit(tiny_checkpoint, device="pi5", engine="torch")
 

@@ -65,7 +65,7 @@ from stem_edge.runtime.loading import load_with
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 from stem_edge.runtime.backends.onnxruntime.prepared import looking
-path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[2])
+path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 looking.LEAST_NBYTES = int(sys.argv[4])
 stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
@@ -252,7 +252,7 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
     with stem_edge.load(sys.argv[1], threads=1) as model:
         print(model.generate([5, 6, 7], max_new_tokens=4).__next__().token_ids)
-except stem_edge.StemEdgeError as error:
+except stem_edge.errors.StemEdgeError as error:
     print(type(error).__name__, error)
 """
 
@@ -311,7 +311,7 @@ with stem_edge.load(sys.argv[2], threads=1) as model:
         model.logits(list(range(start, start + 100)))
     print(model.plan.total, flush=True)
 if len(sys.argv) > 3:
-    bytearray(int(sys.argv[2]))[::4096] = b"x" * (int(sys.argv[2]) // 4096)
+    bytearray(int(sys.argv[3]))[::4096] = b"x" * (int(sys.argv[3]) // 4096)
     print("alive", flush=True)
 """
 
