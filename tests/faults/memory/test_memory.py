@@ -243,6 +243,7 @@ LIMITED = """
 import resource, sys
 import threading
 import onnxruntime, stem_edge
+load, Refused = stem_edge.load, stem_edge.errors.StemEdgeError  # what they import has room
 thread = threading.Thread()  # the first one to end loads a library, without which glibc aborts
 thread.start()
 thread.join()
@@ -250,9 +251,9 @@ used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).
 limit = used + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    with stem_edge.load(sys.argv[1], threads=1) as model:
+    with load(sys.argv[1], threads=1) as model:
         print(model.generate([5, 6, 7], max_new_tokens=4).__next__().token_ids)
-except stem_edge.errors.StemEdgeError as error:
+except Refused as error:
     print(type(error).__name__, error)
 """
 
