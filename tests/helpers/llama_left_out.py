@@ -68,6 +68,7 @@ LEFT_OUT = (
     LeftOut("test_chat_completion::test_chat_completion_stream", TEXT, "Suddenly"),
     LeftOut("test_chat_completion::test_chat_completion_stream", TEXT, "Aside"),
     LeftOut("test_chat_completion::test_chat_completion_with_openai_library", TEXT),
+    LeftOut("test_chat_completion::test_chat_completions_token_count", OWN),
     LeftOut("test_chat_completion::test_chat_template", DEBUG),
     LeftOut("test_chat_completion::test_chat_template_assistant_prefill", DEBUG),
     LeftOut("test_chat_completion::test_chat_template_continue_final_message_vllm_compat", DEBUG),

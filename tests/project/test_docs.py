@@ -34,6 +34,7 @@ NOT_RUN = (
     "pip ",
     "git ",
     "python tools/",
+    "pytest ",
     "mutmut ",
     "stem-edge export build/",
     "stem-edge measure build/",

@@ -96,14 +96,3 @@ def test_verify_leaves_the_shards_out_and_says_so(here: Path, server: RangeServe
     assert f"without the 1 shards at {server.url}, which were not hashed" in found.checked
     assert not any("/c/" in name for name in found.files)
     assert not server.requests
-
-
-@pytest.mark.slow
-def test_tables_out_of_reach_leave_no_verdict(
-    here: Path, server: RangeServer, tmp_path: Path
-) -> None:
-    """Otherwise the graph for prompts would stay unused after they are back."""
-    url = f"{server.url}/not"
-    refused(lambda: load(here, tables=url, cache_dir=tmp_path), RowReadError, url)
-    with load(here, tables=server.url, cache_dir=tmp_path) as model:
-        assert not model.plan.prefill_refused

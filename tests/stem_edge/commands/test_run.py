@@ -27,7 +27,7 @@ from stem_edge.runtime.conversations.conversation import Conversation
 
 Capture = pytest.CaptureFixture[str]
 FRANCE, PERU = "The capital of France is", "The capital of Peru is"
-COMMAND = [sys.executable, "-m", "stem_edge", "chat"]
+COMMAND = [sys.executable, "-m", "stem_edge", "run"]
 # Slow enough to press Ctrl-C while it answers.
 SLOWLY = """
 import sys, time
