@@ -224,5 +224,5 @@ def test_the_command(
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     told = capsys.readouterr().out
-    for name in ("--engine {onnxruntime,ggml}", *GGUF_TYPES):
+    for name in ("onnxruntime, or ggml", *GGUF_TYPES):
         assert name in told
