@@ -142,10 +142,10 @@ def by_llama(path: Path) -> Logits:
 
     size: Any = {"n_ctx": 1024, "n_batch": 1024, "n_threads": 2, "logits_all": True}
     size |= dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
-    model = llama_cpp.Llama(str(path), flash_attn=False, verbose=False, **size)
+    model: Any = llama_cpp.Llama(str(path), flash_attn=False, verbose=False, **size)
 
     def logits(ids: list[int]) -> F32:
-        model.reset()  # type: ignore[no-untyped-call]
+        model.reset()
         model.eval(ids)
         return np.array(model.scores[: len(ids)], np.float32)
 
