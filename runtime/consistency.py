@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.errors import BackendError, InputError
-from stem_edge.runtime.backends.engine import Engine
-from stem_edge.runtime.backends.engines import check_installed, engines_of
+from stem_edge.errors import InputError
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
@@ -41,35 +40,22 @@ def verify_runs(
     """Generate greedily in every way of running a bundle; way -> "ok", or where tokens differ.
 
     The prompts are the given text and parts of it. Engines round differently, so an engine is compared with
-    itself. An engine that is not installed, but that the bundle has a backbone for, is reported as "not
-    run: ...". So are ways whose kernels round otherwise here. `progress` is called with each way's name
-    before it runs.
+    itself. Ways whose kernels round differently here are reported as "not run: ...". `progress` is called
+    with each way's name before it runs.
 
-    Raises what `load` raises, InputError if the text is too long, and BackendError if no engine could run.
+    Raises what `load` raises, and InputError if the text is too long.
     """
-    bundle, results = open_bundle(path), dict[str, str]()
-    engines = engines_of(bundle)
-    if not any(engine.installed for engine in engines):
-        check_installed(bundle, engines[0].name)
-    for engine in engines:
-        absent = "" if engine.installed else f"{engine.name} is not installed"
-        if reason := absent or engine.ways.missing(cache_dir):
-            results[engine.name] = f"{NOT_RUN}: {reason}"
-            continue
-        options = {"engine": engine.name, "cache_dir": cache_dir}
-        for way, found in _ways(path, engine, options, prompt, max_new_tokens):
-            name = way if engine is engines[0] else f"{way}, {engine.name}"
-            progress(name)
-            results[name] = found()
-    if all(result.startswith(NOT_RUN) for result in results.values()):
-        raise BackendError(f"{bundle.path}: {'; '.join(results.values())}")
+    results, tile = dict[str, str](), ENGINES[choose_engine(open_bundle(path))].tile
+    for way, found in _ways(path, tile, {"cache_dir": cache_dir}, prompt, max_new_tokens):
+        progress(way)
+        results[way] = found()
     return results
 
 
 def _ways(
-    path: str | Path, engine: Engine, options: dict[str, Any], text: str, new: int
+    path: str | Path, tile: int, options: dict[str, Any], text: str, new: int
 ) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the name of each way, and what runs it."""
+    """Yield the name of each way, and what runs it. tile: of the engine."""
     with load_with(path, LoadOptions(**options)) as model:
         prompts = _prompts(model, text, new)
         costs, own, slots = model.stepping.costs, model.stepping.speculation, model.plan.slots
@@ -93,12 +79,12 @@ def _ways(
             yield "drafts", lambda: compared(_drafted(model, prompts, expected, costs))
         else:
             yield "drafts", lambda: f"{NOT_RUN}: steps of several tokens round otherwise"
-        if engine.ways.tile:
+        if tile:
             few = f"{NOT_RUN}: steps of few tokens round otherwise"
             yield "small chunks", lambda: few
         else:
             yield "small chunks", lambda: compared(_in_chunks(model, prompts, new))
-    if slots and not engine.ways.tile:
+    if slots and not tile:
         yield "few slots", lambda: compared(_few_slots(path, options, prompts, new))
     yield "prompts kept in files", lambda: compared(_restarted(path, options, prompts, new))
 

@@ -12,8 +12,7 @@ from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.files.hashing import sha256_of
-from stem_edge.runtime.backends.engine import EngineLoader
-from stem_edge.runtime.backends.engines import choose_engine, loader
+from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loader
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
@@ -54,7 +53,7 @@ def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
     later = open_text(bundle, options).nbytes_to_come
     later += drafting_nbytes(draft_of(bundle, options))
     loader = loader_of_kv(bundle, chosen, options, later)
-    return plan_load(bundle, chosen, loader.needs, options, later)
+    return plan_load(bundle, loader.needs, options, later)
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
@@ -118,20 +117,19 @@ def loader_of_kv(bundle: Bundle, engine: str, options: LoadOptions, later: int) 
     if options.kv != "auto":
         return usual
     with suppress(MemoryPlanError):
-        plan = plan_load(bundle, engine, usual.needs, options, later)
+        plan = plan_load(bundle, usual.needs, options, later)
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
             return usual
     with suppress(InputError, MemoryPlanError):
         small = dataclasses.replace(options, kv=SMALL_KV)
         fitting = loader(bundle, engine, small)
-        plan_load(bundle, engine, fitting.needs, small, later)
+        plan_load(bundle, fitting.needs, small, later)
         return fitting
     return usual
 
 
 def plan_load(
     bundle: Bundle,
-    engine: str,
     needs_at: Callable[[int], Needs],
     options: LoadOptions,
     later: int,
@@ -147,8 +145,7 @@ def plan_load(
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)
 
-    plan = choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
-    return dataclasses.replace(plan, engine=engine)
+    return choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
 
 
 def check_tables(bundle: Bundle, options: LoadOptions) -> None:

@@ -16,8 +16,7 @@ from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, UnknownOptionError
-from stem_edge.runtime.backends.engine import EngineLoader
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine
+from stem_edge.runtime.backends.engines import EngineLoader, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
@@ -76,7 +75,7 @@ def load(
         Sequences that decode together share them, as many as fit. On an accelerator, they take turns.
         Default: 1.
     engine: what runs the backbone, "onnxruntime" or "ggml". Model.plan.engine names it. Default: auto, the
-        first that is installed and that the bundle has a backbone for.
+        one that the bundle has a backbone for.
     kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Model.plan.kv names it. On
         an accelerator, they have the type of the activations. Default: auto, fp32 on onnxruntime and fp16 on
         ggml (fp32 with f32 weights), or int8 where the context that fits would otherwise be shorter than 4096
@@ -140,7 +139,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     later = drafting_nbytes(draft) + text.nbytes_to_come
     loader = loader_of_kv(bundle, chosen, options, later)
     loader.prepare()
-    plan = plan_load(bundle, chosen, loader.needs, options, later)
+    plan = plan_load(bundle, loader.needs, options, later)
     text.room = text_room(plan, options)
     if options.prompt_cache and not can_keep(plan):
         raise InputError(
@@ -171,7 +170,7 @@ def _assemble(
             if options.guesses_ahead(costs):
                 from stem_edge.runtime.speculation.opening import open_speculation
 
-                footprint = footprint_of(bundle.manifest, ENGINES[plan.engine].backbone)
+                footprint = footprint_of(bundle.manifest, plan.engine)
                 guessing = open_speculation(
                     engine, plan, footprint, costs, draft, options, load_with
                 )

@@ -1,21 +1,114 @@
-"""The list of engines, and the choice of one for a bundle.
+"""The engines: what is known of each before its library is imported, and how it loads a bundle.
 
-An engine is a folder with its own Engine, and a line in ENGINES. Everything else goes through Engine,
-EngineWays, EngineLoader, Slots, Backend and Needs.
+An engine is a folder with modules `loader` and `expected`, and an entry in ENGINES. Everything else goes
+through EngineEntry, EngineLoader, Slots, Backend and Needs.
 """
 
 from __future__ import annotations
 
-from stem_edge.bundle.manifest import BACKBONES
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+from stem_edge import __version__
+from stem_edge.bundle.manifest import BACKBONES, version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.backends.engine import Engine, EngineLoader
-from stem_edge.runtime.backends.ggml.engine import GgmlEngine
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
+from stem_edge.runtime.backends.interface import Backend, StepCosts
+from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
+from stem_edge.runtime.rows.slots import Slots
+from stem_edge.tables.rows import RecordLayout
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntimeEngine(), GgmlEngine())}
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.expected import Expected
+
+UNSET = (None, False, "cpu")  # values of options that ask for nothing of an engine
+
+
+class EngineLoader(Protocol):
+    """Loads a bundle on an engine."""
+
+    name: str  # of the engine or provider, in messages
+    fills_while_opening: bool  # slots can be filled while the backbone is being opened
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """Costs of decoding steps, if they were measured; known after `prepare`."""
+
+    def prepare(self) -> None:
+        """Do the work that only a first load needs."""
+
+    def needs(self, context: int) -> Needs:
+        """Return the memory needed for `context` tokens; may be called before `prepare`."""
+
+    def make_slots(self, layout: RecordLayout, count: int) -> Slots:
+        """Allocate slots in the form that this engine's graph reads."""
+
+    def open(self, slots: Slots | None) -> Backend:
+        """Load the backbone over these slots; None for a dense model. Raises BackendError."""
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine, named as its folder and as its backbone in the manifest."""
+
+    name: EngineName
+    install: str  # command that installs it
+    installed: Callable[[], bool]  # whether its library is; does not import it
+    lacks: tuple[str, ...]  # options of `load` that it does not have
+    tile: int = 0  # chunks of at least these many tokens run on kernels that round differently
+
+    @property
+    def folder(self) -> str:
+        """Package with the engine's modules."""
+        return f"stem_edge.runtime.backends.{self.name}"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what computes with it; name -> "" for what is not installed."""
+        found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
+        return found | {self.name: BACKBONES[self.name].library()}
+
+    @property
+    def expected(self) -> Expected:
+        """Memory that the engine is expected to take, before it runs a bundle."""
+        found: Expected = import_module(f"{self.folder}.expected")
+        return found
+
+    def loader(self, bundle: Bundle, options: LoadOptions) -> EngineLoader:
+        """Return what loads a bundle, with options that the engine has; it imports the library."""
+        found: EngineLoader = import_module(f"{self.folder}.loader").loader(bundle, options)
+        return found
+
+
+def _ggml_is_installed() -> bool:
+    from stem_edge.ggml.installed import library_path
+
+    return library_path() is not None
+
+
+ENGINES: dict[str, EngineEntry] = {
+    entry.name: entry
+    for entry in (
+        EngineEntry(
+            "onnxruntime",
+            "pip install onnxruntime",
+            lambda: find_spec("onnxruntime") is not None,
+            lacks=("repack",),
+        ),
+        EngineEntry(
+            "ggml",
+            "pip install 'stem-edge[gguf]' (it compiles for some minutes: docs/engines.md)",
+            _ggml_is_installed,
+            lacks=("provider", "device_memory"),
+            tile=64,
+        ),
+    )
+}
 
 
 def engine_names() -> tuple[str, ...]:
@@ -23,46 +116,32 @@ def engine_names() -> tuple[str, ...]:
     return (AUTO, *ENGINES)
 
 
-def engines_of(bundle: Bundle) -> list[Engine]:
-    """Return the engines that a bundle has a backbone for, the preferred one first."""
-    return [one for one in ENGINES.values() if one.backbone in bundle.manifest.engines]
-
-
-def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
-    """Return the engine for a bundle; "auto" takes the first installed one with a backbone in it.
+def choose_engine(bundle: Bundle, wanted: str = AUTO) -> EngineName:
+    """Return the engine for a bundle; "auto" is that of its backbone.
 
     Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.
     """
-    fitting = [engine.name for engine in engines_of(bundle)]
+    own = bundle.manifest.engines
     if wanted == AUTO:
-        return next((name for name in fitting if ENGINES[name].installed), fitting[0])
+        return own[0]
     if wanted not in ENGINES:
         raise InputError(f"engine is {wanted!r}; expected one of {', '.join(engine_names())}")
-    if wanted not in fitting:
-        backbone = BACKBONES[ENGINES[wanted].backbone]
+    name = ENGINES[wanted].name
+    if name not in own:
         raise BackendError(
-            f"{bundle.path}: no backbone for {wanted} ({backbone.files[0]}), only for "
-            f"{' and '.join(bundle.manifest.engines)}; make a bundle for it with: "
-            f"stem-edge export CHECKPOINT OUT --engine {backbone.engine}"
+            f"{bundle.path}: no backbone for {name} ({BACKBONES[name].files[0]}), only for "
+            f"{' and '.join(own)}; make a bundle for it with: "
+            f"stem-edge export CHECKPOINT OUT --engine {name}"
         )
-    return wanted
-
-
-def choose_backbone(bundle: Bundle, wanted: str = AUTO) -> EngineName:
-    """Return the backbone that the chosen engine runs. Raises what choose_engine raises."""
-    return ENGINES[choose_engine(bundle, wanted)].backbone
+    return name
 
 
 def check_installed(bundle: Bundle, engine: str) -> None:
     """Raise BackendError if the chosen engine is not installed."""
-    chosen = ENGINES[engine]
-    if chosen.installed:
-        return
-    others = [one.name for one in engines_of(bundle) if one.installed]
-    instead = f", or use {others[0]}, which is" if others else ""
-    raise BackendError(
-        f"{bundle.path}: {engine} is not installed; install it with: {chosen.install}{instead}"
-    )
+    if not (chosen := ENGINES[engine]).installed():
+        raise BackendError(
+            f"{bundle.path}: {engine} is not installed; install it with: {chosen.install}"
+        )
 
 
 def loader(bundle: Bundle, engine: str, options: LoadOptions) -> EngineLoader:
@@ -71,5 +150,10 @@ def loader(bundle: Bundle, engine: str, options: LoadOptions) -> EngineLoader:
     Raises InputError for options that the engine lacks, BackendError if it cannot load the bundle.
     """
     check_installed(bundle, engine)
-    ENGINES[engine].check_lacks(vars(options))
-    return ENGINES[engine].loader(bundle, options)
+    given, chosen = vars(options), ENGINES[engine]
+    if absent := [name for name in chosen.lacks if given[name] not in UNSET]:
+        raise InputError(
+            f"{', '.join(absent)}: not supported by the engine in use, {engine}; leave it "
+            "out, or choose another engine"
+        )
+    return chosen.loader(bundle, options)

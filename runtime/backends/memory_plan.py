@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stem_edge.bundle.footprint import Footprint
+from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.units import format_size
@@ -121,7 +122,7 @@ class DevicePlan:
 class MemoryPlan:
     """Planned bytes in the memory of this process, and the numbers that they follow from."""
 
-    engine: str  # that runs the backbone
+    engine: EngineName  # that runs the backbone
     context_length: int  # tokens of prompt and answer together
     chunk_tokens: int  # most tokens of a prompt in a step
     logit_tokens: int  # most tokens of a step that gives the logits of each

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
-AUTO = "auto"  # the first engine that is there
+AUTO = "auto"  # the engine of the bundle's backbone
 Folder: TypeAlias = str | Path | None
 # How onnxruntime holds matrices on the CPU: mapped from files where that is worth it; else packed in memory;
 # else as in their file, where each step takes many times as long.
@@ -45,7 +45,7 @@ class LoadOptions:
     threads: int | None = None
     provider: str = "cpu"
     context_length: int | None = None
-    engine: str = AUTO  # or a key of stem_edge.runtime.backends.engines.ENGINES
+    engine: str = AUTO  # or a key of ENGINES (engines.py)
     device_memory: int | str | None = None
     slots: int | None = None
     sequences: int = 1

@@ -11,7 +11,6 @@ from typing import TypeAlias
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.batching.batch import Rounding
@@ -41,7 +40,7 @@ def open_scheduler(
 ) -> Scheduler:
     """Return a scheduler with as many places as memory allows, as Model.scheduler says."""
     check_sequences(sequences)
-    footprint = footprint_of(bundle.manifest, ENGINES[plan.engine].backbone)
+    footprint = footprint_of(bundle.manifest, plan.engine)
     if plan.device is not None:
         footprint = footprint.without_windows()
     keys = engine.rows.keys

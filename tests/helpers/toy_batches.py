@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 from loading import load_fixed
-from toy_engine import ToyEngine, ToyLoader
+from toy_engine import ToyLoader, toy_engine
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.runtime.backends.engines import ENGINES
@@ -167,8 +167,8 @@ class ToyBatch:
 def toy_model(bundle: Any, *, copies: bool = True, **options: Any) -> Iterator[tuple[Model, Any]]:
     """Load a bundle with this engine; yield the model and its backend."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "toy", ToyEngine(Loader))
-        given: dict[str, Any] = {"engine": "toy", "warm_start": False} | options
+        patch.setitem(ENGINES, "onnxruntime", toy_engine(Loader))
+        given: dict[str, Any] = {"warm_start": False} | options
         with load_fixed(bundle, **given) as model:
             backend: Any = model.engine.backend
             backend.copies = copies

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.runtime.backends.engine import Engine
+from stem_edge.runtime.backends.engines import EngineEntry
 from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plain_batch import PlainBatch
@@ -16,22 +17,24 @@ from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 
 
-class ToyEngine(Engine):
-    """An engine with a loader of this class for each bundle."""
+@dataclass(frozen=True)
+class ToyEngine(EngineEntry):
+    """An engine in the place of onnxruntime, with a loader of this class for each bundle."""
 
-    name, backbone, installed, install = "toy", "onnxruntime", True, "pip install toy"
-    ways: Any = None
+    own: Any = None
     versions = {"toy": "7"}  # noqa: RUF012  (never changed)
 
-    def __init__(self, loader: type[ToyLoader]) -> None:
-        self._loader = loader
-
     def loader(self, bundle: Bundle, options: LoadOptions) -> Any:
-        return self._loader(bundle)
+        return self.own(bundle)
+
+
+def toy_engine(loader: type[ToyLoader]) -> ToyEngine:
+    """Return the entry of an engine with this loader."""
+    return ToyEngine("onnxruntime", "pip install toy", lambda: True, (), own=loader)
 
 
 class ToyLoader:
-    """An EngineLoader (stem_edge.runtime.backends.engine)."""
+    """An EngineLoader (stem_edge.runtime.backends.engines)."""
 
     name, fills_while_opening, step_costs = "toy", True, None
 

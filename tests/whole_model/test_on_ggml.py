@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.quality.quality import evaluate
-from stem_edge.runtime.backends.ggml.engine import GgmlEngine
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.ggml.expected import CHOICES
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
 from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
@@ -48,8 +48,7 @@ def test_runs_on_ggml_give_the_same(tiny_gguf: Path) -> None:
 
 
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for engine in (OnnxRuntimeEngine, GgmlEngine):
-        monkeypatch.setattr(engine, "installed", False)
+    monkeypatch.setitem(ENGINES, "ggml", replace(ENGINES["ggml"], installed=lambda: False))
     with pytest.raises(BackendError, match="ggml is not installed"):
         verify_runs(alone)
 

@@ -14,7 +14,7 @@ from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
-from stem_edge.runtime.backends.engine import EngineLoader
+from stem_edge.runtime.backends.engines import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend

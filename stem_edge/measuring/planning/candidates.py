@@ -67,9 +67,9 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     source = open_checkpoint(path)
     config = source.config
     chosen = next(iter(ENGINES)) if engine == AUTO else engine
-    if (kept := _of_own_types(source, ENGINES[chosen].backbone)) is not None:
+    if (kept := _of_own_types(source, ENGINES[chosen].name)) is not None:
         return [kept]
-    found = ENGINES[chosen].ways.expected.footprints(config, partial(_tables, config))
+    found = ENGINES[chosen].expected.footprints(config, partial(_tables, config))
     return found if config.stem_layers else found[:-1]  # the last two differ only in their tables
 
 

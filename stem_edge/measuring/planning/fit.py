@@ -23,7 +23,7 @@ from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.planning.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
-from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequences
@@ -126,7 +126,7 @@ def fit(
     if bundle is None:
         footprints = of_checkpoint(root, engine)
     else:
-        footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
+        footprints = [footprint_of(bundle.manifest, choose_engine(bundle, engine))]
     rates = bandwidth_of(stated, bandwidth, threads or usable_cpus())
     hits, source = _hits(bundle, footprints[0])
     planner = _Fitting(
@@ -179,7 +179,7 @@ class _Fitting:
         found, refused = list[tuple[Needs, MemoryPlan, int]](), list[MemoryPlanError]()
         for footprint in footprints:
             prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
-            expected = ENGINES[footprint.engine].ways.expected
+            expected = ENGINES[footprint.engine].expected
             needs_at = expected.needs_at(footprint, self.bundle, prefill=prefill, repack=False)
             try:
                 plan, mapped = plan_within(
@@ -201,7 +201,7 @@ def plan_within(
     Raises MemoryPlanError.
     """
     needs = needs_at(lengths[-1])
-    mapped = ENGINES[needs.footprint.engine].ways.expected.read_in_place(needs)
+    mapped = ENGINES[needs.footprint.engine].expected.read_in_place(needs)
     if mapped >= memory:
         raise MemoryPlanError(
             f"{path}: {format_size(memory)} are too little: every token reads {format_size(mapped)} of "

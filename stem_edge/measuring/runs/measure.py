@@ -27,7 +27,7 @@ from stem_edge.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine, loader
+from stem_edge.runtime.backends.engines import choose_engine, loader
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
@@ -227,8 +227,8 @@ class _Runs:
 
 def token_nbytes(bundle: Bundle, options: LoadOptions, work: Workload) -> int:
     """Return the bytes that a decode step reads from memory, in the middle of the decoded text."""
-    backbone = ENGINES[choose_engine(bundle, options.engine)].backbone
-    footprint = footprint_of(bundle.manifest, backbone).with_kv(options.kv)
+    engine = choose_engine(bundle, options.engine)
+    footprint = footprint_of(bundle.manifest, engine).with_kv(options.kv)
     record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
     position = len(work.prompt) + len(work.following) // 2
     return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record

@@ -47,7 +47,7 @@ class Subject:
     def module(self) -> str:
         """Name of the module that is imported before loading."""
         engine = ENGINES.get(self.options.get("engine", ""))
-        return KINDS[self.kind][0] if engine is None else engine.module
+        return KINDS[self.kind][0] if engine is None else f"{engine.folder}.loader"
 
     def prepared_folders(self) -> tuple[Path, ...]:
         """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
@@ -55,7 +55,7 @@ class Subject:
         if "engine" not in given:
             return ()
         bundle = open_bundle(self.path, given.get("tables"))
-        found = ENGINES[given["engine"]].ways.expected.prepared_folder(
+        found = ENGINES[given["engine"]].expected.prepared_folder(
             bundle, given.get("cache_dir"), given.get("kv", "auto")
         )
         return () if found is None else (found,)

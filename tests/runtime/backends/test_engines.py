@@ -6,20 +6,20 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loading import load_fixed
-from toy_engine import ToyEngine, ToyLoader
+from toy_engine import ToyLoader, toy_engine
 
 import stem_edge
 from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine, engines_of
-from stem_edge.runtime.backends.ggml.engine import GgmlEngine
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 
 
 def greedy(bundle: Path, **options: Any) -> tuple[str, str]:
@@ -35,7 +35,8 @@ def test_the_bundle_decides(tiny_bundle: Path, tiny_gguf: Path) -> None:
 
 
 def test_what_is_not_installed_is_named(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GgmlEngine, "installed", False)
+    absent = replace(ENGINES["ggml"], installed=lambda: False)
+    monkeypatch.setitem(ENGINES, "ggml", absent)
     names: list[str] = ["auto", "ggml"]
     for name in names:
         with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
@@ -130,24 +131,23 @@ def test_the_command_says_which_engine_it_was(
         assert f"{name}: prompt" in capsys.readouterr().err
 
 
-def test_a_new_engine_is_a_class_and_a_line(
+def test_a_new_engine_is_a_loader_and_an_entry(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Everything else works with it, including the commands."""
-    monkeypatch.setitem(ENGINES, "toy", ToyEngine(ToyLoader))
+    real = greedy(tiny_bundle)
+    toy = toy_engine(ToyLoader)
+    monkeypatch.setitem(ENGINES, "onnxruntime", toy)
     texts = [
-        greedy(tiny_bundle, engine="toy", slots=slots, overlap=overlap)
+        greedy(tiny_bundle, slots=slots, overlap=overlap)
         for slots, overlap in ((8, True), (8, False), (300, True))
     ]
-    assert texts[0][0] == "toy" and len(set(texts)) == 1
-    assert stem_edge.memory_plan(tiny_bundle, engine="toy").weights == 1000
-    assert main(["generate", str(tiny_bundle), "-p", "Once", "-n", "12", "--engine", "toy"]) == 0
-    said = capsys.readouterr()
-    assert said.out.strip() == texts[0][1].strip() and "toy: prompt" in said.err
-    assert greedy(tiny_bundle)[0] == "onnxruntime"
-    assert [one.name for one in engines_of(open_bundle(tiny_bundle))] == ["onnxruntime", "toy"]
-    with load_fixed(tiny_bundle, engine="toy") as model:
+    assert len(set(texts)) == 1 and texts[0] != real
+    assert stem_edge.memory_plan(tiny_bundle).weights == 1000
+    assert main(["generate", str(tiny_bundle), "-p", "Once", "-n", "12"]) == 0
+    assert capsys.readouterr().out.strip() == texts[0][1].strip()
+    with load_fixed(tiny_bundle) as model:
         assert "toy: 7" in model._prefixes.fingerprint  # not the version of onnxruntime
-    monkeypatch.setattr(ToyEngine, "installed", False)
-    with pytest.raises(BackendError, match=r"toy is not installed.*pip install toy"):
-        load_fixed(tiny_bundle, engine="toy")
+    monkeypatch.setitem(ENGINES, "onnxruntime", replace(toy, installed=lambda: False))
+    with pytest.raises(BackendError, match=r"onnxruntime is not installed.*pip install toy"):
+        load_fixed(tiny_bundle)

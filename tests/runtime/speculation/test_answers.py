@@ -16,7 +16,7 @@ from installed import bundle_for
 from loading import load_fixed
 from prefix_bits import after_prompt
 from tiers import slow_but
-from toy_engine import ToyEngine, ToyLoader
+from toy_engine import ToyLoader, toy_engine
 
 from stem_edge.errors import RowReadError
 from stem_edge.graph.formats import EngineName
@@ -72,9 +72,9 @@ def test_tokens_are_those_of_plain_decoding(model: Model, sampling: str, wrong: 
 
 
 def test_guesses_from_the_text_itself(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "toy", ToyEngine(ToyLoader))
+    monkeypatch.setitem(ENGINES, "onnxruntime", toy_engine(ToyLoader))
     # Its tokens follow from the token before alone, so they repeat soon.
-    with load_fixed(tiny_bundle, engine="toy", threads=1) as model:
+    with load_fixed(tiny_bundle, threads=1) as model:
         plain = answered(model, PROMPT[:30], max_new_tokens=90)
         speculation = Speculation(CHEAP, 7)
         assert answered(model, PROMPT[:30], speculation, max_new_tokens=90) == plain
