@@ -222,7 +222,7 @@ def test_parts_that_ggml_lacks_are_refused(
 
 
 def test_reports_of_a_bundle(bundle: Path) -> None:
-    table = " ".join(bundle_table(stem_edge.open_bundle(bundle_for(bundle, "ggml"))).split())
+    table = " ".join(bundle_table(stem_edge.open_bundle(bundle)).split())
     assert "per-layer embeddings of" in table
     assert "16 or 32 wide RoPE in halves, window of" in table
     with pytest.raises(InputError, match="costs are counted for STEM layers"):

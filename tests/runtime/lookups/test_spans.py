@@ -252,15 +252,10 @@ def test_a_long_prompt_is_not_repeated_in_the_error(demo: TextCodec) -> None:
 
 
 def in_less_than(seconds: float, work: Callable[[], object]) -> None:
-    """Check the best of three runs, because other processes may slow one down."""
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-        if times[-1] < seconds:
-            return
-    pytest.fail(f"took {min(times):.2f} s")
+    """Check processor time, which other processes hardly change. Quadratic work takes minutes."""
+    started = time.process_time()
+    work()
+    assert time.process_time() - started < seconds
 
 
 @pytest.mark.parametrize(
@@ -277,7 +272,7 @@ def test_long_prompts_take_little_time(
     make: Callable[[TextCodec], list[int]], demo: TextCodec
 ) -> None:
     ids = make(demo)
-    in_less_than(0.6, lambda: find_spans(demo, ids, "Spain"))
+    in_less_than(5, lambda: find_spans(demo, ids, "Spain"))
 
 
 @pytest.mark.parametrize("wanted", ["Q" * 12, "the " * 20 + "x", "the capital " * 300])
@@ -290,7 +285,7 @@ def test_looking_for_near_matches_takes_little_time(wanted: str, demo: TextCodec
         with pytest.raises(InputError):
             find_spans(demo, ids, wanted.strip())
 
-    in_less_than(2, fail)
+    in_less_than(15, fail)
 
 
 def test_tokens_of_a_text_behind_another(demo: TextCodec, sentences: TextCodec) -> None:
