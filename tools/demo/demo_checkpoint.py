@@ -1,20 +1,15 @@
-"""Save the demo model as a checkpoint in the public STEM trainer's layout or in this project's schema."""
+"""Save the demo model as a checkpoint in the public STEM trainer's layout."""
 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from demo_model import DemoModel, model_config
+from demo_model import DemoModel
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
-
-from stem_edge.export.checkpoints.hugging_face.names import tensor_name
-from stem_edge.export.checkpoints.lingua import LAYER_NAMES, TOP_NAMES
-from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 
 SHARDS = 2
 
@@ -45,26 +40,3 @@ def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> Non
         },
     }
     (folder / "params.json").write_text(json.dumps(params, indent=2) + "\n", encoding="utf-8")
-
-
-def save_demo(model: DemoModel, out: Path, ranks: Path) -> None:
-    """Write the model and its tokenizer (`ranks`, a tiktoken file) in this project's schema."""
-    sys.path.append(str(Path(__file__).parents[1]))
-    from stem_format import save_stem
-
-    config, state = model_config(model.config), model.state_dict()
-    names = {name: trained_name(name) for name in config.backbone_shapes()}
-    tensors = {tensor_name(ours): state[own] for ours, own in names.items()}
-    for layer, table in zip(model.config.stem_layers, model.stem_embeddings, strict=True):
-        tensors[f"model.layers.{layer}.mlp.stem_table.weight"] = table.weight
-    tokenizer = convert_tokenizer("tiktoken", ranks, add_bos=True)
-    save_stem(out, config, tensors, tokenizer)
-
-
-def trained_name(name: str) -> str:
-    """Return the trainer's name of a tensor, given its name in stem_edge."""
-    if not name.startswith("layers."):
-        return {ours: theirs for theirs, ours in TOP_NAMES.items()}.get(name, name) + ".weight"
-    _, layer, own = name.split(".", 2)
-    theirs = {ours: theirs for theirs, ours in LAYER_NAMES.items()}.get(own, own)
-    return f"layers.{layer}.{theirs}.weight"

@@ -1,8 +1,7 @@
 """The demo's STEM language model in torch, with the names of the public STEM trainer.
 
 Shapes: B sequences of T tokens; D = dim; H query heads share K key/value heads of h values; F =
-d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x), or
-by the mean of the rows of a document's last tokens.
+d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x).
 """
 
 from __future__ import annotations
@@ -10,12 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from demo_tokenizer import SPECIAL_COUNT
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
-
-from stem_edge.config import ModelConfig
 
 INT4_BLOCK = 32
 INT8_GROUP = 128
@@ -35,14 +31,6 @@ class DemoConfig:
     max_seqlen: int = 256
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
-    window: int = 0  # tokens that attention sees in these layers; elsewhere it sees all
-    window_layers: tuple[int, ...] = ()
-    stem_window_size: int = 0  # last tokens whose rows a STEM layer takes the mean of; 0: one
-
-    @property
-    def end(self) -> int:
-        """Token that ends a document, as the tokenizer has it: the second special one."""
-        return self.vocab_size - SPECIAL_COUNT + 1
 
     @property
     def stem_embedding_dim(self) -> int:
@@ -59,16 +47,13 @@ class Attention(nn.Module):
         self.wv = linear(config.dim, config.n_kv_heads * self.head_dim)
         self.wo = linear(config.n_heads * self.head_dim, config.dim)
 
-    def forward(self, x: Tensor, turns: Tensor, seen: Tensor | None) -> Tensor:
-        """x [B, T, D], turns [T, h/2] or [B, T, h/2] complex, seen [T, T] or None for all before
-        -> [B, T, D]."""
+    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+        """x [B, T, D], turns [T, h/2] complex -> [B, T, D]."""
         q, k, v = (
             torch.unflatten(w(x), -1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv)
         )
         q, k, v = (t.transpose(1, 2) for t in (rotate(q, turns), rotate(k, turns), v))
-        mixed = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=True
-        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         out: Tensor = self.wo(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -97,8 +82,8 @@ class Layer(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
 
-    def forward(self, x: Tensor, turns: Tensor, up: Tensor | None, seen: Tensor | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), turns, seen)
+    def forward(self, x: Tensor, turns: Tensor, up: Tensor | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), turns)
         out: Tensor = x + self.feed_forward(self.ffn_norm(x), up)
         return out
 
@@ -123,46 +108,17 @@ class DemoModel(nn.Module):
         self.register_buffer("turns", rope_turns(config), persistent=False)
         nn.init.normal_(self.tok_embeddings.weight, std=config.dim**-0.5)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """positions [B, T]: of the tokens, below max_seqlen; 0 to T - 1 by default."""
-        x = self.tok_embeddings(tokens)
-        turns = self.turns[: tokens.shape[1]] if positions is None else self.turns[positions]
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, turns = self.tok_embeddings(tokens), self.turns[: tokens.shape[1]]
         tables = dict(zip(self.config.stem_layers, self.stem_embeddings, strict=True))
-        window = seen_in_window(tokens.shape[1], self.config.window) if self.config.window else None
-        length = self.config.stem_window_size
-        shares = shares_of_last(tokens, length, self.config.end) if length else None
         for i, layer in enumerate(self.layers):
-            seen = window if i in self.config.window_layers else None
-            up = tables[i](tokens) if i in tables else None
-            if up is not None and shares is not None:
-                up = shares @ up
-            x = layer(x, turns, up, seen)
+            x = layer(x, turns, tables[i](tokens) if i in tables else None)
         logits: Tensor = self.output(self.norm(x))
         return logits
 
     def tables(self) -> list[Tensor]:
         """U [V, F] of each STEM layer."""
         return [table.get_parameter("weight") for table in self.stem_embeddings]
-
-
-def model_config(config: DemoConfig) -> ModelConfig:
-    """Describe the model by this project's names."""
-    return ModelConfig(
-        vocab_size=config.vocab_size,
-        dim=config.dim,
-        n_layers=config.n_layers,
-        n_heads=config.n_heads,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.dim // config.n_heads,
-        d_ff=config.stem_embedding_dim,
-        stem_layers=config.stem_layers,
-        row_window=config.stem_window_size,
-        norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
-        max_context=config.max_seqlen,
-        sliding_window=config.window,
-        window_layers=config.window_layers if config.window else None,
-    )
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
@@ -177,21 +133,6 @@ def rope_turns(config: DemoConfig) -> Tensor:
     frequencies = config.rope_theta ** (-torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(config.max_seqlen).float(), frequencies)
     return torch.polar(torch.ones_like(angles), angles)
-
-
-def seen_in_window(length: int, window: int) -> Tensor:
-    """Whether attention sees a token [T, T]: itself and up to window - 1 before it."""
-    back = torch.arange(length)[:, None] - torch.arange(length)
-    return (back >= 0) & (back < window)
-
-
-def shares_of_last(tokens: Tensor, window: int, end: int) -> Tensor:
-    """Share [B, T, T] of each token's row in the means of the last `window` tokens of a document."""
-    ended = (tokens == end).long().cumsum(1)
-    document = ended - (tokens == end).long()  # because its end belongs to a document
-    seen = document[:, :, None] == document[:, None, :]
-    counted = (seen & seen_in_window(tokens.shape[1], window)).float()
-    return counted / counted.sum(-1, keepdim=True)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:

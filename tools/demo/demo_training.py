@@ -1,11 +1,9 @@
-"""Train the demo model on documents, for a number of steps or for some time."""
+"""Train the demo model on documents."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,14 +16,6 @@ REPORT_SECONDS = 60  # between updates of the bar without a terminal, where each
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Length of a training: steps, or seconds if given."""
-
-    steps: int
-    seconds: float | None = None
-
-
-@dataclass(frozen=True)
 class Recipe:
     """Settings of a training. Speeds multiply the learning rate."""
 
@@ -34,54 +24,36 @@ class Recipe:
     learning_rate: float
     embedding_speed: float
     table_speed: float
-    finish_share: float  # last part of the budget, with int4 rounding and rows of full length
-    is_fast: bool  # bfloat16 and a fused optimizer: results then differ between processors
+    finish_share: float  # last part of the steps, with int4 rounding and rows of full length
 
 
 def train(
-    model: DemoModel, documents: list[list[int]], recipe: Recipe, budget: Budget, seed: int
-) -> int:
-    """Fit `model` to `documents`. Returns the number of steps."""
+    model: DemoModel, documents: list[list[int]], recipe: Recipe, steps: int, seed: int
+) -> None:
+    """Fit `model` to `documents`."""
     optimizer = make_optimizer(model, recipe)
     peaks = [group["lr"] for group in optimizer.param_groups]
     short, long = (
         batches(packed(documents, length), recipe.batch_tokens, seed)
         for length in (recipe.row_tokens, model.config.max_seqlen)
     )
-    steps = 0
-    with progress() as bar:
-        for done in shares_done(budget):
+    with progress(steps) as bar:
+        for step in range(steps):
+            done = step / steps
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * schedule(done)
             is_finish = done >= 1 - recipe.finish_share
-            loss = batch_loss(model, next(long if is_finish else short), is_finish, recipe.is_fast)
+            loss = batch_loss(model, next(long if is_finish else short), is_finish)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            steps += 1
-            bar.set_description_str(f"step {steps}  loss {loss.item():.3f}", refresh=False)
-            bar.update(done - bar.n)
-    return steps
+            bar.set_description_str(f"loss {loss.item():.3f}", refresh=False)
+            bar.update()
 
 
-def shares_done(budget: Budget) -> Iterator[float]:
-    """Yield the share of the budget used before each step, until it is used up."""
-    started = time.monotonic()
-    for step in itertools.count():
-        if budget.seconds is None:
-            done = step / budget.steps
-        else:
-            done = (time.monotonic() - started) / budget.seconds
-        if done >= 1:
-            return
-        yield done
-
-
-def batch_loss(model: DemoModel, tokens: Tensor, with_int4: bool, is_fast: bool) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16, enabled=is_fast):
-        logits = logits_with_int4(model, tokens) if with_int4 else model(tokens)
-        return next_token_loss(logits, tokens)
+def batch_loss(model: DemoModel, tokens: Tensor, with_int4: bool) -> Tensor:
+    return next_token_loss(logits_with_int4(model, tokens) if with_int4 else model(tokens), tokens)
 
 
 def make_optimizer(model: DemoModel, recipe: Recipe) -> torch.optim.Optimizer:
@@ -97,7 +69,6 @@ def make_optimizer(model: DemoModel, recipe: Recipe) -> torch.optim.Optimizer:
             {"params": rest, "lr": rate, "weight_decay": 0.05},
         ],
         betas=(0.9, 0.98),
-        fused=recipe.is_fast or None,
     )
 
 
@@ -121,8 +92,8 @@ def batches(rows: Tensor, batch_tokens: int, seed: int) -> Iterator[Tensor]:
         yield from (rows[ids] for ids in torch.split(order, size) if len(ids) == size)
 
 
-def progress() -> tqdm[None]:
+def progress(steps: int) -> tqdm[None]:
     """Return a progress bar, updated once a minute if there is no terminal."""
-    bar = "{desc}  {percentage:.0f}%  {elapsed} ({remaining} left)"
+    bar = "step {n}  {desc}  {percentage:.0f}%  {elapsed} ({remaining} left)"
     every = 0.1 if sys.stderr.isatty() else REPORT_SECONDS
-    return tqdm(total=1.0, bar_format=bar, mininterval=every, maxinterval=every)
+    return tqdm(total=steps, bar_format=bar, mininterval=every, maxinterval=every)
