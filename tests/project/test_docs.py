@@ -35,7 +35,6 @@ NOT_RUN = (
     "git ",
     "python tools/",
     "pytest ",
-    "mutmut ",
     "stem-edge export build/",
     "stem-edge measure build/",
     "stem-edge eval exact",
