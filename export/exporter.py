@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,29 +15,22 @@ from stem_edge.bundle.manifest import (
     TOKEN_COUNTS,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    FileEntry,
     encode_manifest,
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.export.backbone.assistant import AssistantPart, assistant_part
-from stem_edge.export.backbone.forms import FORMS
-from stem_edge.export.backbone.onnx import PREFILL_STEP
-from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.errors import CheckpointError
+from stem_edge.export.backbone.assistant import assistant_part
+from stem_edge.export.backbone.gguf import check_runnable, write_backbone
+from stem_edge.export.backbone.onnx import write_onnx
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
+from stem_edge.export.checkpoints.lora import merge_lora
+from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.checkpoints.sources import Sources, check_apart
-from stem_edge.export.job.files import write_file
-from stem_edge.export.job.job import (
-    Advance,
-    Job,
-    WriteStep,
-    begin_layers,
-    make_job,
-)
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.files import Output, write_file
+from stem_edge.export.job.job import Job, footprint, make_job
 from stem_edge.export.job.publish import LOCK, check_free, publish
-from stem_edge.export.job.source import read_source, with_special_tokens
-from stem_edge.export.job.steps import Steps
-from stem_edge.export.job.storage import Storage
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import ExportRows
 from stem_edge.export.job.trained_grid import keep_trained_grid
@@ -47,19 +39,21 @@ from stem_edge.export.quantization.calibration import (
     judged_ids,
     observe,
     read_token_ids,
+    sequences,
 )
-from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.tables import TableWriter
-from stem_edge.graph.formats import EngineName
+from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
+from stem_edge.export.tables import write_tables
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
+NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
 # Of freed pieces of matrices, by each thread; with less, an export takes longer.
 KEPT_NBYTES = 4 << 20
-# Steps that walk through the layers -> what they do, for the bar.
-LAYERED = {"backbone": "writing weights", PREFILL_STEP: "writing weights for prompts"}
 
 
 def export_bundle(
@@ -122,96 +116,99 @@ def export_bundle(
     given = dict(locals())
     for name in ("checkpoint", "out"):
         del given[name]
-    return export_with(checkpoint, Path(out), ExportOptions(**given))
+    return export_with(checkpoint, Path(out), Recipe(**given))
 
 
-def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
+def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
     give_back_freed_blocks(KEPT_NBYTES)
-    checkpoint = checkpoint_folder(checkpoint, options.progress)
-    if options.assistant is not None:
-        options = replace(options, assistant=checkpoint_folder(options.assistant, options.progress))
-    check_apart(out, [checkpoint, options.lora, options.assistant])
-    sources = Sources([checkpoint, *options.files])
-    form = FORMS[options.engine]
-    library = form.library()  # before gigabytes are read, since it may not be installed
-    source, converted = read_source(checkpoint, options)
-    form.check(source)
-    storage = keep_stored_types(source, options, form.stored)
-    source = with_special_tokens(source, converted)
-    source, storage = keep_trained_grid(source, options, storage)
-    part = _assistant(source, options, storage)
+    checkpoint = checkpoint_folder(checkpoint, recipe.progress)
+    if recipe.assistant is not None:
+        recipe = replace(recipe, assistant=checkpoint_folder(recipe.assistant, recipe.progress))
+    check_apart(out, [checkpoint, recipe.lora, recipe.assistant])
+    sources = Sources([checkpoint, *recipe.files])
+    with_ggml = recipe.engine == GgufFormat.engine
+    if with_ggml:
+        checked_ggml()  # before gigabytes are read, since it may not be installed
+    source = read_checkpoint(checkpoint, recipe.ignore_keys)
+    if recipe.lora is not None:
+        source = merge_lora(source, recipe.lora)
+    tokenizer = _read_tokenizer(source, recipe.tokenizer)
+    if with_ggml:
+        check_runnable(source)
+    storage = keep_stored_types(source, recipe)
+    source = _with_special_tokens(source, tokenizer)
+    source, storage = keep_trained_grid(source, recipe, storage)
+    part = None
+    if recipe.assistant is not None:
+        part = assistant_part(Path(recipe.assistant), source.config, storage)
     text_ids = np.array([source.config.bos_id or 0])  # for a step that shows that it runs
-    if storage.judged(options):
-        text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
-    with publish(out, force=options.force) as folder:
-        job = make_job(folder, source, converted, options, storage, text_ids, library)
-        job = replace(job, assistant=part)
-        footprint = form.footprint(
-            job.source.config, job.format, job.table_format, prefill=job.prefill
-        )
-        check_free(out, footprint.flash_nbytes)
-        with Progress(0, "exporting", options.progress) as bar:
-            _run(job, bar)
+    if storage.judged(recipe):
+        text_ids = read_token_ids(recipe.calibration, tokenizer, source.config.vocab_size)
+    with publish(out, force=recipe.force) as folder:
+        job = make_job(source, tokenizer, recipe, storage, text_ids, part)
+        sizes = footprint(source, job.storage, job.table_format, prefill=job.prefill)
+        check_free(out, sizes.flash_nbytes)
+        with Progress(0, "exporting", recipe.progress) as bar:
+            _write(job, Output(folder, bar))
         own = [out, folder, folder.with_name(folder.name + LOCK)]
-        sources.check([source.path, *options.files], own)
+        sources.check([source.path, *recipe.files], own)
     return open_bundle(out)
 
 
-def _assistant(
-    source: Checkpoint, options: ExportOptions, storage: Storage
-) -> AssistantPart | None:
-    if options.assistant is None:
-        return None
-    return assistant_part(Path(options.assistant), source.config, storage)
+def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
+    wanted = source.tokenizer
+    if override is not None:
+        wanted = TokenizerSource("json", Path(override), wanted.add_bos)
+    return_freed_memory()  # else lists of a large vocabulary stay with this process
+    converted = convert_tokenizer(wanted.kind, wanted.path, add_bos=wanted.add_bos)
+    return_freed_memory()
+    if converted.vocab_size > source.config.vocab_size:
+        raise CheckpointError(
+            f"{wanted.path or wanted.kind}: the tokenizer has {converted.vocab_size} ids, but the "
+            f"model only {source.config.vocab_size}; give the model's own with --tokenizer "
+            "tokenizer.json"
+        )
+    return converted
 
 
-def _run(job: Job, bar: Progress) -> None:
-    """Run the steps, compare, and write the manifest."""
-    steps = Steps(job.folder)
-    ids, expected = judged_ids(job.text_ids, job.source.config.max_context), None
-    peaks: dict[str, F32] = {}
+def _with_special_tokens(source: Checkpoint, tokenizer: ExportedTokenizer) -> Checkpoint:
+    """Return the checkpoint with the ids of its tokenizer's special tokens, and its notes."""
+    ids = {"bos_id": tokenizer.bos_id, "eos_ids": tokenizer.eos_ids}
+    config = msgspec.structs.replace(source.config, **ids)
+    missing = () if tokenizer.eos_ids else (NO_END,)
+    return replace(source, config=config, notes=source.notes + tokenizer.notes + missing)
+
+
+def _write(job: Job, out: Output) -> None:
+    """Write all files, compare the bundle with its checkpoint, and write the manifest."""
+    source, config, bar = job.source, job.source.config, out.bar
+    ids, expected = judged_ids(job.text_ids, config.max_context), None
+    with_onnx, peaks = isinstance(job.format, BackboneFormat), dict[str, F32]()
     if job.judged:
         bar.begin("computing with the checkpoint")
-        expected, peaks = observe(job.source, ids, FORMS[job.options.engine].texts_of_peaks(job))
-    config = job.source.config
-    for name, write in _steps(job, peaks, steps, bar):
-        if name == "tables":
-            bar.begin("writing tables", 4 * config.table_parameters)
-        elif name in LAYERED:
-            begin_layers(bar, LAYERED[name], config)
-        steps.run(name, write, bar.advance)
+        texts = sequences(job.text_ids, TEXT_TOKENS, config.max_context) if with_onnx else ()
+        expected, peaks = observe(source, ids, texts)
+    _write_texts(job, out)
+    if job.tables is not None:
+        bar.begin("writing tables", 4 * config.table_parameters)
+        write_tables(out, TABLES, job.tables, source.tables, job.recipe.cpus)
+    if with_onnx:
+        write_onnx(job, out, peaks)
+    else:
+        write_backbone(job, out)
+    if job.assistant is not None:
+        job.assistant.write(out, job.recipe.cpus)
     bar.begin("trying it" if expected is None else "comparing with the checkpoint")
     return_freed_memory()  # of the pieces, before the engine takes as much
-    manifest = accept(job, steps, peaks, ids, expected)
-    write_file(job.folder / MANIFEST, encode_manifest(manifest))
+    manifest = accept(job, out, peaks, ids, expected)
+    write_file(out.folder / MANIFEST, encode_manifest(manifest))
 
 
-def _steps(
-    job: Job, peaks: dict[str, F32], done: Steps, bar: Progress
-) -> Iterator[tuple[str, WriteStep]]:
-    """Yield the name and function of each step. peaks: as Form.steps takes them."""
-    yield "tokenizer", partial(_write_tokenizer, job)
-    form = FORMS[job.options.engine]
-    steps = form.steps(job, peaks, done.files, bar)
-    if not form.after_tables:
-        yield from steps
-    if job.tables is not None:
-        root, cpus = job.folder / TABLES, job.options.cpus
-        yield from TableWriter(root, job.tables, job.source.tables, cpus).steps()
-    if form.after_tables:
-        yield from steps
-    if job.assistant is not None:
-        yield "assistant", partial(job.assistant.write, job.folder, job.options.cpus)
-
-
-def _write_tokenizer(job: Job, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
-    config = msgspec.json.encode(job.converted.config, order="sorted")
-    contents = {
-        TOKENIZER: job.converted.json.encode(),
-        TOKENIZER_CONFIG: msgspec.json.format(config, indent=1) + b"\n",
-    }
-    if job.options.calibration is not None:
-        contents[TOKEN_COUNTS] = encode_counts(job.counts)
-    paths = {job.folder / name: data for name, data in contents.items()}
-    return {path: write_file(path, data) for path, data in paths.items()}
+def _write_texts(job: Job, out: Output) -> None:
+    """Write the tokenizer, and how often the user's text uses each token."""
+    out.write(TOKENIZER, job.tokenizer.json.encode())
+    config = msgspec.json.encode(job.tokenizer.config, order="sorted")
+    out.write(TOKENIZER_CONFIG, msgspec.json.format(config, indent=1) + b"\n")
+    if job.recipe.calibration is not None:
+        out.write(TOKEN_COUNTS, encode_counts(job.counts))

@@ -16,8 +16,7 @@ from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open_tables
 from stem_edge.export.checkpoints.sources import Sources, check_apart
-from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance
+from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.quantization.streams import FileThreads
 from stem_edge.export.token_classes import token_classes
@@ -72,7 +71,7 @@ def export_rows(
         own = [out, work, work.with_name(work.name + LOCK)]
         check_free(out, format.nbytes)
         with Progress(format.nbytes, "exporting tables", progress) as bar:
-            _write(work, found, format, class_of, threads or usable_cpus(), bar.advance)
+            _write(Output(work, bar), found, format, class_of, threads or usable_cpus())
         sources.check([folder], own)
     return out
 
@@ -90,14 +89,14 @@ def _stored(table: NgramTable, rows: RowsStored) -> NgramTable:
 
 
 def _write(
-    root: Path,
+    out: Output,
     rows: Sequence[StoredRows],
     format: NgramFormat,
     class_of: I32 | None,
     threads: int,
-    advance: Advance,
 ) -> None:
     """Write the pages of every table, and what describes them."""
+    root = out.folder
     files = {root / "zarr.json": encode_metadata(group_metadata(format))}
     if class_of is not None:
         files[root / CLASSES / "zarr.json"] = encode_metadata(index_metadata(len(class_of)))
@@ -106,9 +105,9 @@ def _write(
         grid = _grid(root / table.name, table)
         files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
         for shard in range(grid.shards):
-            _write_shard(source, table, grid, shard, threads, advance)
+            _write_shard(out, source, table, grid, shard, threads)
     for path, data in files.items():
-        write_file(path, data)
+        out.write(path.relative_to(root).as_posix(), data)
 
 
 def _grid(root: Path, table: NgramTable) -> ShardGrid:
@@ -118,25 +117,20 @@ def _grid(root: Path, table: NgramTable) -> ShardGrid:
 
 
 def _write_shard(
-    source: StoredRows,
-    table: NgramTable,
-    grid: ShardGrid,
-    shard: int,
-    threads: int,
-    advance: Advance,
+    out: Output, source: StoredRows, table: NgramTable, grid: ShardGrid, shard: int, threads: int
 ) -> None:
     """Write a shard of a table's pages."""
 
     def seal(span: tuple[int, int]) -> bytes:
         pages = _pages(source, table, *span)
-        advance(pages.nbytes)
+        out.bar.advance(pages.nbytes)
         return grid.append_checksums(pages)
 
     first = shard * grid.records_per_shard
     end, step = first + grid.shard_records(shard), max(1, PIECE_NBYTES // table.page_nbytes)
     spans = [(at, min(at + step, end)) for at in range(first, end, step)]
-    path = grid.shard_path(shard)
-    with FileThreads(threads) as pool, BundleFile(path) as file:
+    name = grid.shard_path(shard).relative_to(out.folder).as_posix()
+    with FileThreads(threads) as pool, out.file(name) as file:
         for piece in pool.in_order(seal, spans):
             file.write(piece)
         file.write(grid.index_bytes(shard))

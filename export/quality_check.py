@@ -24,13 +24,12 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.prefill_check import PROBE_TOKENS, mean_divergence
 from stem_edge.errors import ExportError, FarError
-from stem_edge.export.backbone.forms import FORMS
-from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
-from stem_edge.export.job.files import write_file
+from stem_edge.export.backbone.onnx import PREFILL, planned_format
+from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.job import Job
-from stem_edge.export.job.options import FAR
-from stem_edge.export.job.steps import Steps
+from stem_edge.export.job.recipe import BETTER, EXACT, FAR
 from stem_edge.files import disk
+from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.numerics.distributions import divergence
@@ -41,32 +40,32 @@ DIGITS = 3
 
 
 def accept(
-    job: Job, steps: Steps, peaks: dict[str, F32], ids: list[int], expected: F32 | None
+    job: Job, out: Output, peaks: dict[str, F32], ids: list[int], expected: F32 | None
 ) -> Manifest:
     """Compare the new bundle with its checkpoint, and return its manifest.
 
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
-    peaks: as Form.steps takes them; ids: tokens to compare on; expected: their logits [T, V], None
+    peaks: as planned_format takes them; ids: tokens to compare on; expected: their logits [T, V], None
         to see only that the bundle computes some.
     Raises FarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
-    options, format, notes = job.options, job.format, job.source.notes
-    computed = _logits(job, _manifest(job, steps, format), ids, pack=expected is not None)
+    recipe, format, notes = job.recipe, job.format, job.source.notes
+    computed = _logits(job, out, _manifest(job, out, format), ids, pack=expected is not None)
     if expected is None:
         deque(computed, maxlen=0)
-        return _manifest(job, steps, format, notes=notes)
+        return _manifest(job, out, format, notes=notes)
     decode, first = _compare(expected, computed)
     prefill, apart = None, None
     greatest = decode["divergence"]
     if job.prefill:
         with_prefill = planned_format(job, peaks)
-        by_prefill = _logits(job, _manifest(job, steps, with_prefill), ids)
+        by_prefill = _logits(job, out, _manifest(job, out, with_prefill), ids)
         found_prefill, first_prefill = _compare(expected, by_prefill)
         prefill = found_prefill["divergence"]
-        if prefill > greatest and not options.prefill_graph:
+        if prefill > greatest and not recipe.prefill_graph:
             found = f"{prefill:g} nats, that of the decoding graph {greatest:g}"
             notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
-            steps.forget(PREFILL_STEP)
+            out.remove(PREFILL, PREFILL_DATA)
             prefill = None
         else:
             format, apart = with_prefill, _rounded(mean_divergence(first, first_prefill))
@@ -74,7 +73,7 @@ def accept(
     _check_divergence(job, greatest, len(ids))
     return _manifest(
         job,
-        steps,
+        out,
         format,
         notes=notes,
         probe_tokens=tuple(ids),
@@ -86,21 +85,23 @@ def accept(
 
 
 def _check_divergence(job: Job, found: float, tokens: int) -> None:
-    options = job.options
-    if found > options.bound:
+    recipe = job.recipe
+    if found > recipe.bound:
         allowed = (
             f"at most {FAR:g} is the same model"
-            if options.max_kl is None
-            else f"max_kl allows {options.bound:g}"
+            if recipe.max_kl is None
+            else f"max_kl allows {recipe.bound:g}"
         )
         raise FarError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
             f"{found:g} nats over {tokens} tokens, {allowed}; take more bits "
-            f"({FORMS[options.engine].better}), or raise max_kl; nothing was exported"
+            f"({BETTER[recipe.engine]}), or raise max_kl; nothing was exported"
         )
 
 
-def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) -> Iterator[F32]:
+def _logits(
+    job: Job, out: Output, manifest: Manifest, ids: list[int], *, pack: bool = True
+) -> Iterator[F32]:
     """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
 
     Each piece overwrites the one before, because those of all tokens can take as much as the model.
@@ -110,25 +111,25 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
 
-    path, engine = job.folder / MANIFEST, job.options.engine
+    path, engine = out.folder / MANIFEST, job.recipe.engine
     tables = job.table_format
     slots = min(STEP_TOKENS, tables.tables.records) if tables else None
     write_file(path, encode_manifest(manifest))
     try:
         options = LoadOptions(
-            threads=job.options.cpus,
+            threads=job.recipe.cpus,
             engine=engine,
             context_length=len(ids),
             slots=None if pack else slots,
             warm_start=False,
             weights="packed" if pack else "stored",
         )
-        with load_with(job.folder, options) as model:
+        with load_with(out.folder, options) as model:
             for found in model.logits_chunks(ids):
                 if not np.isfinite(found).all():
                     raise ExportError(
-                        f"{job.folder}: the exported model computes NaN or infinite logits; export "
-                        f"with {FORMS[engine].exact} to see whether quantization is the cause"
+                        f"{out.folder}: the exported model computes NaN or infinite logits; export "
+                        f"with --type {EXACT[engine]} --rows fp32 to see whether quantization is the cause"
                     )
                 yield found
     finally:
@@ -161,16 +162,16 @@ def _rounded(value: float | np.floating[Any]) -> float:
 
 
 def _manifest(
-    job: Job, steps: Steps, format: BackboneFormat | GgufFormat, **measured: Any
+    job: Job, out: Output, format: BackboneFormat | GgufFormat, **measured: Any
 ) -> Manifest:
     """Describe the bundle as written so far; measured: fields of the quality report."""
     formats: dict[str, Any] = {BACKBONES[format.engine].field: format}
-    tables, engine, files = job.table_format, job.options.engine, steps.files()
+    tables, engine, files = job.table_format, job.recipe.engine, out.files
     report = QualityReport(
         checkpoint_nbytes=job.source.nbytes,
         backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in BACKBONES[engine].files),
         tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
-        errors=steps.errors(),
+        errors=out.errors(),
         probe_tokens=(),
         worst_logit_difference=0.0,
         greatest_logit=0.0,

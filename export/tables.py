@@ -7,17 +7,13 @@ and holds whole shards in memory. The bytes are the same; a test checks it by re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.checkpoints.checkpoint import check_finite
-from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance, WriteStep
+from stem_edge.export.job.files import Output
 from stem_edge.export.job.table_plan import TablePlan, scaling_of
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import FileThreads
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.numerics.matrix import Matrix
@@ -34,95 +30,93 @@ SHARD_NBYTES = 128 << 20
 PIECE_NBYTES = 16 << 20
 
 
-class TableWriter:
-    """Writer of one table store into the folder `root`, file by file."""
+def write_tables(
+    out: Output, folder: str, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
+) -> None:
+    """Write a table store into a folder of the bundle."""
+    root, grids = out.folder / folder, list[ShardGrid]()
+    for name, layout in plan.format.arrays().items():
+        grids.append(_make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES))
+    metadata = {root: group_metadata(plan.format)}
+    metadata |= {grid.root: array_metadata(grid) for grid in grids}
+    files = dict[Path, bytes]()
+    if plan.index is not None:
+        metadata[root / INDEX] = index_metadata(len(plan.index))
+        files[index_chunk(root / INDEX)] = encode_index(plan.index)
+    files |= {path / "zarr.json": encode_metadata(data) for path, data in metadata.items()}
+    for path, data in files.items():
+        out.write(_name(out, path), data)
+    first = 0
+    for grid in grids:
+        for shard in range(grid.shards):
+            _write_shard(out, plan, tables, grid, shard, first, threads)
+        first += grid.layout.records
 
-    def __init__(
-        self,
-        root: Path,
-        plan: TablePlan,
-        tables: Mapping[int, Matrix],
-        threads: int,
-    ) -> None:
-        self._root, self._plan, self._tables, self._threads = root, plan, tables, threads
-        self._grids = list[ShardGrid]()
-        for name, layout in plan.format.arrays().items():
-            grid = _make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES)
-            self._grids.append(grid)
 
-    def steps(self) -> list[tuple[str, WriteStep]]:
-        """Return the name and function of each step."""
-        steps: list[tuple[str, WriteStep]] = [("tables", lambda meter, progress: self._describe())]
-        first = 0
-        for grid in self._grids:
-            for shard in range(grid.shards):
-                write = partial(self._write_shard, grid, shard, first)
-                steps.append((f"{grid.root.name} {shard}", write))
-            first += grid.layout.records
-        return steps
+def _name(out: Output, path: Path) -> str:
+    return path.relative_to(out.folder).as_posix()
 
-    def _describe(self) -> dict[Path, FileEntry]:
-        """Write every zarr.json, and the token index."""
-        metadata = {self._root: group_metadata(self._plan.format)}
-        metadata |= {grid.root: array_metadata(grid) for grid in self._grids}
-        files = {}
-        if self._plan.index is not None:
-            metadata[self._root / INDEX] = index_metadata(len(self._plan.index))
-            files[index_chunk(self._root / INDEX)] = encode_index(self._plan.index)
-        files |= {root / "zarr.json": encode_metadata(data) for root, data in metadata.items()}
-        return {path: write_file(path, data) for path, data in files.items()}
 
-    def _write_shard(
-        self, grid: ShardGrid, shard: int, first: int, meter: ErrorMeter, progress: Advance
-    ) -> dict[Path, FileEntry]:
-        """Write a shard of an array. first: number of its first record."""
+def _write_shard(
+    out: Output,
+    plan: TablePlan,
+    tables: Mapping[int, Matrix],
+    grid: ShardGrid,
+    shard: int,
+    first: int,
+    threads: int,
+) -> None:
+    """Write a shard of an array. first: number of its first record."""
+    meter, layout = out.meter(f"{grid.root.name} {shard}"), grid.layout
 
-        def seal(span: tuple[int, int]) -> bytes:
-            layout, numbers = grid.layout, (first + span[0], first + span[1])
-            if (kept := self._kept(layout, *numbers)) is not None:
-                progress(4 * kept.shape[0] * layout.row_width * len(layout.layers))
-                return grid.append_checksums(kept)
-            rows = [self._rows(layer, *numbers) for layer in layout.layers]
-            records = pack_records(layout, rows, scaling_of(layout))
-            for index, values in enumerate(rows):
-                meter.add(self._plan.kind(layout), values, layout.unpack(records, index))
-            progress(sum(values.nbytes for values in rows))
-            return grid.append_checksums(records)
+    def seal(span: tuple[int, int]) -> bytes:
+        numbers = first + span[0], first + span[1]
+        if (kept := _kept(plan, tables, layout, *numbers)) is not None:
+            out.bar.advance(4 * kept.shape[0] * layout.row_width * len(layout.layers))
+            return grid.append_checksums(kept)
+        rows = [_rows(plan, layer, tables[layer], *numbers) for layer in layout.layers]
+        records = pack_records(layout, rows, scaling_of(layout))
+        for index, values in enumerate(rows):
+            meter.add(plan.kind(layout), values, layout.unpack(records, index))
+        out.bar.advance(sum(values.nbytes for values in rows))
+        return grid.append_checksums(records)
 
-        path = grid.shard_path(shard)
-        with FileThreads(self._threads) as threads, BundleFile(path) as file:
-            for piece in threads.in_order(seal, _spans(grid, shard)):
-                file.write(piece)
-            file.write(grid.index_bytes(shard))
-        return {path: file.entry}
+    with FileThreads(threads) as pool, out.file(_name(out, grid.shard_path(shard))) as file:
+        for piece in pool.in_order(seal, _spans(grid, shard)):
+            file.write(piece)
+        file.write(grid.index_bytes(shard))
 
-    def _kept(self, layout: RecordLayout, start: int, stop: int) -> U8 | None:
-        """Read records of rows that are stored as the checkpoint has them; None if they are not."""
-        tables = [self._tables[layer] for layer in layout.layers]
-        scaled = [
-            table
-            for table in tables
-            if isinstance(table, Scaled)
-            and table.bits == layout.bits
-            and table.group_size % layout.group_size == 0
-        ]
-        if len(scaled) < len(tables) or self._plan.order is not None:
-            return None
-        rows = list[tuple[U8, F32]]()
-        for layer, table in zip(layout.layers, scaled, strict=True):
-            scales = check_finite(f"table of layer {layer}", start, table.scales(start, stop))
-            scales = np.repeat(scales, table.group_size // layout.group_size, axis=1)
-            rows.append((table.codes(start, stop), scales))
-        return keep_records(layout, rows)
 
-    def _rows(self, layer: int, start: int, stop: int) -> F32:
-        """Read the rows of records start..stop from wherever they are in the checkpoint's table."""
-        runs = [(start, stop)]
-        if self._plan.order is not None:
-            runs = _runs(self._plan.order[start:stop])
-        name, table = f"table of layer {layer}", self._tables[layer]
-        pieces = [check_finite(name, run[0], table.rows(*run)) for run in runs]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def _kept(
+    plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
+) -> U8 | None:
+    """Read records of rows that are stored as the checkpoint has them; None if they are not."""
+    tables = [sources[layer] for layer in layout.layers]
+    scaled = [
+        table
+        for table in tables
+        if isinstance(table, Scaled)
+        and table.bits == layout.bits
+        and table.group_size % layout.group_size == 0
+    ]
+    if len(scaled) < len(tables) or plan.order is not None:
+        return None
+    rows = list[tuple[U8, F32]]()
+    for layer, table in zip(layout.layers, scaled, strict=True):
+        scales = check_finite(f"table of layer {layer}", start, table.scales(start, stop))
+        scales = np.repeat(scales, table.group_size // layout.group_size, axis=1)
+        rows.append((table.codes(start, stop), scales))
+    return keep_records(layout, rows)
+
+
+def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> F32:
+    """Read the rows of records start..stop from wherever they are in the checkpoint's table."""
+    runs = [(start, stop)]
+    if plan.order is not None:
+        runs = _runs(plan.order[start:stop])
+    name = f"table of layer {layer}"
+    pieces = [check_finite(name, run[0], table.rows(*run)) for run in runs]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
@@ -16,7 +14,7 @@ from stem_edge.export.checkpoints.assistant import AssistantCheckpoint
 from stem_edge.export.checkpoints.gguf import SUFFIX
 from stem_edge.export.checkpoints.gguf_assistant import read_file
 from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import read_folder
-from stem_edge.export.job.files import BundleFile
+from stem_edge.export.job.files import Output
 from stem_edge.export.job.storage import Storage, plain_format
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import Quantizer
@@ -33,28 +31,20 @@ class AssistantPart(NamedTuple):
     described: Assistant
     plan: WeightPlan
 
-    def write(
-        self, folder: Path, threads: int, meter: ErrorMeter, advance: Callable[[int], object]
-    ) -> dict[Path, FileEntry]:
-        """Write its weights, as a step of an export; what is lost is no part of the report."""
-        source, path = self.source, folder / self.plan.file
-        tensors, quantizer = (
-            PaddedTensors(source.config, source.tensors),
-            Quantizer(self.described.format),
-        )
-        with (
-            MatrixPool(threads, ErrorMeter(), lambda _: None) as weights,
-            BundleFile(path) as data,
-        ):
-            WeightFile(data, tensors, weights, quantizer, {ORDER: source.order}).write(self.plan)
-        return {path: data.entry}
+    def write(self, out: Output, threads: int) -> None:
+        """Write its weights; what is lost is no part of the report."""
+        tensors = PaddedTensors(self.source.config, self.source.tensors)
+        quantizer, order = Quantizer(self.described.format), {ORDER: self.source.order}
+        pool = MatrixPool(threads, ErrorMeter(), lambda _: None)
+        with pool as weights, out.file(self.plan.file) as data:
+            WeightFile(data, tensors, weights, quantizer, order).write(self.plan)
 
 
 def assistant_part(path: Path, target: ModelConfig, storage: Storage) -> AssistantPart:
     """Read an assistant. Raises CheckpointError; ExportError if it is not for this model."""
     format = storage.format
     if not isinstance(format, BackboneFormat):
-        raise ExportError("assistant is for the engine onnxruntime")
+        raise TypeError(f"{format} is not for onnxruntime")
     source = (read_file if path.suffix == SUFFIX else read_folder)(path, target.dim)
     measured = storage.nats is not None or storage.own_types
     described = Assistant(

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import cast
 
 from stem_edge.bundle.checksums import tables_hash
-from stem_edge.bundle.footprint import Footprint, gguf_footprint
-from stem_edge.bundle.manifest import GGUF, FileEntry
-from stem_edge.config import ModelConfig
+from stem_edge.bundle.manifest import GGUF
 from stem_edge.errors import ExportError
-from stem_edge.export.backbone.form import Form, Written
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Advance, Job, WriteStep, begin_layers, layers_nbytes
-from stem_edge.export.job.storage import CALIBRATION_TOKENS, Format, StoredTypes
-from stem_edge.export.job.stored_types import in_gguf
+from stem_edge.export.job.files import Output
+from stem_edge.export.job.job import Job, begin_layers, layers_nbytes
+from stem_edge.export.job.storage import CALIBRATION_TOKENS
 from stem_edge.export.quantization.calibration import sequences
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
+from stem_edge.export.quantization.streams import MatrixPool
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.library import Ggml
-from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
 from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
-from stem_edge.tables.store import TableFormat
 
 # Values of general.file_type: llama.cpp's numbers of its mixtures.
 FILE_TYPES: dict[GgufType, int] = {
@@ -46,51 +38,25 @@ MIXED = 1024  # llama.cpp's number for a guess from the tensors themselves
 KINDS = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # names in the quality report
 
 
-class GgufForm(Form):
-    """One GGUF file, which ggml runs."""
-
-    exact = "--type f32 --rows fp32"
-    better = "--type q6_k or near-lossless, --rows int8, --calibration FILE"
-    after_tables = True  # because the file holds a hash of them
-
-    def library(self) -> Ggml:
-        return checked_ggml()
-
-    def check(self, source: Checkpoint) -> None:
-        if foreign := gguf_schema.foreign_parts(source.config):
-            raise ExportError(
-                f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it "
-                "with --engine onnxruntime"
-            )
-        if any(isinstance(matrix, Scaled) for matrix in source.backbone.values()):
-            raise ExportError(
-                f"{source.path}: has codes with scales that no type of ggml "
-                "holds; export it with --engine onnxruntime"
-            )
-
-    def footprint(
-        self, model: ModelConfig, format: Format, tables: TableFormat | None, *, prefill: bool
-    ) -> Footprint:
-        return gguf_footprint(model, cast(GgufFormat, format), tables)
-
-    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> StoredTypes:
-        return in_gguf(config, types)
-
-    def steps(
-        self, job: Job, peaks: dict[str, F32], written: Written, bar: Progress
-    ) -> list[tuple[str, WriteStep]]:
-        return [("backbone", partial(_write_backbone, job, written, bar))]
+def check_runnable(source: Checkpoint) -> None:
+    """Raise ExportError for a model that ggml cannot run."""
+    if foreign := gguf_schema.foreign_parts(source.config):
+        raise ExportError(
+            f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it "
+            "with --engine onnxruntime"
+        )
+    if any(isinstance(matrix, Scaled) for matrix in source.backbone.values()):
+        raise ExportError(
+            f"{source.path}: has codes with scales that no type of ggml "
+            "holds; export it with --engine onnxruntime"
+        )
 
 
-def _write_backbone(
-    job: Job, written: Written, bar: Progress, meter: ErrorMeter, advance: Advance
-) -> dict[Path, FileEntry]:
-    """Write backbone.gguf; written: returns the files of earlier steps, as the table store's."""
-    if job.ggml is None:
-        raise ValueError("an export for ggml needs the library")
-    source, config = job.source, job.source.config
+def write_backbone(job: Job, out: Output) -> None:
+    """Write backbone.gguf, which has a hash of the tables: they must have been written."""
+    source, config, ggml = job.source, job.source.config, checked_ggml()
     weights = cast(GgufFormat, job.format).weights
-    importance = _importance_by_text(job, bar)
+    importance = _importance_by_text(job, out.bar)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
@@ -104,10 +70,11 @@ def _write_backbone(
     ]
     values = _metadata(source, weights)
     if config.stem_layers:
-        values[gguf_schema.TABLES_KEY] = tables_hash(written())
-    threads, path = job.options.cpus, job.folder / GGUF
-    begin_layers(bar, "writing weights", config)  # anew, after the text
-    return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
+        values[gguf_schema.TABLES_KEY] = tables_hash(out.files)
+    begin_layers(out.bar, "writing weights", config)
+    pool = MatrixPool(job.recipe.cpus, out.meter("backbone"), out.bar.advance)
+    with pool as work, out.file(GGUF) as file:
+        write_gguf(file, ggml, values, tensors, work)
 
 
 def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, gguf_schema.Value]:

@@ -8,16 +8,13 @@ through BundleFile, which hashes and fsyncs, and holds only a few pieces of a ma
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
 from stem_edge.export.tensor_files.gguf_tensor import Coded, decoded
 from stem_edge.ggml.gguf_schema import ALIGNMENT, Value
@@ -32,30 +29,22 @@ UINT32, FLOAT, STRING, ARRAY = 4, 6, 8, 9
 
 
 def write_gguf(
-    path: Path,
+    file: BundleFile,
     ggml: Ggml,
     metadata: Mapping[str, Value],
     tensors: Sequence[TensorSource],
-    threads: int,
-    meter: ErrorMeter,
-    advance: Callable[[int], object],
-) -> FileEntry:
-    """Write a whole file; return its size and checksum.
-
-    metadata: keys -> values in their order, general.architecture first.
-    advance: gets the bytes of values of layers that were read, as float32.
+    weights: MatrixPool,
+) -> None:
+    """Write a whole file. metadata: keys -> values in their order, general.architecture first.
 
     Raises CheckpointError for values that are not finite, ExportError for those out of range.
     """
-    header = encode_header(metadata, tensors)
-    with MatrixPool(threads, meter, advance) as weights, BundleFile(path) as file:
-        file.write(header)
-        for tensor in tensors:
-            file.align(ALIGNMENT)
-            for piece in _pieces(tensor, ggml, weights):
-                file.write(piece.data)
+    file.write(encode_header(metadata, tensors))
+    for tensor in tensors:
         file.align(ALIGNMENT)
-    return file.entry
+        for piece in _pieces(tensor, ggml, weights):
+            file.write(piece.data)
+    file.align(ALIGNMENT)
 
 
 def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixPool) -> Iterator[U8]:

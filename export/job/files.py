@@ -9,9 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stem_edge.bundle.manifest import FileEntry
+from stem_edge.bundle.manifest import FileEntry, KindError
+from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.files import disk
 from stem_edge.files.trees import make_folders
+from stem_edge.progress import Progress
 
 BUFFER_NBYTES = 1 << 20
 
@@ -81,6 +83,40 @@ class BundleFile:
                     disk.fsync(self._descriptor)
         finally:
             disk.close(self._descriptor)
+
+
+class Output:
+    """Files of a new bundle in `folder`, and what quantization loses in each part of it."""
+
+    def __init__(self, folder: Path, bar: Progress) -> None:
+        self.folder, self.bar = folder, bar
+        self.files: dict[str, FileEntry] = {}
+        self._meters: dict[str, ErrorMeter] = {}
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[BundleFile]:
+        """Open a file to be written."""
+        with BundleFile(self.folder / name) as file:
+            yield file
+        self.files[name] = file.entry
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one whole file."""
+        with self.file(name) as file:
+            file.write(data)
+
+    def meter(self, part: str) -> ErrorMeter:
+        """Return the meter of a part's quantization errors."""
+        return self._meters.setdefault(part, ErrorMeter())
+
+    def errors(self) -> dict[str, KindError]:
+        """Return the quantization errors so far, by kind of tensor."""
+        return errors(meter.totals() for meter in self._meters.values())
+
+    def remove(self, part: str, name: str) -> None:
+        """Delete the file of a part, and forget its errors."""
+        del self._meters[part], self.files[name]
+        disk.remove(self.folder / name)
 
 
 def write_file(path: Path, data: bytes) -> FileEntry:

@@ -1,26 +1,25 @@
-"""An export as its steps see it: the source, the options, and the folder to write; and its making."""
+"""An export as the parts that write its bundle see it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.manifest import FileEntry
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.options import ExportOptions
-from stem_edge.export.job.recipe import choose_types, stored_once
+from stem_edge.export.job.measured_types import choose_types
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import Format, Storage
+from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import TablePlan, plan_tables
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
-from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
@@ -30,37 +29,34 @@ from stem_edge.tables.token_counts import Counts, count_tokens
 if TYPE_CHECKING:
     from stem_edge.export.backbone.assistant import AssistantPart
 
-Advance = Callable[[int], object]
-# A step: writes some whole files and returns their entries; gives what quantization costs to the
-# meter, and source bytes read, counted as float32, to the progress bar.
-WriteStep = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
-
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that the steps of one export need."""
+    """What an export reads, and how it stores that."""
 
-    folder: Path
     source: Checkpoint
-    converted: ExportedTokenizer
-    options: ExportOptions
-    storage: Storage
-    format: Format  # the storage's format, with types that were measured
+    tokenizer: ExportedTokenizer
+    recipe: Recipe
+    storage: Storage  # its format says all types
     text_ids: npt.NDArray[np.int64]  # of the calibration text
     counts: Counts  # of the tokens in a text that the user gave
     tables: TablePlan | None  # None for a dense model
-    ggml: Ggml | None = None  # None unless the backbone is for ggml
-    assistant: AssistantPart | None = None  # to be written
+    assistant: AssistantPart | None  # to be written
+
+    @property
+    def format(self) -> Format:
+        """Format of the backbone."""
+        return self.storage.format
 
     @property
     def judged(self) -> bool:
         """True if the bundle is compared with its checkpoint."""
-        return self.storage.judged(self.options)
+        return self.storage.judged(self.recipe)
 
     @property
     def prefill(self) -> bool:
         """True if int8 matrices for prompts are written."""
-        return self.storage.prefill(self.options)
+        return self.storage.prefill(self.recipe)
 
     @property
     def table_format(self) -> TableFormat | None:
@@ -73,6 +69,43 @@ class Job:
         return self.tables.format.tables if self.tables else None
 
 
+def make_job(
+    source: Checkpoint,
+    tokenizer: ExportedTokenizer,
+    recipe: Recipe,
+    storage: Storage,
+    text_ids: npt.NDArray[np.int64],
+    assistant: AssistantPart | None = None,
+) -> Job:
+    """Plan the tables, and choose types by measuring unless the storage says them."""
+    given = text_ids if recipe.calibration is not None else text_ids[:0]
+    counts = count_tokens(given, source.config.vocab_size)
+    plan = plan_tables(source, storage.rows, counts)
+    chosen = choose_types(source, storage, text_ids, recipe.progress)
+    return Job(source, tokenizer, recipe, chosen, text_ids, counts, plan, assistant)
+
+
+def kept_footprint(source: Checkpoint, recipe: Recipe) -> Footprint | None:
+    """Return the sizes of the bundle that keeps a checkpoint's types; None if it keeps none."""
+    storage, no_text = keep_stored_types(source, recipe), np.zeros(0, np.int64)
+    if not storage.own_types:
+        return None
+    plan = plan_tables(source, storage.rows, count_tokens(no_text, 0))
+    chosen = choose_types(source, storage, no_text)
+    tables = None if plan is None else plan.format
+    return replace(footprint(source, chosen, tables, prefill=False), own_types=True)
+
+
+def footprint(
+    source: Checkpoint, storage: Storage, tables: TableFormat | None, *, prefill: bool
+) -> Footprint:
+    """Return the sizes of a bundle. Raises GraphError."""
+    format = storage.format
+    if isinstance(format, BackboneFormat):
+        format = msgspec.structs.replace(format, prefill=prefill)
+    return expected_footprint(source.config, format, tables)
+
+
 def layers_nbytes(config: ModelConfig) -> int:
     """Return the bytes of all layers' tensors in the backbone, as float32."""
     shapes = config.backbone_shapes().items()
@@ -82,41 +115,3 @@ def layers_nbytes(config: ModelConfig) -> int:
 def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
     """Begin to show a walk through the tensors of all layers."""
     bar.begin(what, layers_nbytes(config), layers=config.n_layers)
-
-
-def make_job(
-    folder: Path,
-    source: Checkpoint,
-    converted: ExportedTokenizer,
-    options: ExportOptions,
-    storage: Storage,
-    text_ids: npt.NDArray[np.int64],
-    ggml: Ggml | None,
-) -> Job:
-    """Plan the tables, and choose types by measuring unless the storage says them."""
-    given = text_ids if options.calibration is not None else text_ids[:0]
-    counts = count_tokens(given, source.config.vocab_size)
-    rows = storage.rows
-    plan = plan_tables(source, rows.kind, rows.group_size, counts, rows.scales)
-    chosen = chosen_format(source, storage, text_ids, options.progress)
-    return Job(folder, source, converted, options, storage, chosen, text_ids, counts, plan, ggml)
-
-
-def chosen_format(
-    source: Checkpoint,
-    storage: Storage,
-    text_ids: npt.NDArray[np.int64],
-    progress: bool | None = None,
-) -> Format:
-    """Return the backbone's format, with types that are measured unless the storage says them."""
-    format = storage.format
-    if not isinstance(format, BackboneFormat):
-        return format
-    format = stored_once(source.config, format)
-    if storage.nats is not None:
-        layers = source.config.n_layers
-        with Progress(layers, "choosing types", progress, layers=layers) as bar:
-            format = choose_types(
-                source, format, storage.fixed, storage.nats, text_ids, lambda: bar.advance(1)
-            )
-    return stored_once(source.config, format)

@@ -1,82 +1,102 @@
-"""Types of an export's matrices, chosen by what 4 bits cost in each of them."""
+"""Recipe of an export: the keywords of export_bundle as one object, checked in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, get_args
 
-import numpy as np
-from msgspec.structs import replace
+from stem_edge.errors import ExportError
+from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
+from stem_edge.graph.formats import GGUF_TYPES, BackboneFormat, EngineName, GgufFormat
+from stem_edge.system.memory import usable_cpus
 
-from stem_edge.bundle.expected import kinds_of
-from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.quantization.calibration import guiding
-from stem_edge.export.quantization.sensitivity import costs
-from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind
-from stem_edge.numerics.quantize import I64
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+# Names that say how close to the checkpoint, on either engine.
+SMALL, BALANCED, LOSSLESS, KEEP = "small", "balanced", "near-lossless", "keep"
+# Engine -> types that its backbone can have. "int2" is only kept where a checkpoint has it.
+TYPES: dict[EngineName, tuple[str, ...]] = {
+    BackboneFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, "int4", "int8", "fp32"),
+    GgufFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, *GGUF_TYPES),
+}
+EXACT = {BackboneFormat.engine: "fp32", GgufFormat.engine: "f32"}  # types that round nothing
+BETTER = {
+    BackboneFormat.engine: "--type near-lossless or fp32, --rows int8",
+    GgufFormat.engine: "--type q6_k or near-lossless, --rows int8, --calibration FILE",
+}
+LACKS = {BackboneFormat.engine: (), GgufFormat.engine: ("assistant", "prefill_graph")}
+# Mean divergence in nats up to which a bundle is as good as its checkpoint, or at least the same model: with 0.05 to
+# 0.13, SmolLM2-135M-Instruct has 84 to 92 % of the checkpoint's first choices, with 1.16, 44 %.
+NEAR, FAR = 0.1, 0.5
+File: TypeAlias = str | Path | None
 
-# Share of the cost of rounding that GPTQ leaves. Found with SmolLM2-135M-Instruct, on other text.
-LEFT_BY_GPTQ = 0.312
-# Pieces of the text that costs are measured on, one after the other, and the tokens of each.
-PIECES, PIECE_TOKENS = 16, 12
 
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Keywords of export_bundle, which explains each; None: a default that depends on the checkpoint.
 
-def stored_once(config: ModelConfig, format: BackboneFormat) -> BackboneFormat:
-    """Return the format with a matrix that is embedding and head once, if both have its type."""
-    same = format.type_of("embedding") == format.type_of("head")
-    return replace(format, tied=config.tied_head and same)
-
-
-def choose_types(
-    source: Checkpoint,
-    format: BackboneFormat,
-    fixed: Iterable[MatrixKind],
-    most_nats: float,
-    text_ids: I64,
-    layer_done: Callable[[], object] = lambda: None,
-) -> BackboneFormat:
-    """Return the format with 8 bits for the matrices that lose most at 4 bits for their bytes.
-
-    format: has 4 bits everywhere; fixed: kinds that keep their type; most_nats: what 4 bits may cost.
+    Raises ExportError for values that do not exist or cannot be combined.
     """
-    if kinds_of(source.config) <= {*fixed}:
-        return format
-    found = costs(
-        source, _from_all_over(text_ids, source.config.max_context), format.block_size, layer_done
-    )
-    if format.tied and "head" in found:
-        # One matrix, which costs in both places.
-        head = found["head"]
-        found["head"] = head._replace(nats=head.nats + found.pop("embedding").nats)
-    open_ = {name: cost for name, cost in found.items() if cost.kind not in fixed}
-    order = sorted(open_, key=lambda name: open_[name].nats / open_[name].values, reverse=True)
-    nats = LEFT_BY_GPTQ * sum(cost.nats for cost in found.values())
-    chosen: list[str] = []
-    for name in order:
-        if nats <= most_nats:
-            break
-        nats -= LEFT_BY_GPTQ * open_[name].nats
-        chosen.append(name)
-    return _with_eight_bits(format, chosen)
+
+    engine: EngineName = "onnxruntime"
+    type: str | BackboneFormat | None = None  # a format says it matrix by matrix, for tests
+    rows: ExportRows | None = None
+    lora: File = None
+    assistant: File = None
+    tokenizer: File = None
+    ignore_keys: Collection[str] = ()
+    calibration: File = None
+    max_kl: float | None = None
+    prefill_graph: bool | None = None
+    force: bool = False
+    threads: int | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check("engine", self.engine, ENGINES)
+        if isinstance(self.type, str):
+            self._check_type(self.type)
+        if self.rows is not None:
+            _check("rows", self.rows, EXPORT_ROWS)
+        if self.threads is not None and self.threads < 1:
+            raise ExportError(f"threads is {self.threads}; expected at least 1")
+        if self.max_kl is not None and not self.max_kl >= 0:
+            raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, such as 0.1")
+        for name in LACKS[self.engine]:
+            if getattr(self, name) is not None:
+                raise ExportError(
+                    f"{name}: for the engine onnxruntime only; leave this out, or take "
+                    "--engine onnxruntime"
+                )
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """Files to be read besides the checkpoint."""
+        return self.lora, self.assistant, self.tokenizer, self.calibration
+
+    @property
+    def cpus(self) -> int:
+        """Number of threads."""
+        return self.threads or usable_cpus()
+
+    @property
+    def bound(self) -> float:
+        """Mean divergence from the checkpoint, in nats, beyond which nothing is exported."""
+        return FAR if self.max_kl is None else self.max_kl
+
+    def _check_type(self, type: str) -> None:
+        known = TYPES[self.engine]
+        if type in known:
+            return
+        other = next((engine for engine, types in TYPES.items() if type in types), None)
+        where = f"; {type} needs --engine {other}" if other else ""
+        raise ExportError(
+            f"type is {type!r}; expected one of {', '.join(known)} with the engine "
+            f"{self.engine}{where}"
+        )
 
 
-def _from_all_over(text_ids: I64, max_context: int) -> list[int]:
-    """Return pieces of a text, one after the other."""
-    text_ids = guiding(text_ids)
-    length = min(PIECE_TOKENS, len(text_ids))
-    starts = np.linspace(0, len(text_ids) - length, PIECES).astype(int)
-    pieces = [text_ids[start : start + length] for start in starts]
-    found: list[int] = np.concatenate(pieces)[:max_context].tolist()
-    return found
-
-
-def _with_eight_bits(format: BackboneFormat, chosen: Iterable[str]) -> BackboneFormat:
-    kinds, matrices = dict(format.kinds), dict(format.matrices)
-    for name in chosen:
-        if name in VOCABULARY_KINDS:
-            kinds[name] = "int8"
-            if format.tied:
-                kinds["embedding"] = "int8"
-        else:
-            matrices[name] = "int8"
-    return replace(format, kinds=kinds, matrices=matrices)
+def _check(name: str, value: object, choices: Collection[object]) -> None:
+    if value not in choices:
+        raise ExportError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")

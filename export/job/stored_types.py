@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import gcd
-from typing import TypeAlias
 
 import msgspec
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.options import KEEP, ExportOptions
-from stem_edge.export.job.storage import TYPE_OF_BITS, RowStorage, Storage, StoredTypes, storage_of
+from stem_edge.export.job.recipe import KEEP, Recipe
+from stem_edge.export.job.storage import TYPE_OF_BITS, Format, Storage, storage_of
+from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.export.tensor_files.grouped_tensor import GroupedTensor
 from stem_edge.export.tensor_files.packed_tensor import Scaled
@@ -42,49 +42,52 @@ EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values, of Q4_0, Q4_1 and Q8_0, and the smaller blocks of Q4_K
 PACKED_BLOCK = 128  # values; the kernels of 2 bits take no more, or are slow with more
-# Returns what keeps the types of matrices, by their names, in a form of backbone.
-Keep: TypeAlias = Callable[[ModelConfig, dict[str, TensorType]], StoredTypes]
 
 
-def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) -> Storage:
-    """Return how the options store a checkpoint, in its own types if they ask for no others.
+def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
+    """Return how a recipe stores a checkpoint, in its own types if the recipe asks for no others.
 
     Matrices that an adapter changed have no stored type, so such a model is quantized as usual.
     """
-    storage = storage_of(options)
-    if options.rows is None:
+    storage = storage_of(recipe)
+    if recipe.rows is None:
         storage = replace(storage, rows=_stored_rows(source) or storage.rows)
-    matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
-    found: StoredTypes = None
-    if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
-        found = _keep_packed(source, options, packed)
-    elif options.type in (None, KEEP):
-        types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
-        if types and len(types) == len(matrices):
-            found = keep(source.config, types)
+    found = _own_format(source, recipe)
     if found is None:
-        if options.type == KEEP:
+        if recipe.type == KEEP:
             raise ExportError(
-                f"{source.path}: its matrices have no types that {options.engine} can keep; leave out --type keep"
+                f"{source.path}: its matrices have no types that {recipe.engine} can keep; leave out --type keep"
             )
         return storage
-    if not isinstance(found, BackboneFormat):
-        return replace(storage, format=GgufFormat(weights=found), nats=None, own_types=True)
     storage = replace(storage, format=found, nats=None, own_types=True)
-    peaks = storage.judged(options)
-    return replace(storage, format=msgspec.structs.replace(found, kv_peaks=peaks))
+    if isinstance(found, BackboneFormat):
+        found = msgspec.structs.replace(found, kv_peaks=storage.judged(recipe))
+    return replace(storage, format=found)
+
+
+def _own_format(source: Checkpoint, recipe: Recipe) -> Format | None:
+    """Return the format that keeps the types of a checkpoint; None to choose others."""
+    matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
+    if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
+        return _keep_packed(source, recipe, packed)
+    types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
+    if recipe.type not in (None, KEEP) or not types or len(types) < len(matrices):
+        return None
+    if recipe.engine == BackboneFormat.engine:
+        return in_blocks(source.config, types)
+    return GgufFormat(weights=in_gguf(source.config, types))
 
 
 def _keep_packed(
-    source: Checkpoint, options: ExportOptions, bits: Mapping[str, int]
+    source: Checkpoint, recipe: Recipe, bits: Mapping[str, int]
 ) -> BackboneFormat | None:
     """Return the format that keeps codes with their scales; None to store floats.
 
     bits: of each such matrix.
     """
-    if options.type == "fp32" and not options.prefill_graph:
+    if recipe.type == "fp32" and not recipe.prefill_graph:
         return None
-    if options.type not in (None, KEEP) or options.prefill_graph:
+    if recipe.type not in (None, KEEP) or recipe.prefill_graph:
         raise ExportError(
             f"{source.path}: its matrices are codes of their own types, so neither type nor "
             "prefill_graph can be chosen; leave them out, or take --type fp32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -27,6 +27,14 @@ FREQUENT = 0.05
 MIXED_SCALES: ScaleType = "fp16"
 
 
+class RowStorage(NamedTuple):
+    """Storage of the rows."""
+
+    kind: ExportRows | RowType
+    group_size: int  # values that share a scale
+    scales: ScaleType = "fp32"
+
+
 @dataclass(frozen=True)
 class TablePlan:
     """Format and order of a table store to be written."""
@@ -42,19 +50,12 @@ class TablePlan:
         return f"tables ({layout.row_type})" if self.format.rare_tables else "tables"
 
 
-def plan_tables(
-    source: Checkpoint,
-    tables: ExportRows | RowType,
-    group_size: int,
-    counts: Counts,
-    scales: ScaleType = "fp32",
-) -> TablePlan | None:
-    """Plan the table store of a checkpoint; None for a dense model.
+def plan_tables(source: Checkpoint, rows: RowStorage, counts: Counts) -> TablePlan | None:
+    """Plan the table store of a checkpoint; None for a dense model. counts: uses of each token [V].
 
-    tables: type of the rows; counts: uses of each token [V].
     Raises ExportError for tables that the model cannot have.
     """
-    config = source.config
+    config, (tables, group_size, scales) = source.config, rows
     if not config.stem_layers and tables == "mixed":
         raise ExportError(f"{source.path}: a dense model has no tables; leave out --rows mixed")
     if not config.stem_layers:

@@ -15,8 +15,9 @@ import numpy as np
 
 from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.options import ExportOptions
-from stem_edge.export.job.storage import RowStorage, Storage
+from stem_edge.export.job.recipe import Recipe
+from stem_edge.export.job.storage import Storage
+from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
@@ -38,7 +39,7 @@ ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
 
 
 def keep_trained_grid(
-    source: Checkpoint, options: ExportOptions, storage: Storage
+    source: Checkpoint, recipe: Recipe, storage: Storage
 ) -> tuple[Checkpoint, Storage]:
     """Keep weights that were trained for 4 bits as they are, where 4 bits are asked for.
 
@@ -46,7 +47,7 @@ def keep_trained_grid(
     checkpoint say so.
     """
     said: list[str] = []
-    format, chosen = storage.format, not isinstance(options.type, BackboneFormat)
+    format, chosen = storage.format, not isinstance(recipe.type, BackboneFormat)
     four = isinstance(format, BackboneFormat) and format.weights == "int4"
     if four and chosen and not storage.own_types and (found := trained_kinds(source)):
         blocks = f"{', '.join(found)} were trained for 4 bits in blocks of {min(found.values())}"
@@ -54,7 +55,7 @@ def keep_trained_grid(
         storage = _with_kinds(storage, found, kinds_of(source.config))
     stem = source.config.stem_layers and not source.config.n_experts
     kept = any(isinstance(table, Scaled) for table in source.tables.values())
-    tables = source.tables.values() if stem and options.rows in (None, "int4") and not kept else ()
+    tables = source.tables.values() if stem and recipe.rows in (None, "int4") and not kept else ()
     if block := min(map(_block, _some(tables)), default=0):
         said.append(f"rows were trained for 4 bits in groups of {block} and are kept as trained")
         storage = replace(storage, rows=RowStorage("int4", block))

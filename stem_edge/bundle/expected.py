@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from stem_edge.bundle.footprint import Footprint, onnx_footprint
+from stem_edge.bundle.footprint import Footprint, gguf_footprint, onnx_footprint
 from stem_edge.config import ModelConfig
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, MatrixKind
+from stem_edge.graph.formats import (
+    MATRIX_KINDS,
+    VOCABULARY_KINDS,
+    BackboneFormat,
+    GgufFormat,
+    MatrixKind,
+)
 from stem_edge.graph.layer import kind_of
 from stem_edge.tables.store import TableFormat
 
 
 def expected_footprint(
-    model: ModelConfig, backbone: BackboneFormat, tables: TableFormat | None
+    model: ModelConfig, backbone: BackboneFormat | GgufFormat, tables: TableFormat | None
 ) -> Footprint:
     """Footprint of the bundle that an export with these types would write. Raises GraphError."""
+    if isinstance(backbone, GgufFormat):
+        return gguf_footprint(model, backbone, tables)
     layout = tables.tables if tables else None
     data = decoding(model, layout, backbone).plan.nbytes
     prefill = prompts(model, layout, backbone).plan.nbytes if backbone.prefill else 0

@@ -16,6 +16,7 @@ import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, CheckpointError, ExportError, InputError, RowReadError
 from stem_edge.export import ngram_export
+from stem_edge.export.job.files import Output
 from stem_edge.export.ngram_export import export_rows
 from stem_edge.export.token_classes import token_classes
 
@@ -88,11 +89,11 @@ def test_pages_of_several_shards_and_an_export_that_is_interrupted(
     whole = export_rows(model.folder, tmp_path / "whole")
     monkeypatch.setattr(ngram_export, "SHARD_NBYTES", 3 * 4096)
 
-    def write(path: Path, data: bytes) -> object:
+    def write(out: Output, name: str, data: bytes) -> object:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ngram_export, "write_file", write)
+        patch.setattr(Output, "write", write)
         with pytest.raises(KeyboardInterrupt):
             export_rows(model.folder, tmp_path / "rows")
     assert {path.name for path in tmp_path.iterdir()} == {"model", "whole"}

@@ -17,7 +17,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import storage_of
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, QuantizerName
 
@@ -84,7 +84,7 @@ def test_kinds_of_matrices_have_their_bits(
     [("int4", "gptq"), ("fp32", "rtn"), ("near-lossless", "rtn"), ("balanced", "gptq")],
 )
 def test_the_quantizer_of_each_type(type: str, quantizer: str) -> None:
-    format = storage_of(ExportOptions(type=type)).format
+    format = storage_of(Recipe(type=type)).format
     assert isinstance(format, BackboneFormat)
     assert (format.quantizer, format.asymmetric) == (quantizer, quantizer == "gptq")
 

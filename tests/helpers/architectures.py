@@ -18,7 +18,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.exporter import export_with
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
@@ -166,4 +166,4 @@ def quantized(folder: Path, name: str) -> tuple[Bundle, list[int]]:
     fields, options = QUANTIZED[name]
     path, ids, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | fields)))
     out = folder / "bundle"
-    return export_with(path, out, ExportOptions(prefill_graph=False, **options)), ids
+    return export_with(path, out, Recipe(prefill_graph=False, **options)), ids

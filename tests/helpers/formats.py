@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import plain_format
 from stem_edge.graph.formats import (
     WEIGHT_BITS,
@@ -46,7 +46,7 @@ def format_with(
 
 def export_as(checkpoint: Path, out: Path, format: BackboneFormat, **options: Any) -> Bundle:
     """Export a checkpoint with a backbone of this format."""
-    return export_with(checkpoint, out, ExportOptions(type=format, **options))
+    return export_with(checkpoint, out, Recipe(type=format, **options))
 
 
 def usual_format(weights: WeightType, **changes: Any) -> BackboneFormat:

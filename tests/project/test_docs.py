@@ -21,7 +21,7 @@ from installed import ROOT, needs_ggml
 import stem_edge
 from stem_edge.commands.options.loading import LOADING, PROMPT_CACHE
 from stem_edge.export import export_bundle
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.runtime import SamplingParams, load
 from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
 
@@ -141,7 +141,7 @@ def test_options_that_the_command_lacks_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("function", "options"),
-    [(load, LoadOptions), (export_bundle, ExportOptions), (SamplingParams, SamplingParams)],
+    [(load, LoadOptions), (export_bundle, Recipe), (SamplingParams, SamplingParams)],
 )
 def test_each_option_is_described(function: Callable[..., object], options: type[Any]) -> None:
     own = {field.name for field in fields(options)} - INTERNAL - {"stored", "stored_rows", "aim"}

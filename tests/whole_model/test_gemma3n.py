@@ -20,8 +20,8 @@ import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError
+from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job import source as exported_source
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import BACKBONE_DATA, SMALL_KINDS, BackboneFormat, WeightType
 from stem_edge.graph.ir import Graph, Tensor
@@ -165,7 +165,7 @@ def test_several_streams_without_per_layer_embeddings(
     config = source.config.dense_twin()
     backbone = {name: source.backbone[name] for name in config.backbone_shapes()}
     dense = replace(source, config=config, backbone=backbone, tables={}, index=None)
-    monkeypatch.setattr(exported_source, "read_checkpoint", lambda *given: dense)
+    monkeypatch.setattr(exporter, "read_checkpoint", lambda *given: dense)
     stem_edge.export_bundle(CHECKPOINT, tmp_path / "bundle", type="fp32")
     ids = np.random.default_rng(1).integers(310, size=30).tolist()
     expected = forward(config, backbone, {}, ids)

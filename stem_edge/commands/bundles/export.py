@@ -16,7 +16,7 @@ from stem_edge.commands.options.arguments import own_command
 from stem_edge.commands.options.keywords import add_keywords, option_of
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle, export_with
-from stem_edge.export.job.options import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, ExportOptions
+from stem_edge.export.job.recipe import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, Recipe
 from stem_edge.export.job.table_plan import EXPORT_ROWS
 from stem_edge.export.ngram_export import export_rows
 from stem_edge.runtime.rows.ngram_rows import open_rows
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(args).items() if name in SETTINGS}
     if args.tables_only:
         return _run_rows(args, given)
-    options = ExportOptions(**given)
+    options = Recipe(**given)
     bundle = export_with(args.checkpoint, Path(args.out), options)
     print("\n".join(_verdict(args, bundle, options)), end="\n\n")
     print(bundle_table(bundle), end="\n\n")
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verdict(args: argparse.Namespace, bundle: Bundle, options: ExportOptions) -> list[str]:
+def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[str]:
     """Say how near the bundle is to its checkpoint, and what would bring it nearer."""
     report = bundle.manifest.report
     same, tokens = report.agreement or 0.0, len(report.probe_tokens)

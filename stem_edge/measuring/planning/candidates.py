@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import MANIFEST
@@ -15,14 +12,13 @@ from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.formats import EngineName
+from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import ENGINES, engine_names
 from stem_edge.runtime.backends.options import AUTO
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.store import TableFormat
-from stem_edge.tables.token_counts import count_tokens
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -75,24 +71,13 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
 
 def _of_own_types(source: Checkpoint, engine: EngineName) -> Footprint | None:
     """Return the sizes of the bundle that keeps a checkpoint's types; None if there are types to choose."""
-    from stem_edge.export.backbone.forms import FORMS
-    from stem_edge.export.job.job import chosen_format
-    from stem_edge.export.job.options import ExportOptions
-    from stem_edge.export.job.stored_types import keep_stored_types
-    from stem_edge.export.job.table_plan import plan_tables
+    from stem_edge.export.backbone.gguf import check_runnable
+    from stem_edge.export.job.job import kept_footprint
+    from stem_edge.export.job.recipe import Recipe
 
-    form, options = FORMS[engine], ExportOptions(engine=engine)
-    form.check(source)
-    storage = keep_stored_types(source, options, form.stored)
-    if not storage.own_types:
-        return None
-    rows, no_text = storage.rows, np.zeros(0, np.int64)
-    counts = count_tokens(no_text, 0)
-    plan = plan_tables(source, rows.kind, rows.group_size, counts, rows.scales)
-    format = chosen_format(source, storage, no_text)
-    tables = None if plan is None else plan.format
-    found = form.footprint(source.config, format, tables, prefill=storage.prefill(options))
-    return replace(found, own_types=True)
+    if engine == GgufFormat.engine:
+        check_runnable(source)
+    return kept_footprint(source, Recipe(engine=engine))
 
 
 def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:

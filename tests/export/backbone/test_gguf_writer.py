@@ -12,6 +12,7 @@ import pytest
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.backbone.gguf_values import EVERY, TensorSource
 from stem_edge.export.backbone.gguf_writer import encode_header, write_gguf
+from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization import streams
 from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.ggml import types
@@ -48,16 +49,11 @@ def write(
     meter: ErrorMeter | None = None,
 ) -> Any:
     """The file as another program reads it."""
-    entry = write_gguf(
-        path,
-        ggml,
-        {"general.architecture": "stem", **(metadata or {})},
-        tensors,
-        threads,
-        meter or ErrorMeter(),
-        lambda nbytes: None,
-    )
-    assert entry.nbytes == path.stat().st_size
+    keys: dict[str, Value] = {"general.architecture": "stem", **(metadata or {})}
+    pool = streams.MatrixPool(threads, meter or ErrorMeter(), lambda nbytes: None)
+    with pool as weights, BundleFile(path) as file:
+        write_gguf(file, ggml, keys, tensors, weights)
+    assert file.entry.nbytes == path.stat().st_size
     return gguf.GGUFReader(path)
 
 

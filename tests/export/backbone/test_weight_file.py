@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.files import BundleFile
-from stem_edge.export.job.options import ExportOptions
-from stem_edge.export.job.stored_types import in_blocks, keep_stored_types
+from stem_edge.export.job.recipe import Recipe
+from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import Quantizer
 from stem_edge.export.quantization.streams import MatrixPool
@@ -31,8 +31,8 @@ from stem_edge.numerics.quantize import F32, dequantize_blocks
 WIDE = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
 LAYERS = {"qkv", "wo", "gate", "up", "down"}
 ALL = {*LAYERS, "embedding", "head"}
-SYMMETRIC = ExportOptions(type=format_with(block_size=32))
-ASYMMETRIC = ExportOptions(type=format_with(block_size=32, asymmetric=True))
+SYMMETRIC = Recipe(type=format_with(block_size=32))
+ASYMMETRIC = Recipe(type=format_with(block_size=32, asymmetric=True))
 
 
 class Case(NamedTuple):
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     types: dict[str, str]
     copied: set[str]
-    options: ExportOptions = ExportOptions()
+    options: Recipe = Recipe()
     tied: bool = False
 
 
@@ -55,7 +55,7 @@ CASES = {
     "symmetric blocks": Case({"": "Q4_0"}, LAYERS, SYMMETRIC),
     "zero points for offsets": Case({"": "Q4_1"}, set(), ASYMMETRIC),
     "zero points": Case({"": "Q4_0"}, set(), ASYMMETRIC),
-    "blocks of another size": Case({"": "Q4_0"}, set(), ExportOptions(type=format_with())),
+    "blocks of another size": Case({"": "Q4_0"}, set(), Recipe(type=format_with())),
 }
 
 
@@ -64,7 +64,7 @@ def test_blocks_have_the_values_of_the_file_or_of_the_quantizer(case: str, tmp_p
     types, copied, options, tied = CASES[case]
     model = LlamaForCausalLM(LlamaConfig(**WIDE, tie_word_embeddings=tied))
     source = read_checkpoint(write_model(tmp_path / "model.gguf", model, types))
-    format = keep_stored_types(source, options, in_blocks).format
+    format = keep_stored_types(source, options).format
     assert isinstance(format, BackboneFormat)
     format = changed(format, kv_peaks=False)  # which a text would give
     plan, quantizer = decoding(source.config, None, format).plan, Quantizer(format)

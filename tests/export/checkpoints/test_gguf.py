@@ -30,9 +30,9 @@ from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import storage
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import storage_of
-from stem_edge.export.job.stored_types import in_blocks, keep_stored_types
+from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor
 from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.graph.formats import GGUF_TYPES, EngineName, GgufType
@@ -218,14 +218,14 @@ def test_types_that_onnxruntime_does_not_keep(types: str, tmp_path: Path) -> Non
     matrices = {n: m for n, m in source.backbone.items() if len(m.shape) == 2}
     typed = {n: replace(m, type=kind) for n, m in matrices.items() if isinstance(m, GgufTensor)}
     changed = replace(source, backbone=typed)
-    assert keep_stored_types(changed, ExportOptions(), in_blocks).own_types is False
+    assert keep_stored_types(changed, Recipe()).own_types is False
 
 
 @pytest.mark.parametrize("type", ["small", "balanced", "near-lossless", "int4", "fp32"])
 def test_types_that_are_asked_for_go_first(type: str, tmp_path: Path) -> None:
     source = read_checkpoint(write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"))
-    options = ExportOptions(type=type)
-    assert keep_stored_types(source, options, in_blocks) == storage_of(options)
+    options = Recipe(type=type)
+    assert keep_stored_types(source, options) == storage_of(options)
 
 
 def test_keeping_types_that_are_none_is_refused(tmp_path: Path) -> None:

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import config
+from exports import contents
 
 import stem_edge
-from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import tables as module
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.job import table_plan
-from stem_edge.export.job.table_plan import ExportRows, TablePlan, plan_tables
-from stem_edge.export.quantization.error_meter import ErrorMeter, errors
+from stem_edge.export.job.files import Output
+from stem_edge.export.job.table_plan import ExportRows, RowStorage, TablePlan, plan_tables
 from stem_edge.numerics.quantize import F32, I32
+from stem_edge.progress import Progress
 from stem_edge.tables.token_counts import Counts
 
 V, LAYERS, D_FF = 101, (1, 4), 64
@@ -63,19 +64,29 @@ def plan(
 ) -> TablePlan:
     if counts is None:
         counts = np.zeros(V, np.uint32)
-    found = plan_tables(source, tables, 32, counts)
+    found = plan_tables(source, RowStorage(tables, 32), counts)
     assert found is not None
     return found
 
 
-def write(root: Path, source: Checkpoint, planned: TablePlan, threads: int) -> ErrorMeter:
-    meter, done, entries = ErrorMeter(), list[int](), dict[Path, FileEntry]()
-    writer = module.TableWriter(root, planned, source.tables, threads)
-    for _, work in writer.steps():
-        entries |= work(meter, done.append)
-    assert {path for path in root.rglob("*") if path.is_file()} == set(entries)
-    assert sum(done) == source.config.table_parameters * 4
-    return meter
+class Counted(Progress):
+    """Progress that can be compared with the size of the tables."""
+
+    def __init__(self) -> None:
+        super().__init__(0, "", show=False)
+        self.done = list[float]()
+
+    def advance(self, nbytes: float) -> None:
+        self.done.append(nbytes)
+
+
+def write(root: Path, source: Checkpoint, planned: TablePlan, threads: int) -> Output:
+    with Counted() as bar:
+        out = Output(root.parent, bar)
+        module.write_tables(out, root.name, planned, source.tables, threads)
+    assert set(contents(root)) == {name.removeprefix(f"{root.name}/") for name in out.files}
+    assert sum(bar.done) == source.config.table_parameters * 4
+    return out
 
 
 def worst_error(root: Path, source: Checkpoint) -> float:
@@ -107,9 +118,9 @@ def test_rows_come_back_from_any_number_of_shards(
     monkeypatch.setattr(module, "SHARD_NBYTES", shard_nbytes)
     monkeypatch.setattr(module, "PIECE_NBYTES", 5000)
     source = checkpoint(model, index)
-    meter = write(tmp_path / "t.zarr", source, plan(source, row_type), 3)
+    out = write(tmp_path / "t.zarr", source, plan(source, row_type), 3)
     found = worst_error(tmp_path / "t.zarr", source)
-    assert found == pytest.approx(errors([meter.totals()])["tables"].worst, abs=1e-6)
+    assert found == pytest.approx(out.errors()["tables"].worst, abs=1e-6)
     assert found <= {"fp32": 0, "fp16": 2**-11, "int8": 0.008, "int4": 0.15}[row_type]
 
 
@@ -119,8 +130,8 @@ def test_threads_and_pieces_do_not_change_the_bytes(
     reports, source = [], checkpoint(STEM)
     for number, (threads, piece) in enumerate([(1, 1 << 24), (4, 3000), (2, 1)]):
         monkeypatch.setattr(module, "PIECE_NBYTES", piece)
-        meter = write(tmp_path / str(number), source, plan(source), threads)
-        reports.append(errors([meter.totals()])["tables"])
+        out = write(tmp_path / str(number), source, plan(source), threads)
+        reports.append(out.errors()["tables"])
     shards = [(tmp_path / str(n) / "records/c/0/0").read_bytes() for n in range(3)]
     assert shards[0] == shards[1] == shards[2]
     assert len(set(reports)) == 1
@@ -142,11 +153,11 @@ def test_mixed_tables_keep_the_frequent_tokens_exact(
     best = [70, 3, 4, 5, 100, 0, 33, 34, 35, 90]
     source = checkpoint(STEM)
     planned = plan(source, "mixed", zipf(best))
-    meter = write(tmp_path / "t.zarr", source, planned, 2)
+    out = write(tmp_path / "t.zarr", source, planned, 2)
     others = [token for token in range(V) if token not in best]
     assert planned.index is not None
     assert [planned.index.tolist().index(record) for record in range(V)] == sorted(best) + others
-    report = errors([meter.totals()])
+    report = out.errors()
     assert set(report) == {"tables (int8)", "tables (int4)"}
     assert report["tables (int8)"].worst < 0.008 < report["tables (int4)"].worst < 0.15
     with stem_edge.open_tables(tmp_path / "t.zarr") as tables:
@@ -168,14 +179,14 @@ def test_mixed_tables_take_little_more_than_half() -> None:
     assert bits[1] == pytest.approx(4.5 + 0.1 * 4, abs=0.05)  # fp16 scales
 
 
-def test_a_checkpoint_is_read_from_front_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_read_from_front_to_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both arrays in ascending order, neighbours in one piece."""
     monkeypatch.setattr(table_plan, "FREQUENT", 4 / V)
     source = checkpoint(STEM)
     planned = plan(source, "mixed", zipf([50, 20, 21, 22]))
-    writer = module.TableWriter(Path("t"), planned, source.tables, 1)
-    assert writer._rows(1, 0, 4).shape == (4, D_FF)
-    assert writer._rows(1, 4, V).shape == (V - 4, D_FF)
+    write(tmp_path / "t", source, planned, 1)
     table = source.tables[1]
     assert isinstance(table, Table)
     assert table.spans == [(20, 23), (50, 51), (0, 20), (23, 50), (51, V)]
@@ -220,19 +231,18 @@ def test_widths_that_no_group_divides_are_refused() -> None:
         with pytest.raises(
             ExportError, match=f"c: cannot store its tables as {tables}: group_size 0"
         ):
-            plan_tables(checkpoint(narrow), tables, 32, zipf([1]))
+            plan_tables(checkpoint(narrow), RowStorage(tables, 32), zipf([1]))
 
 
 def test_a_dense_model_has_no_plan() -> None:
     dense = checkpoint(config(stem_layers=()))
-    assert plan_tables(dense, "int8", 32, np.zeros(8, np.uint32)) is None
+    assert plan_tables(dense, RowStorage("int8", 32), np.zeros(8, np.uint32)) is None
     with pytest.raises(ExportError, match="a dense model has no tables; leave out --rows mixed"):
-        plan_tables(dense, "mixed", 32, np.zeros(8, np.uint32))
+        plan_tables(dense, RowStorage("mixed", 32), np.zeros(8, np.uint32))
 
 
-def test_a_value_that_is_not_finite_is_found_in_its_row() -> None:
+def test_a_value_that_is_not_finite_is_found_in_its_row(tmp_path: Path) -> None:
     source = checkpoint(STEM)
     source.tables[4].rows(60, 61)[0, 3] = np.nan
-    writer = module.TableWriter(Path("t"), plan(source, "mixed", zipf([60])), source.tables, 1)
     with pytest.raises(CheckpointError, match=r"table of layer 4: 1 NaN .* the first in row 60"):
-        writer._rows(4, 0, 10)
+        write(tmp_path / "t", source, plan(source, "mixed", zipf([60])), 1)

@@ -20,8 +20,9 @@ import stem_edge
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job.options import ExportOptions
-from stem_edge.export.job.storage import RowStorage, Storage, storage_of
+from stem_edge.export.job.recipe import Recipe
+from stem_edge.export.job.storage import Storage, storage_of
+from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.export.job.trained_grid import keep_trained_grid, trained_kinds
 from stem_edge.graph.formats import BackboneFormat
 
@@ -59,7 +60,7 @@ def checkpoint(
 
 def chosen(folder: Path, **options: Any) -> tuple[Storage, str]:
     """Return how an export would store a checkpoint, and what it would say."""
-    asked = ExportOptions(**options)
+    asked = Recipe(**options)
     source, found = keep_trained_grid(read_checkpoint(folder), asked, storage_of(asked))
     return found, "; ".join(source.notes)
 
@@ -145,7 +146,7 @@ def test_rows_on_a_grid_of_small_groups(tmp_path: Path, rows: Any) -> None:
 
 def test_other_weights_lie_on_no_grid(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, torch.bfloat16, ("nothing",))
-    assert chosen(folder) == (storage_of(ExportOptions()), "")
+    assert chosen(folder) == (storage_of(Recipe()), "")
 
 
 def test_an_adapter_leaves_the_grid(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_c13_a_config_of_gigabytes_is_not_read(stem: Path) -> None:
 def test_c14_a_source_that_changes_meanwhile_ends_the_export(
     stem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    path, real = stem / "model.safetensors", exporter._run
+    path, real = stem / "model.safetensors", exporter._write
 
     def run(*arguments: Any) -> None:
         real(*arguments)
@@ -259,7 +259,7 @@ def test_c14_a_source_that_changes_meanwhile_ends_the_export(
         else:
             path.rename(tmp_path / "gone")
 
-    monkeypatch.setattr(exporter, "_run", run)
+    monkeypatch.setattr(exporter, "_write", run)
     refused(
         lambda: stem_edge.export_bundle(stem, tmp_path / "out", type="fp32"),
         CheckpointError,
@@ -274,13 +274,13 @@ def test_c14_logs_of_a_run_that_goes_on_may_grow(
     stem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (stem / "train.log").write_text("a")
-    real = exporter._run
+    real = exporter._write
 
     def run(*arguments: Any) -> None:
         real(*arguments)
         (stem / "train.log").write_text("ab")
 
-    monkeypatch.setattr(exporter, "_run", run)
+    monkeypatch.setattr(exporter, "_write", run)
     stem_edge.export_bundle(stem, tmp_path / "out", type="fp32")
 
 

@@ -27,7 +27,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.export.backbone import weight_file
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.exporter import export_with
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
 from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
@@ -181,7 +181,7 @@ def test_weight_files_are_as_planned(
         monkeypatch.setattr(weight_file, "OUTLIER", 0.0)
         np.save(tmp_path / "ids.npy", np.array(ids))
         options = options | {"calibration": tmp_path / "ids.npy"}
-    manifest = export_with(checkpoint, tmp_path / "out", ExportOptions(**options)).manifest
+    manifest = export_with(checkpoint, tmp_path / "out", Recipe(**options)).manifest
     format = manifest.backbone
     assert format is not None
     assert bool(format.balanced) == ("calibration" in options)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import plain_format
 from stem_edge.graph.apart import apart
 from stem_edge.graph.ir import Node
@@ -79,7 +79,7 @@ def export(name: str, folder: Path, backbone: str) -> Bundle:
     kind: Any = backbone
     if name == GEMMA_3N and backbone == "int4":  # it has rows of 8 values here
         kind = replace(plain_format("int4"), kinds={"laurel_out": "fp32"})
-    options = ExportOptions(type=kind, prefill_graph=False, max_kl=99.0)
+    options = Recipe(type=kind, prefill_graph=False, max_kl=99.0)
     return export_with(checkpoint, folder / "bundle", options)
 
 

@@ -21,7 +21,7 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Recipe
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import EMBED
 from stem_edge.runtime.backends.onnxruntime.prepared import (
@@ -62,7 +62,7 @@ def export(name: str, checkpoint: Path, folder: Path, options: dict[str, Any]) -
     if name == GEMMA_4:
         checkpoint = folder / "checkpoint"
         write_gemma(checkpoint, 8)
-    return export_with(checkpoint, folder / "bundle", ExportOptions(**options))
+    return export_with(checkpoint, folder / "bundle", Recipe(**options))
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import pytest
 
 import stem_edge
 from stem_edge.errors import ExportError
-from stem_edge.export.job import options as job_options
-from stem_edge.export.job.options import ExportOptions
-from stem_edge.export.job.storage import RowStorage, storage_of
+from stem_edge.export.job import recipe as job_recipe
+from stem_edge.export.job.recipe import Recipe
+from stem_edge.export.job.storage import storage_of
+from stem_edge.export.job.table_plan import RowStorage
 
 GGML = {"engine": "ggml"}
 
@@ -57,7 +58,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path
     ],
 )
 def test_a_type_is_one_name(options: dict[str, Any], weights: str, nats: float | None) -> None:
-    found = storage_of(ExportOptions(**options))
+    found = storage_of(Recipe(**options))
     assert (found.format.engine, found.format.weights) == (
         options.get("engine", "onnxruntime"),
         weights,
@@ -69,14 +70,14 @@ def test_a_type_is_one_name(options: dict[str, Any], weights: str, nats: float |
     ("rows", "group"), [(None, 128), ("int4", 32), ("int8", 128), ("fp16", 128), ("mixed", 128)]
 )
 def test_rows_have_groups_of_their_type(rows: Any, group: int) -> None:
-    assert storage_of(ExportOptions(rows=rows)).rows == RowStorage(rows or "int8", group)
+    assert storage_of(Recipe(rows=rows)).rows == RowStorage(rows or "int8", group)
 
 
 @pytest.mark.parametrize(("options", "bound"), [({}, 0.5), ({"max_kl": 0.1}, 0.1)])
 def test_the_farthest_that_is_kept(options: dict[str, Any], bound: float) -> None:
-    assert ExportOptions(**options).bound == bound
+    assert Recipe(**options).bound == bound
 
 
 def test_threads_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_options, "usable_cpus", lambda: 3)
-    assert (ExportOptions().cpus, ExportOptions(threads=2).cpus) == (3, 2)
+    monkeypatch.setattr(job_recipe, "usable_cpus", lambda: 3)
+    assert (Recipe().cpus, Recipe(threads=2).cpus) == (3, 2)

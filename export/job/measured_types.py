@@ -1,0 +1,94 @@
+"""Types of an export's matrices, chosen by what 4 bits cost in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import numpy as np
+from msgspec.structs import replace as changed
+
+from stem_edge.bundle.expected import kinds_of
+from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.job.storage import Storage
+from stem_edge.export.quantization.calibration import guiding
+from stem_edge.export.quantization.sensitivity import Cost, costs
+from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind
+from stem_edge.numerics.quantize import I64
+from stem_edge.progress import Progress
+
+# Share of the cost of rounding that GPTQ leaves. Found with SmolLM2-135M-Instruct, on other text.
+LEFT_BY_GPTQ = 0.312
+# Pieces of the text that costs are measured on, one after the other, and the tokens of each.
+PIECES, PIECE_TOKENS = 16, 12
+
+
+def choose_types(
+    source: Checkpoint, storage: Storage, text_ids: I64, progress: bool | None = None
+) -> Storage:
+    """Return storage whose format says all types, measured on the text if the recipe names none."""
+    format = storage.format
+    if not isinstance(format, BackboneFormat):
+        return storage
+    format = _stored_once(source.config, format)
+    if storage.nats is not None and not kinds_of(source.config) <= storage.fixed:
+        layers, ids = source.config.n_layers, _from_all_over(text_ids, source.config.max_context)
+        with Progress(layers, "choosing types", progress, layers=layers) as bar:
+            found = costs(source, ids, format.block_size, lambda: bar.advance(1))
+        format = _with_eight_bits(format, _costly(format, found, storage.fixed, storage.nats))
+    return replace(storage, format=_stored_once(source.config, format))
+
+
+def _stored_once(config: ModelConfig, format: BackboneFormat) -> BackboneFormat:
+    """Return the format with a matrix that is embedding and head once, if both have its type."""
+    same = format.type_of("embedding") == format.type_of("head")
+    return changed(format, tied=config.tied_head and same)
+
+
+def _costly(
+    format: BackboneFormat,
+    found: dict[str, Cost],
+    fixed: Collection[MatrixKind],
+    most_nats: float,
+) -> list[str]:
+    """List the products that lose most at 4 bits for their bytes, until the others cost little enough.
+
+    found: cost of each product; fixed: kinds that keep their type; most_nats: what 4 bits may cost.
+    """
+    if format.tied and "head" in found:
+        # One matrix, which costs in both places.
+        head = found["head"]
+        found["head"] = head._replace(nats=head.nats + found.pop("embedding").nats)
+    open_ = {name: cost for name, cost in found.items() if cost.kind not in fixed}
+    order = sorted(open_, key=lambda name: open_[name].nats / open_[name].values, reverse=True)
+    nats = LEFT_BY_GPTQ * sum(cost.nats for cost in found.values())
+    chosen: list[str] = []
+    for name in order:
+        if nats <= most_nats:
+            break
+        nats -= LEFT_BY_GPTQ * open_[name].nats
+        chosen.append(name)
+    return chosen
+
+
+def _from_all_over(text_ids: I64, max_context: int) -> list[int]:
+    """Return pieces of a text, one after the other."""
+    text_ids = guiding(text_ids)
+    length = min(PIECE_TOKENS, len(text_ids))
+    starts = np.linspace(0, len(text_ids) - length, PIECES).astype(int)
+    pieces = [text_ids[start : start + length] for start in starts]
+    found: list[int] = np.concatenate(pieces)[:max_context].tolist()
+    return found
+
+
+def _with_eight_bits(format: BackboneFormat, chosen: Iterable[str]) -> BackboneFormat:
+    kinds, matrices = dict(format.kinds), dict(format.matrices)
+    for name in chosen:
+        if name in VOCABULARY_KINDS:
+            kinds[name] = "int8"
+            if format.tied:
+                kinds["embedding"] = "int8"
+        else:
+            matrices[name] = "int8"
+    return changed(format, kinds=kinds, matrices=matrices)
