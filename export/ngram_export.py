@@ -28,7 +28,7 @@ from stem_edge.progress import Progress
 from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.packing import pack_records, range_scales
 from stem_edge.tables.shards import ShardGrid, array_metadata
-from stem_edge.tables.store import encode_index, index_chunk, index_metadata
+from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
 RowsStored = Literal["keep", "int8", "int4"]

@@ -22,7 +22,6 @@ from stem_edge.bundle.manifest import (
     QualityReport,
     encode_manifest,
 )
-from stem_edge.bundle.prefill_check import PROBE_TOKENS, mean_divergence
 from stem_edge.errors import ExportError, FarError
 from stem_edge.export.backbone.onnx import PREFILL, planned_format
 from stem_edge.export.job.files import Output, write_file
@@ -37,6 +36,8 @@ from stem_edge.numerics.quantize import F32, F64
 
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
+# The graph for prompts is compared over so many tokens, because some bundles have a longer probe.
+PROBE_TOKENS = 48
 
 
 def accept(
@@ -189,3 +190,8 @@ def _manifest(
         files=files,
         reports={engine: replace(report, **measured)},
     )
+
+
+def mean_divergence(decode: F32, prefill: F32) -> float:
+    """Mean divergence of the prefill graph's logits [T, V] from the decoding graph's, in nats."""
+    return float(divergence(decode[:PROBE_TOKENS], prefill[:PROBE_TOKENS]).mean())

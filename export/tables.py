@@ -21,7 +21,8 @@ from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
-from stem_edge.tables.store import INDEX, encode_index, group_metadata, index_chunk, index_metadata
+from stem_edge.tables.store import INDEX, group_metadata
+from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
 # Shards must not grow with the tables, because zarr readers hold a whole shard in memory.

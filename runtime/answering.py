@@ -16,7 +16,7 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.decoding import Stepping, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
+from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled, join_chunks
 from stem_edge.runtime.lookups.lookups import Lookups, StemId
 from stem_edge.runtime.lookups.open_edits import OpenEdits
 from stem_edge.runtime.model_text import ModelText, Prompts
@@ -28,7 +28,7 @@ from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.edit_files.file import Edit
-    from stem_edge.runtime.grammars.constraint import Grammars
+    from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.speculation.speculation import Speculation
 
@@ -163,7 +163,7 @@ class Answering(ModelText):
         """Raise InputError for a grammar that no answer can follow; what is compiled is kept."""
         self._grammars.open(grammar)
 
-    def _constraint(self, params: SamplingParams) -> Constraint | None:
+    def _constraint(self, params: SamplingParams) -> GrammarConstraint | None:
         return None if params.grammar is None else self._grammars.open(params.grammar)
 
     @cached_property

@@ -22,10 +22,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backends.interface import LESS_MEMORY, Backend, BackendContext
+from stem_edge.runtime.backends.interface import LESS_MEMORY, PREFILL_FROM, Backend, BackendContext
 from stem_edge.runtime.rows.prefetch import AHEAD_TOKENS, Rows
 from stem_edge.runtime.steps import Step, starts_of
 from stem_edge.system.memory import raise_out_of_memory

@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
@@ -17,6 +17,9 @@ from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.system.memory import raise_out_of_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.grammars.constraint import GrammarConstraint
 
 FinishReason = Literal["stop", "length", "error"]
 LOOKAHEAD = 32  # forced tokens that are asked for at once
@@ -48,23 +51,6 @@ class Sampled(NamedTuple):
     finish_reason: FinishReason | None
 
 
-class Constraint(Protocol):
-    """Which tokens may follow in one answer, such as by a grammar; for one thread at a time."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing but the end may follow."""
-
-    def mask(self, logits: F32) -> None:
-        """Set the logits [V] of tokens that may not follow to -inf."""
-
-    def forced(self, most: int) -> list[int]:
-        """Return the tokens that must follow, `most` at most; empty where there is a choice."""
-
-    def accept(self, token_id: int) -> None:
-        """Go on to what may follow this token."""
-
-
 class Answer:
     """The new tokens of one sequence: chooses each from its logits, and says when it was the last.
 
@@ -76,7 +62,7 @@ class Answer:
         prompt: Sequence[int],
         params: SamplingParams,
         eos_ids: Collection[int],
-        constraint: Constraint | None = None,
+        constraint: GrammarConstraint | None = None,
     ) -> None:
         self.seen = list(prompt)  # prompt and answer so far
         self._sampler = sampler_of(params, len(prompt))

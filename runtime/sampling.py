@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, singledispatch
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.errors import BackendError
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.sampling_params import SamplingParams
 
@@ -56,7 +55,12 @@ class Sampler:
             )
         if self._params.temperature == 0:
             return best
-        ids, probabilities = candidates(logits, self._params)
+        from stem_edge.numerics.logits import candidates  # greedy answers need none
+
+        given = self._params
+        ids, probabilities = candidates(
+            logits, given.temperature or 0.0, given.top_k, given.top_p, given.min_p
+        )
         # Draw one uniform number per token, whatever the filters keep, so that seeds stay in step.
         sums = np.cumsum(probabilities)
         return int(ids[np.searchsorted(sums, self._generator.random() * sums[-1], side="right")])
@@ -96,32 +100,6 @@ def _changes(params: SamplingParams, prompt: int) -> list[Change]:
 
         found.append(add)
     return found
-
-
-def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np.float64]]:
-    """Ids that survive top_k, top_p and min_p, and their probabilities.
-
-    The filters apply in this order, each to what the previous one kept, at the given temperature.
-    params: with a temperature.
-    Ids ascend, so that filters that keep everything change no choice.
-    """
-    from stem_edge.numerics.logits import nucleus, top_ids, weights_of  # greedy answers need none
-
-    peak, temperature = logits.max(), params.temperature or 0.0
-    if params.top_k:
-        ids = np.sort(top_ids(logits, min(params.top_k, len(logits))))
-        weights = weights_of(logits[ids], peak, temperature)
-    else:
-        ids = np.arange(len(logits))
-        weights = weights_of(logits, peak, temperature)
-    top_p = params.top_p or 1.0  # it is never 0
-    if top_p < 1:
-        kept = nucleus(weights, top_p)
-        ids, weights = ids[kept], weights[kept]
-    if params.min_p:
-        kept = weights >= params.min_p  # the greatest weight is 1
-        ids, weights = ids[kept], weights[kept]
-    return ids, weights / weights.sum()
 
 
 def token_logprobs(logits: F32, token_id: int, count: int) -> TokenLogprobs:

@@ -6,7 +6,7 @@ from math import prod
 
 import msgspec
 
-from stem_edge.config_check import check_config, check_ranges
+from stem_edge.config_check import check_config
 from stem_edge.description import Description
 from stem_edge.layers import FFN_TERMS, LENT
 from stem_edge.limits import MAX_PARAMETERS
@@ -21,6 +21,8 @@ class ModelConfig(Description, frozen=True):
             raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
         if self.ranges:
             shapes = self.backbone_shapes()
+            from stem_edge.special_check import check_ranges  # for such models alone
+
             matrices = {name for name, shape in shapes.items() if len(shape) == 2} | {"head"}
             check_ranges(self.ranges, matrices - {"embedding"})
 

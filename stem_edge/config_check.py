@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import get_args
 
 from stem_edge.description import Description
@@ -11,29 +10,26 @@ from stem_edge.layers import (
     FFN_TERMS,
     Activation,
     Layer,
-    Llama3Rope,
-    ProportionalRope,
-    RopeScaling,
 )
 from stem_edge.limits import (
     LARGEST,
     LEAST_SCALING,
-    LEAST_STEP,
     MAX_CONTEXT,
-    MAX_FACTOR,
-    MAX_KERNEL,
     MAX_KINDS,
-    MAX_LAYERS,
-    MAX_MIXED,
-    MAX_ORDER,
-    MAX_RECORDS,
     MAX_ROW_EXPERTS,
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
-    MAX_STREAMS,
     MAX_THETA,
     MAX_WIDTH,
 )
+
+RANGES = {
+    "sliding_window": (0, MAX_CONTEXT),
+    "embedding_scale": (LEAST_SCALING, MAX_WIDTH),
+    "ple_scale": (LEAST_SCALING, MAX_WIDTH),
+    "attention_scale": (0, MAX_WIDTH),
+    "laurel_rank": (0, MAX_WIDTH),
+}
 
 
 def check_config(config: Description) -> None:
@@ -62,7 +58,10 @@ def check_config(config: Description) -> None:
         _check_layer(config, layer)
     _check_rows(config)
     _check_extras(config)
-    _check_altup(config)
+    if config.streams != 1 or config.active_stream or config.ple_gate_scale:
+        from stem_edge.special_check import check_altup  # for such models alone
+
+        check_altup(config)
     special = (*config.eos_ids, *config.placeholders.values())
     for token in (*special, *([] if config.bos_id is None else [config.bos_id])):
         if not 0 <= token < config.vocab_size:
@@ -92,7 +91,9 @@ def _check_layer(config: Description, layer: Layer) -> None:
             f"expected 0 to 1 and 1 to {MAX_THETA:g}"
         )
     if layer.rope.scaling is not None:
-        _check_scaling(layer.rope.scaling)
+        from stem_edge.special_check import check_scaling  # for such models alone
+
+        check_scaling(layer.rope.scaling)
 
 
 def _check_layers(config: Description, field: str, layers: tuple[int, ...]) -> None:
@@ -131,7 +132,9 @@ def _check_rows(config: Description) -> None:
     _check_ple(config)
     told = (config.ngram_sizes, config.ngram_multipliers, config.ngram_filler, config.engram_kernel)
     if ngrams or config.ngram_order or config.ngram_end is not None or any(told):
-        _check_ngrams(config)
+        from stem_edge.special_check import check_ngrams  # for such models alone
+
+        check_ngrams(config)
 
 
 def _check_ple(config: Description) -> None:
@@ -149,69 +152,15 @@ def _check_ple(config: Description) -> None:
         raise ValueError(f"ple_records is {config.ple_records} of {config.vocab_size} tokens")
 
 
-def _check_ngrams(config: Description) -> None:
-    model, engram = f"stem_ffn {config.stem_ffn}", config.stem_ffn == "engram"
-    if config.stem_ffn not in ("ngrams", "engram"):
-        raise ValueError(f"n-grams with {model}; expected ngrams or engram as stem_ffn")
-    if not engram and (config.ngram_multipliers or config.ngram_filler or config.engram_kernel):
-        raise ValueError(
-            f"ngram_multipliers, ngram_filler or engram_kernel with {model}; expected engram as stem_ffn"
-        )
-    order, sizes, end = config.ngram_order, config.ngram_sizes, config.ngram_end
-    each = (order - 1) * max(1, len(config.stem_layers))
-    if not 2 <= order <= MAX_ORDER or not sizes or len(sizes) % each:
-        raise ValueError(
-            f"ngram_order is {order} with {len(sizes)} ngram_sizes; expected 2 to {MAX_ORDER} and as "
-            "many sizes for each of 2 to ngram_order ids, in each layer with rows"
-        )
-    if min(sizes) < 1 or sum(sizes) > MAX_RECORDS or len(sizes) > MAX_LAYERS:
-        raise ValueError(
-            f"{len(sizes)} ngram_sizes of {sum(sizes)} rows; expected at most {MAX_LAYERS} of "
-            f"{MAX_RECORDS}, each at least 1"
-        )
-    if not 0 <= (end or 0) < config.vocab_size:
-        raise ValueError(f"ngram_end is {end}; expected 0 to {config.vocab_size - 1}")
-    known = bool(config.stem_layers) if engram else config.stem_layers == (0,)
-    if not known or not config.row_rank or config.streams > 1:
-        raise ValueError(
-            f"stem_layers {config.stem_layers}, row_rank {config.row_rank} and {config.streams} "
-            f"streams with {model}; expected {'some layers' if engram else '(0,)'}, the values of a row, "
-            "and 1 stream"
-        )
-    if engram:
-        _check_engram(config)
-
-
-def _check_engram(config: Description) -> None:
-    numbers, largest = config.ngram_multipliers, (MAX_MIXED - 1) // config.vocab_size
-    lengths = [len(of_layer) for of_layer in numbers]
-    if lengths != [config.ngram_order] * len(config.stem_layers):
-        raise ValueError(
-            f"ngram_multipliers has {lengths} numbers; expected {config.ngram_order} for each of "
-            f"{len(config.stem_layers)} layers"
-        )
-    if wrong := [n for of_layer in numbers for n in of_layer if not 0 < n <= largest]:
-        raise ValueError(
-            f"ngram_multipliers has {wrong[0]}; expected 1 to {largest}, so that products have 64 bits"
-        )
-    if not 0 <= config.ngram_filler < config.vocab_size:
-        raise ValueError(
-            f"ngram_filler is {config.ngram_filler}; expected 0 to {config.vocab_size - 1}"
-        )
-    if config.borrowed_kv_layers:
-        raise ValueError("an engram model whose last layers borrow keys and values")
-    if not 0 <= config.engram_kernel <= MAX_KERNEL:
-        raise ValueError(f"engram_kernel is {config.engram_kernel}; expected 0 to {MAX_KERNEL}")
-
-
 def _check_extras(config: Description) -> None:
     unknown = [name for name in config.biases if name not in BIASED]
     if unknown or len(set(config.biases)) < len(config.biases):
         raise ValueError(f"biases {config.biases}; expected some of {', '.join(BIASED)}, once each")
     if "head" in config.biases and config.tied_head:
         raise ValueError("a head that is tied to the embedding cannot have a bias")
-    if not 0 <= config.sliding_window <= MAX_CONTEXT:
-        raise ValueError(f"sliding_window is {config.sliding_window}; expected 0 to {MAX_CONTEXT}")
+    for field, (least, most) in RANGES.items():
+        if not least <= (value := getattr(config, field)) <= most:
+            raise ValueError(f"{field} is {value}; expected {least} to {most}")
     if config.logit_softcap and not LEAST_SCALING <= config.logit_softcap <= MAX_SOFTCAP:
         raise ValueError(
             f"logit_softcap is {config.logit_softcap}; expected 0, or {LEAST_SCALING:g} to "
@@ -219,54 +168,7 @@ def _check_extras(config: Description) -> None:
         )
     if config.qk_norm_eps is not None and not 0 <= config.qk_norm_eps < 1:
         raise ValueError(f"qk_norm_eps is {config.qk_norm_eps}; expected 0 to 1")
-    for field in ("embedding_scale", "ple_scale", "attention_scale"):
-        value, least = getattr(config, field), 0 if field == "attention_scale" else LEAST_SCALING
-        if not least <= value <= MAX_WIDTH:
-            raise ValueError(f"{field} is {value}; expected {least} to {MAX_WIDTH}")
     if config.activation not in get_args(Activation):
         raise ValueError(f"activation is {config.activation!r}; expected silu or gelu")
     if config.v_norm and config.qk_norm_eps is None:
         raise ValueError("v_norm needs the epsilon of qk_norm_eps")
-
-
-def _check_altup(config: Description) -> None:
-    if not 0 <= config.active_stream < config.streams <= MAX_STREAMS:
-        raise ValueError(
-            f"active_stream is {config.active_stream} and streams {config.streams}; expected one of "
-            f"1 to {MAX_STREAMS} streams, counted from 0"
-        )
-    if config.ple_gate_scale and not (config.streams > 1 and config.ple_width):
-        raise ValueError("ple_gate_scale needs several streams and per-layer embeddings")
-    if config.layer_scale and config.streams > 1:
-        raise ValueError(f"layer_scale in a model with {config.streams} streams; expected 1 stream")
-    if not 0 <= config.laurel_rank <= MAX_WIDTH:
-        raise ValueError(f"laurel_rank is {config.laurel_rank}; expected 0 to {MAX_WIDTH}")
-
-
-def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
-    """Raise ValueError for ranges of what is not multiplied, and for impossible steps."""
-    for name, steps in ranges.items():
-        if name not in matrices:
-            raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")
-        if not all(step == 0 or LEAST_STEP <= step <= 1 / LEAST_STEP for step in steps):
-            raise ValueError(
-                f"ranges of {name} are {steps}; expected 0, or {LEAST_STEP:g} to {1 / LEAST_STEP:g}"
-            )
-
-
-def _check_scaling(scaling: RopeScaling) -> None:
-    for field in scaling.__struct_fields__:
-        value = getattr(scaling, field)
-        if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
-            raise ValueError(
-                f"{field} of the RoPE scaling is {value}; "
-                f"expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
-            )
-    if isinstance(scaling, ProportionalRope) and scaling.share > 1:
-        raise ValueError(f"share of the proportional RoPE is {scaling.share}; expected up to 1")
-    if not 1 <= scaling.factor <= MAX_FACTOR:
-        raise ValueError(
-            f"factor of the RoPE scaling is {scaling.factor}; expected 1 to {MAX_FACTOR}"
-        )
-    if isinstance(scaling, Llama3Rope) and scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise ValueError("low_freq_factor of the RoPE scaling is not below high_freq_factor")

@@ -13,8 +13,8 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.tables.codecs import RowType, form_of
-from stem_edge.tables.packing import Scaling, range_scales
-from stem_edge.tables.rows import RecordLayout, ScaleType, make_layout
+from stem_edge.tables.packing import Scaling, make_layout, range_scales
+from stem_edge.tables.rows import RecordLayout, ScaleType
 from stem_edge.tables.store import TableFormat
 from stem_edge.tables.token_counts import Counts, counts_of_records
 

@@ -25,6 +25,9 @@ BEFORE = 64  # tokens before the steps that are measured; a batch has copies of 
 # Where a call may go on from kept keys and values and get the bits of a fresh call: at the start of
 # a pair of tokens, only where a fresh call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
+# From so many tokens on, the graph for prompts is the faster one: from 13 with SmolLM2-135M; from 8 with 1B
+# (docs/measuring.md). It is chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
+PREFILL_FROM = 8
 MAX_REASON = 300  # characters of an engine's message
 # What onnxruntime puts before its messages: an error code, a place in its sources.
 _CODE = re.compile(

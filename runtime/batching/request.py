@@ -6,15 +6,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.decoding import Decoding
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled
+from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prefixes.prefix import Reservation
@@ -23,6 +23,9 @@ from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.steps import Guesses, Step
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.grammars.constraint import GrammarConstraint
 
 # Lends the guesses for an answer to a prompt, by most tokens of both and its context.
 Guessing: TypeAlias = Callable[[Sequence[int], int, Context], AbstractContextManager[Guesses]]
@@ -51,7 +54,7 @@ class Request:
         codec: TextCodec,
         eos_ids: Collection[int],
         *,
-        constraint: Constraint | None = None,
+        constraint: GrammarConstraint | None = None,
     ) -> None:
         self.prompt, self.lookups, self.length = prompt, lookups, length
         self.cancelled = False  # set by any thread

@@ -25,7 +25,8 @@ from stem_edge.runtime.lookups.spans import (
     tokens_after,
 )
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.rows import Row, RowLookup, plain, tokens_of
+from stem_edge.tables.composing import plain, tokens_of
+from stem_edge.tables.rows import Row, RowLookup
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:

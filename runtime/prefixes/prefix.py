@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.runtime.backends.interface import Resumes
+from stem_edge.runtime.backends.interface import PREFILL_FROM, Resumes
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.tables.rows import RowLookup

@@ -15,8 +15,8 @@ import numpy as np
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
 from stem_edge.system.memory import pages_to_fill
-from stem_edge.tables.composing import compose
-from stem_edge.tables.rows import RowLookup, token_of, tokens_of
+from stem_edge.tables.composing import compose, token_of, tokens_of
+from stem_edge.tables.rows import RowLookup
 
 
 class EditedStore(Records):

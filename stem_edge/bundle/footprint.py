@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import singledispatch
 
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
@@ -40,7 +39,6 @@ class Footprint:
     table_format: TableFormat | None
     backbone_nbytes: int  # weights of the decoding graph, with embedding and head
     embedding_nbytes: int  # read in place, a row per token
-    head_nbytes: int
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
     repacked_nbytes: int  # weights that the engine can repack in memory on request
@@ -111,24 +109,14 @@ class Footprint:
 
 def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
     """Footprint of a bundle that exists, on one of its engines. Default: the first."""
-    return _stored(manifest.format(engine or manifest.engines[0]), manifest)
-
-
-@singledispatch
-def _stored(format: object, manifest: Manifest) -> Footprint:
-    raise ValueError(f"the bundle has no such backbone; it has those of {manifest.engines}")
-
-
-@_stored.register
-def _(format: BackboneFormat, manifest: Manifest) -> Footprint:
-    prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
-    data = manifest.files[BACKBONE_DATA].nbytes
-    found = onnx_footprint(manifest.model, format, manifest.table_format, data, prefill)
-    return replace(found, assistant_nbytes=_assistant_nbytes(manifest))
-
-
-@_stored.register
-def _(format: GgufFormat, manifest: Manifest) -> Footprint:
+    format = manifest.format(engine or manifest.engines[0])
+    if isinstance(format, BackboneFormat):
+        prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
+        data = manifest.files[BACKBONE_DATA].nbytes
+        found = onnx_footprint(manifest.model, format, manifest.table_format, data, prefill)
+        return replace(found, assistant_nbytes=_assistant_nbytes(manifest))
+    if format is None:
+        raise ValueError(f"the bundle has no such backbone; it has those of {manifest.engines}")
     return gguf_footprint(manifest.model, format, manifest.table_format)
 
 
@@ -162,7 +150,6 @@ def onnx_footprint(
         table_format=tables,
         backbone_nbytes=data,
         embedding_nbytes=embedding,
-        head_nbytes=min(step, _kind_nbytes(backbone, "head", model.vocab_size, model.dim)),
         step_nbytes=step,
         prefill_nbytes=prefill,
         repacked_nbytes=0,
@@ -178,7 +165,6 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
 
     caches = gguf_schema.kv_caches(model, gguf.weights)
     sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
-    head = sizes["embedding" if model.tied_head else "head"]
     slot = gguf_schema.slot_nbytes(tables.tables) if tables else 0
     total = sum(sizes.values())
     return Footprint(
@@ -188,7 +174,6 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         table_format=tables,
         backbone_nbytes=total,
         embedding_nbytes=sizes["embedding"],
-        head_nbytes=head,
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
         prefill_nbytes=0,
         repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),

@@ -24,7 +24,6 @@ from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, GgufFormat
-from stem_edge.hub import PREFIX
 from stem_edge.units import MAX_SIZE
 
 # A tokenizer.json may be twice the largest that is published.
@@ -99,8 +98,12 @@ def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | Non
     Where no file has this path, it may be the short name of a bundle that is kept (stem_edge.hub.kept).
     shards: False leaves out the shards of its tables, which are elsewhere.
     """
+    if os.path.lexists(path):
+        return Path(path)
+    from stem_edge.hub import PREFIX  # for names alone
+
     if not (name := str(path)).startswith(PREFIX):
-        if os.sep in name or "/" in name or os.path.lexists(path):
+        if os.sep in name or "/" in name:
             return Path(path)
         from stem_edge.hub.kept import named  # for such names alone
 

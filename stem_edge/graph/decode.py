@@ -19,9 +19,9 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
-from stem_edge.graph.ir import Graph, Node
-from stem_edge.graph.kv import KvFormat, KvType, place_peaks
-from stem_edge.graph.layer import norm
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.kv import KvType, place_peaks
+from stem_edge.graph.layer import norm, wanted
 from stem_edge.graph.linear import DecodeProducts, Products, vector
 from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.stack import Start, layers_in_order
@@ -29,7 +29,6 @@ from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
 
 PREFILL_DATA = "prefill.data"
-NEW_KEYS, NEW_VALUES = io.NEW + io.KEYS, io.NEW + io.VALUES
 
 
 class Built(NamedTuple):
@@ -60,47 +59,18 @@ def decoding(
             continue
         graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
         if name == io.HEAD:
-            head(products, config, _wanted(graph, io.HIDDEN), "n")
+            head(products, config, wanted(graph, io.HIDDEN), "n")
         elif name == io.REST:
-            _rest(products, config, layout, begin._replace(embedded=io.EMBEDDED), cache)
+            from stem_edge.graph.rest import rest  # for models that borrow K and V alone
+
+            result = rest(products, config, layout, begin._replace(embedded=io.EMBEDDED), cache)
+            _declare_output(graph, config, result, "n")
         else:
             layers = io.layer_graphs(config)[name]
             _declare_output(
                 graph, config, layers_in_order(products, config, layout, cache, layers, begin)
             )
     return Built({name: graphs[name] for name in io.decode_graphs(config)}, plan)
-
-
-def joined(
-    config: ModelConfig,
-    layout: RecordLayout | None,
-    format: BackboneFormat,
-    *,
-    kv: KvType = "fp32",
-) -> Graph:
-    """Join the graphs of `decoding` after the embedding in one, over the same weight file.
-
-    It computes the same bits as they do. One run wakes onnxruntime's threads once.
-    """
-    graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
-    cache = place_peaks(plan, config, format, kv)
-    if not format.tied:
-        embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # takes its place
-    products = products_of(config, graph, plan, format)
-    x = graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
-    parts = io.layer_graphs(config)
-    for name, layers in parts.items():
-        start = Start(x, io.HIDDEN)
-        if name == io.REST:
-            start = _wanted_start(graph, config, layers, start)
-        x = layers_in_order(products, config, layout, cache, layers, start, f"{name}.{io.HIDDEN}")
-    head(products, config, x if io.REST in parts else _wanted(graph, x), "n")
-    updated: dict[str, str] = {}
-    for node in graph.nodes:
-        # Otherwise layers that borrow K and V could read them before they are there.
-        node.inputs = [updated.get(name, name) for name in node.inputs]
-        updated |= updated_caches(node)
-    return graph
 
 
 def products_of(
@@ -112,12 +82,6 @@ def products_of(
     from stem_edge.graph.special.steps import SteppedProducts  # for models with ranges alone
 
     return SteppedProducts(graph, plan, format, config)
-
-
-def updated_caches(node: Node) -> dict[str, str]:
-    """Return the caches that a node updates -> their new names."""
-    caches = [name for name in node.outputs if name.startswith((NEW_KEYS, NEW_VALUES))]
-    return {name.removeprefix(io.NEW): name for name in caches}
 
 
 def prompts(
@@ -188,43 +152,6 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
         )
         logits = graph.add("Mul", [part, constant], io.LOGITS)
     return logits
-
-
-def _wanted(graph: Graph, x: str) -> str:
-    """Emit the positions of x [B, T, ...] that need logits."""
-    graph.input(io.WANTED, np.int64, ["n"])
-    return graph.add("Gather", [x, io.WANTED], f"wanted.{x}", axis=1)
-
-
-def _rest(
-    products: Products,
-    config: ModelConfig,
-    layout: RecordLayout | None,
-    start: Start,
-    cache: KvFormat,
-) -> None:
-    """Emit the layers that borrow K and V: hidden [B, T, hidden_width] -> new_hidden [B, n, ...]."""
-    graph, layers = products.graph, io.layer_graphs(config)[io.REST]
-    wanted = _wanted_start(graph, config, layers, start)
-    result = layers_in_order(products, config, layout, cache, layers, wanted)
-    _declare_output(graph, config, result, "n")
-    if config.ple_width:
-        graph.input(io.EMBEDDED, np.float32, [graph.sequences, "T", config.hidden_width])
-        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
-
-
-def _wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Emit the wanted positions of the inputs of layers that borrow K and V."""
-    if config.ple_width:
-        start = start._replace(slot_ids=_wanted(graph, start.slot_ids))
-    positions = start.positions if any(map(config.window, layers)) else ""
-    start = start._replace(
-        hidden=_wanted(graph, start.hidden),
-        positions=_wanted(graph, positions) if positions else "",
-    )
-    if config.ple_width:
-        start = start._replace(embedded=_wanted(graph, start.embedded))
-    return start
 
 
 def _declare_output(graph: Graph, config: ModelConfig, name: str, tokens: str = "T") -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.linear import Products, matrix, vector
-from stem_edge.graph.names import SLOT_IDS, head_width
+from stem_edge.graph.names import SLOT_IDS, WANTED, head_width
 from stem_edge.layers import Layer
 from stem_edge.tables.rows import RecordLayout
 
@@ -167,3 +169,9 @@ def _padded(layer: Layer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if part == "wo" and len(shape) == 2:
         return shape[0], shape[1] // layer.head_dim * width
     return shape
+
+
+def wanted(graph: Graph, x: str) -> str:
+    """Emit the positions of x [B, T, ...] that need logits."""
+    graph.input(WANTED, np.int64, ["n"])
+    return graph.add("Gather", [x, WANTED], f"wanted.{x}", axis=1)

@@ -23,7 +23,7 @@ B sequences can take a step of one token together, and each attends to as many r
 the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is 1.
 
 `step2`, `step4` and `step8` are `step` for so many tokens, each of which gets the bits of a step of its
-own (graph.apart).
+own (graph.special.apart).
 
 | input | type, shape | meaning |
 |---|---|---|

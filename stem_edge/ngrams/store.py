@@ -16,7 +16,8 @@ from stem_edge.errors import BundleError
 from stem_edge.ngrams.rows import NgramTable
 from stem_edge.numerics.quantize import I32
 from stem_edge.tables.shards import open_grid
-from stem_edge.tables.store import TableStore, read_index
+from stem_edge.tables.store import TableStore
+from stem_edge.tables.token_index import read_index
 from stem_edge.tables.zarr_json import compare, naming, read_json
 
 CLASSES = "classes"

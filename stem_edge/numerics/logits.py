@@ -81,3 +81,31 @@ def top_ids(logits: F32, count: int) -> I64:
         pool = np.arange(len(logits))
     order = np.argsort(-logits[pool], kind="stable")
     return np.asarray(pool[order[:count]], np.int64)
+
+
+def candidates(
+    logits: F32,
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> tuple[I64, npt.NDArray[np.float64]]:
+    """Ids that survive top_k, top_p and min_p, and their probabilities.
+
+    The filters apply in this order, each to what the previous one kept. None, 0 and a top_p of 1 keep
+    everything. Ids ascend, so that filters that keep everything change no choice.
+    """
+    peak = logits.max()
+    if top_k:
+        ids = np.sort(top_ids(logits, min(top_k, len(logits))))
+        weights = weights_of(logits[ids], peak, temperature)
+    else:
+        ids = np.arange(len(logits))
+        weights = weights_of(logits, peak, temperature)
+    if top_p and top_p < 1:
+        kept = nucleus(weights, top_p)
+        ids, weights = ids[kept], weights[kept]
+    if min_p:
+        kept = weights >= min_p  # the greatest weight is 1
+        ids, weights = ids[kept], weights[kept]
+    return ids, weights / weights.sum()

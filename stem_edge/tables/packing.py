@@ -1,16 +1,17 @@
-"""Packing of rows into records."""
+"""Layouts of records, and packing of rows into them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, U8, pack_codes
+from stem_edge.numerics.quantize import F32, U8, fitting_block, pack_codes
 from stem_edge.numerics.quantizing import cut, encode, extremes
-from stem_edge.tables.codecs import CODECS, FP16_MAX
-from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.codecs import CODECS, FP16_MAX, RowType
+from stem_edge.tables.rows import Parts, RecordLayout, ScaleType
 
 # Scales of blocks [..., size], for codes of so many bits.
 Scaling: TypeAlias = Callable[[F32, int], F32]
@@ -63,3 +64,28 @@ def _quantize(layout: RecordLayout, values: F32, scaling: Scaling) -> tuple[U8, 
         # Rounded before encoding, so that the codes suit the scales that will be read.
         scales = scales.astype(np.float16).astype(np.float32)
     return encode(blocks, scales, half, layout.bits)
+
+
+def make_layout(
+    records: int,
+    layers: Sequence[int],
+    parts: Parts,
+    row_type: RowType,
+    group_size: int,
+    scale_type: ScaleType = "fp32",
+    mixed: int = 1,
+) -> RecordLayout:
+    """Make a layout with the largest group that fits, up to `group_size` (unused for floats).
+
+    mixed: rows that lie side by side in one; no group spans two of them.
+    """
+    width = math.gcd(*(part[-1] // mixed for part in parts))
+    group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0
+    return RecordLayout(
+        records=records,
+        layers=tuple(layers),
+        parts=parts,
+        row_type=row_type,
+        group_size=group,
+        scale_type=scale_type,
+    )

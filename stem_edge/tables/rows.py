@@ -17,7 +17,6 @@ record; any other is a *made* record (composing.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -30,7 +29,6 @@ from stem_edge.numerics.quantize import (
     MIN_BLOCK,
     U8,
     dequantize_blocks,
-    fitting_block,
     zero_points,
 )
 from stem_edge.tables.codecs import CODECS, F16, Codes, RowType
@@ -188,49 +186,6 @@ class RecordLayout(
         return dequantize_blocks(codes.view(np.uint8), scales.astype(np.float32), self.bits)
 
 
-def make_layout(
-    records: int,
-    layers: Sequence[int],
-    parts: Parts,
-    row_type: RowType,
-    group_size: int,
-    scale_type: ScaleType = "fp32",
-    mixed: int = 1,
-) -> RecordLayout:
-    """Make a layout with the largest group that fits, up to `group_size` (unused for floats).
-
-    mixed: rows that lie side by side in one; no group spans two of them.
-    """
-    width = math.gcd(*(part[-1] // mixed for part in parts))
-    group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0
-    return RecordLayout(
-        records=records,
-        layers=tuple(layers),
-        parts=parts,
-        row_type=row_type,
-        group_size=group,
-        scale_type=scale_type,
-    )
-
-
 # Token ids whose rows are averaged (a token that is there twice counts twice), or a packed row.
 Row: TypeAlias = tuple[int, ...] | bytes
 RowLookup: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order
-
-
-def plain(row: Row, layers: int) -> RowLookup:
-    """Lookup of the same row in every STEM layer."""
-    return (row,) * layers
-
-
-def token_of(lookup: RowLookup) -> int | None:
-    """Return the token whose own record this lookup is; None if it is a made record."""
-    first = lookup[0]
-    if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
-        return first[0]
-    return None
-
-
-def tokens_of(lookup: RowLookup) -> list[int]:
-    """Return the tokens whose records are needed to compose a lookup, ascending."""
-    return sorted({token for row in lookup if isinstance(row, tuple) for token in row})

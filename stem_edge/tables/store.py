@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stem_edge.files.plain_files import check_folder, damaged, read_plain
 from stem_edge.limits import MAX_RECORDS
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.codecs import form_of, widen
@@ -27,56 +26,13 @@ from stem_edge.tables.shards import (
     CRC_NBYTES,
     INDEX_ENTRY_NBYTES,
     ShardGrid,
-    crc32c,
     open_grid,
     pieces_for,
 )
-from stem_edge.tables.zarr_json import array_document, compare, naming, read_json
+from stem_edge.tables.zarr_json import compare, naming, read_json
 
 RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
 ATTRIBUTE = "stem_edge"  # of the group; holds the format
-ENTRY_NBYTES = 4  # of the index
-
-
-def index_metadata(tokens: int) -> dict[str, Any]:
-    """Contents of the array's zarr.json."""
-    codecs: list[dict[str, Any]] = [
-        {"name": "bytes", "configuration": {"endian": "little"}},
-        {"name": "crc32c"},
-    ]
-    return array_document([tokens], "int32", [tokens], codecs)
-
-
-def index_chunk(root: Path) -> Path:
-    """Path of the only chunk of the array in the folder `root`."""
-    return root / "c" / "0"
-
-
-def encode_index(index: I32) -> bytes:
-    """Encode the index as the bytes of its chunk."""
-    data = index.astype("<i4").tobytes()
-    return data + crc32c(data).to_bytes(CRC_NBYTES, "little")
-
-
-def read_index(root: Path, tokens: int, records: int) -> I32:
-    """Read the record of each token, all below `records`. Raises BundleError."""
-    path = index_chunk(root)
-    for folder in (root, path.parent):
-        check_folder(folder)
-    with naming(root / "zarr.json"):
-        compare(read_json(root / "zarr.json"), index_metadata(tokens))
-    expected = tokens * ENTRY_NBYTES + CRC_NBYTES
-    data = read_plain(path, expected, "index")
-    if len(data) != expected:
-        more = " or more" if len(data) > expected else ""
-        raise damaged(path, f"index has {len(data)} bytes{more}, expected {expected}")
-    index = np.frombuffer(data, "<i4", tokens)
-    if encode_index(index) != data:
-        raise damaged(path, "the checksum of this index is wrong")
-    if index.min() < 0 or index.max() >= records:
-        found = f"{index.min()} to {index.max()}"
-        raise damaged(path, f"refers to records {found}, expected 0 to {records - 1}")
-    return index.astype(np.int32, copy=False)
 
 
 class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -126,8 +82,8 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def index_nbytes(self) -> int:
-        """Bytes of the index, in its file as in memory."""
-        return ENTRY_NBYTES * self.tokens if self.indexed else 0
+        """Bytes of the index of int32, in its file as in memory."""
+        return 4 * self.tokens if self.indexed else 0
 
     def nbytes(self, prompt_rows: int = 0) -> int:
         """Bytes on flash, not counting descriptions. prompt_rows: see ModelConfig."""
@@ -176,5 +132,7 @@ def open_table_store(root: Path) -> TableStore:
     grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
     index = None
     if format.indexed:
+        from stem_edge.tables.token_index import read_index  # for such tables alone
+
         index = read_index(root / INDEX, format.tokens, format.tables.records)
     return TableStore(format, grids, index)

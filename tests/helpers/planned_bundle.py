@@ -20,7 +20,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
-from stem_edge.tables.rows import make_layout
+from stem_edge.tables.packing import make_layout
 
 CONTEXT = 512
 DATA = BACKBONE_DATA

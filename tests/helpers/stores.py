@@ -17,6 +17,7 @@ from stem_edge.runtime.rows.records import Flags, Records
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables import store as tables
+from stem_edge.tables import token_index
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.zarr_json import encode_metadata
@@ -108,12 +109,12 @@ def write_array(
 
 def write_index(root: Path, index: Sequence[int]) -> None:
     """Write the token index of a table store in the folder `root`."""
-    chunk = tables.index_chunk(root / tables.INDEX)
+    chunk = token_index.index_chunk(root / tables.INDEX)
     chunk.parent.mkdir(parents=True)
     (root / tables.INDEX / "zarr.json").write_bytes(
-        encode_metadata(tables.index_metadata(len(index)))
+        encode_metadata(token_index.index_metadata(len(index)))
     )
-    chunk.write_bytes(tables.encode_index(np.array(index, np.int32)))
+    chunk.write_bytes(token_index.encode_index(np.array(index, np.int32)))
 
 
 def write_store(

@@ -6,11 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge.numerics.logits import BLOCK, apply_penalties, apply_repetition_penalty, top_ids
+from stem_edge.numerics.logits import (
+    BLOCK,
+    apply_penalties,
+    apply_repetition_penalty,
+    candidates,
+    top_ids,
+)
 from stem_edge.numerics.quantize import F32, F64, I64
 from stem_edge.runtime.sampling import (
     Sampler,
-    candidates,
     token_logprobs,
 )
 from stem_edge.runtime.sampling_params import SamplingParams
@@ -121,7 +126,9 @@ def test_candidates_against_the_oracle(kind: str, temperature: float) -> None:
     order = np.argsort(-logits, kind="stable")
     for options in FILTERS:
         params = SamplingParams(temperature=temperature, **options).resolved()
-        ids, probabilities = candidates(logits.copy(), params)
+        ids, probabilities = candidates(
+            logits.copy(), temperature, params.top_k, params.top_p, params.min_p
+        )
         expected_ids, expected = oracle(logits, order, params)
         # Rounding decides which token is the first to reach top_p.
         rounding = abs(len(ids) - len(expected))

@@ -29,7 +29,7 @@ import numpy as np
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.tables.rows import make_layout
+from stem_edge.tables.packing import make_layout
 from stem_edge.tables.token_counts import Counts, count_tokens
 
 SLOTS = (512, 1024, 1282, 2048, 4096, 6413, 12_826)  # 1282 is one percent of Llama 3's ids

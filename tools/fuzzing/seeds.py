@@ -19,7 +19,8 @@ from fuzzing.running import SEEDS
 from stem_edge.edit_files.file import Edit, NewRows, Replacement, encode_edit
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
-from stem_edge.tables.store import TableFormat, encode_index, group_metadata, index_metadata
+from stem_edge.tables.store import TableFormat, group_metadata
+from stem_edge.tables.token_index import encode_index, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
 Seed: TypeAlias = tuple[str, str, bytes]  # target, file name, content

@@ -37,8 +37,7 @@ from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel, can_repack
 from stem_edge.system.child import limit_this_process
 from stem_edge.tables.codecs import FORMS, Form
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import make_layout
+from stem_edge.tables.packing import make_layout, pack_records
 
 MEMORY_NBYTES = 1 << 30
 CPU_SECONDS = 120  # ends the trial even if its parent is gone and cannot kill it

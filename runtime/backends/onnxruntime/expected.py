@@ -11,11 +11,11 @@ from msgspec.structs import replace as changed
 from stem_edge.bundle.expected import expected_footprint
 from stem_edge.bundle.footprint import FLOAT, Footprint, footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat
 from stem_edge.graph.kv import KvChoice
 from stem_edge.graph.linear import SPLIT_VALUES
+from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES, is_large
@@ -98,7 +98,7 @@ def loaded(needs: Needs) -> tuple[int, int]:
     footprint, graphs = needs.footprint, 2 if needs.prefill else 1
     nbytes = SESSIONS_NBYTES + graphs * footprint.model.n_layers * LAYER_NBYTES
     if needs.prepared:
-        return nbytes, int(PACKED_OVER_DATA * min(footprint.head_nbytes, 2 * SPLIT_VALUES))
+        return nbytes, int(PACKED_OVER_DATA * min(footprint.step_nbytes, 2 * SPLIT_VALUES))
     data = footprint.step_nbytes + (footprint.prefill_nbytes if needs.prefill else 0)
     return nbytes + int(PACKED_OVER_DATA * data), 0
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
@@ -18,7 +17,7 @@ from stem_edge.runtime.backends.engines import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import is_large, may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU

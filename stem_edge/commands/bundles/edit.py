@@ -15,7 +15,6 @@ from stem_edge.editing.making import make_edit
 from stem_edge.editing.shown import show_edit
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
-from stem_edge.number_lists import parse_numbers
 
 DESCRIPTION = """\
 Edit knowledge: tokens of one text (the source) use the table rows of another
@@ -92,8 +91,8 @@ def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:
         args.target,
         scheme=args.scheme or "auto",
         scope=args.scope or "positions",
-        layers=parse_numbers("--layers", args.layers),
-        subset=parse_numbers("--subset", args.subset),
+        layers=_numbers("--layers", args.layers),
+        subset=_numbers("--subset", args.subset),
         pad=int(pad) if pad is not None and pad.isascii() and pad.isdigit() else pad,
     )
 
@@ -110,3 +109,13 @@ def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
         raise InputError(f"{path}: is a folder; choose another name")
     if not force and (path.exists() or path.is_symlink()):
         raise InputError(f"{path}: exists; choose another name with -o, or add --force")
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    """Parse the comma-separated numbers of an option; None if it is absent. Raises InputError."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise InputError(f"{option} {text!r}: not numbers separated by commas, like 2,5")
+    return [int(part) for part in parts]

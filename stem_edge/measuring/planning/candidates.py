@@ -17,7 +17,7 @@ from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import ENGINES, engine_names
 from stem_edge.runtime.backends.options import AUTO
 from stem_edge.tables.codecs import RowType
-from stem_edge.tables.rows import make_layout
+from stem_edge.tables.packing import make_layout
 from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:

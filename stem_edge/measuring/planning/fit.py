@@ -17,7 +17,6 @@ import numpy as np
 from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TABLES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import find_device
@@ -26,6 +25,7 @@ from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
+from stem_edge.runtime.backends.onnxruntime.needs import crowding
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequences
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, choose_plan, contexts, plan_memory
 from stem_edge.runtime.load_plan import open_text

@@ -22,7 +22,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
 from stem_edge.bundle.manifest import GGUF, MANIFEST
-from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, ExportError, InputError
 from stem_edge.export import exporter
@@ -33,6 +32,7 @@ from stem_edge.export.job import storage
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import storage_of
 from stem_edge.export.job.stored_types import keep_stored_types
+from stem_edge.export.quality_check import mean_divergence
 from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor
 from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.graph.formats import GGUF_TYPES, EngineName, GgufType

@@ -20,12 +20,12 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.gguf_gemma import CONTEXT, TABLE
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.quality_check import mean_divergence
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward

@@ -14,7 +14,7 @@ from stem_edge.edit_files import file as edit_file
 from stem_edge.errors import BundleError
 from stem_edge.files.names import check_names
 from stem_edge.files.strict_json import check_depth, check_json, one_line
-from stem_edge.tables import shards, store, zarr_json
+from stem_edge.tables import shards, token_index, zarr_json
 
 # Names
 
@@ -152,7 +152,7 @@ def test_limits_are_what_is_documented() -> None:
     assert limits.MAX_PARAMETERS == 1_099_511_627_776
     assert (limits.MAX_WIDTH, limits.MAX_CONTEXT) == (1_048_576, 16_777_216)
     assert (edit_file.MAX_NBYTES, edit_file.MAX_TEXT) == (268_435_456, 4096)
-    assert (shards.CRC_NBYTES, shards.INDEX_ENTRY_NBYTES, store.ENTRY_NBYTES) == (4, 16, 4)
+    assert (shards.CRC_NBYTES, shards.INDEX_ENTRY_NBYTES) == (4, 16)
 
 
 def test_the_size_of_a_zarr_json(tmp_path: Path) -> None:
@@ -166,5 +166,5 @@ def test_the_size_of_a_zarr_json(tmp_path: Path) -> None:
 def test_an_index_of_another_kind_is_named(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "zarr.json").write_bytes(b"{}")
-    message = refused(lambda: store.read_index(tmp_path, 2, 2), BundleError)
+    message = refused(lambda: token_index.read_index(tmp_path, 2, 2), BundleError)
     assert message.startswith(f"{tmp_path / 'zarr.json'}: ")

@@ -30,8 +30,8 @@ from stem_edge.files import disk
 from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables.codecs import RowType
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout, make_layout
+from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 EVERY = np.arange(5)

@@ -23,7 +23,7 @@ from stem_edge.runtime.backends.planner import (
 )
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.tables.rows import make_layout
+from stem_edge.tables.packing import make_layout
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import parse_size
 

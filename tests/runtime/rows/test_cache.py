@@ -16,8 +16,8 @@ from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache, needed_whole
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.codecs import RowType
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout, make_layout
+from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.rows import RecordLayout
 
 V = 60
 

@@ -10,8 +10,8 @@ import pytest
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.commands.main import main
+from stem_edge.export.quality_check import mean_divergence
 from stem_edge.runtime.backends.onnxruntime import loader
 
 PROMPT = "a prompt of more than eight tokens"

@@ -20,7 +20,7 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
-from stem_edge.tables.rows import make_layout
+from stem_edge.tables.packing import make_layout
 
 # Only those whose graphs have nodes that no other has.
 DISTINCT = ["stem", "dense", "stem-mix", "low rank, gate", "q and k norm, halves", "all at once"]

@@ -9,11 +9,11 @@ import pytest
 
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.tables import rows as lookups
+from stem_edge.tables import composing as lookups
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.composing import compose, is_row, pack_row
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout, ScaleType, make_layout
+from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.rows import RecordLayout, ScaleType
 
 V, LAYERS = 12, (1, 4, 5)
 

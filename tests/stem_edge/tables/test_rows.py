@@ -8,8 +8,8 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.tables.codecs import CODECS, RowType
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import MAX_RECORD_NBYTES, RecordLayout, make_layout
+from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.rows import MAX_RECORD_NBYTES, RecordLayout
 
 STAIRS = list(range(-8, 8))
 DOUBLE = [2 * value for value in STAIRS]

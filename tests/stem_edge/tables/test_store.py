@@ -17,8 +17,8 @@ from stem_edge.errors import BundleError
 from stem_edge.limits import MAX_RECORDS
 from stem_edge.numerics.quantize import unpack_codes
 from stem_edge.tables.codecs import Form, RowType
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import ScaleType, make_layout
+from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.rows import ScaleType
 from stem_edge.tables.store import TableFormat, open_table_store
 
 PLAIN = TableFormat(tokens=3, stored=LAYOUT)

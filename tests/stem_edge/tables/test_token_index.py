@@ -16,7 +16,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore
 
 from stem_edge.errors import BundleError
-from stem_edge.tables.store import index_chunk, index_metadata, read_index
+from stem_edge.tables.token_index import index_chunk, index_metadata, read_index
 
 INDEX = [2, 0, 2, 1]
 DATA = struct.pack("<4i", *INDEX)

@@ -18,9 +18,9 @@ import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
-from stem_edge.graph.apart import apart
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, STEP, apart_step
+from stem_edge.graph.special.apart import apart
 from stem_edge.runtime.backends.interface import BEFORE, MOST, SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders

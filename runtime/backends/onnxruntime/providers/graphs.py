@@ -12,7 +12,7 @@ from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import unreadable
 from stem_edge.graph import names as io
-from stem_edge.graph.decode import decoding, joined, prompts
+from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph, Node
@@ -45,6 +45,10 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
 
     The joined graph has the weights of `rest` and `head`, too: these only complete `prefill` steps.
     """
+    from stem_edge.runtime.backends.onnxruntime.providers.joined import (
+        joined,  # for prepared backbones alone
+    )
+
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     if kv == "fp16" and io.REST in io.layer_graphs(bundle.manifest.model):
         # onnxruntime would give layers that borrow K and V the step's own before rounding.

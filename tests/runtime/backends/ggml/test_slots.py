@@ -9,8 +9,8 @@ from stem_edge.ggml import gguf_schema
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.tables.codecs import RowType
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout, ScaleType, make_layout
+from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.rows import RecordLayout, ScaleType
 
 gguf = pytest.importorskip("gguf")
 

@@ -15,10 +15,10 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import plain_format
-from stem_edge.graph.apart import apart
 from stem_edge.graph.ir import Node
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import HEAD, STEP, apart_step
+from stem_edge.graph.special.apart import apart
 from stem_edge.graph.special.pairs import PAIR
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import SIZES

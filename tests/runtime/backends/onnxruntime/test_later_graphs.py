@@ -13,11 +13,11 @@ import pytest
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import BackendError, OutOfMemoryError, StemEdgeError
-from stem_edge.graph.apart import apart
 from stem_edge.graph.names import EMBED, HEAD, PREFILL, STEP, apart_step
+from stem_edge.graph.special.apart import apart
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.backends.onnxruntime import loaded
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import NotOpened

@@ -1,0 +1,49 @@
+"""All layers and the head in one graph, for prepared backbones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.graph import names as io
+from stem_edge.graph.decode import embedding, head, products_of
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.kv import KvType, place_peaks
+from stem_edge.graph.layer import wanted
+from stem_edge.graph.rest import updated_caches, wanted_start
+from stem_edge.graph.stack import Start, layers_in_order
+from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.tables.rows import RecordLayout
+
+
+def joined(
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    format: BackboneFormat,
+    *,
+    kv: KvType = "fp32",
+) -> Graph:
+    """Join the graphs of `decoding` after the embedding in one, over the same weight file.
+
+    It computes the same bits as they do. One run wakes onnxruntime's threads once.
+    """
+    graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
+    cache = place_peaks(plan, config, format, kv)
+    if not format.tied:
+        embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # takes its place
+    products = products_of(config, graph, plan, format)
+    x = graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
+    parts = io.layer_graphs(config)
+    for name, layers in parts.items():
+        start = Start(x, io.HIDDEN)
+        if name == io.REST:
+            start = wanted_start(graph, config, layers, start)
+        x = layers_in_order(products, config, layout, cache, layers, start, f"{name}.{io.HIDDEN}")
+    head(products, config, x if io.REST in parts else wanted(graph, x), "n")
+    updated: dict[str, str] = {}
+    for node in graph.nodes:
+        # Otherwise layers that borrow K and V could read them before they are there.
+        node.inputs = [updated.get(name, name) for name in node.inputs]
+        updated |= updated_caches(node)
+    return graph

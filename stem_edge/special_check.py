@@ -1,0 +1,119 @@
+"""Contradictions in descriptions of models with n-grams, streams, scaled RoPE or ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from stem_edge.description import Description
+from stem_edge.layers import Llama3Rope, ProportionalRope, RopeScaling
+from stem_edge.limits import (
+    LEAST_SCALING,
+    LEAST_STEP,
+    MAX_CONTEXT,
+    MAX_FACTOR,
+    MAX_KERNEL,
+    MAX_LAYERS,
+    MAX_MIXED,
+    MAX_ORDER,
+    MAX_RECORDS,
+    MAX_STREAMS,
+)
+
+
+def check_ngrams(config: Description) -> None:
+    """Raise ValueError for impossible tables of n-grams."""
+    model, engram = f"stem_ffn {config.stem_ffn}", config.stem_ffn == "engram"
+    if config.stem_ffn not in ("ngrams", "engram"):
+        raise ValueError(f"n-grams with {model}; expected ngrams or engram as stem_ffn")
+    if not engram and (config.ngram_multipliers or config.ngram_filler or config.engram_kernel):
+        raise ValueError(
+            f"ngram_multipliers, ngram_filler or engram_kernel with {model}; expected engram as stem_ffn"
+        )
+    order, sizes, end = config.ngram_order, config.ngram_sizes, config.ngram_end
+    each = (order - 1) * max(1, len(config.stem_layers))
+    if not 2 <= order <= MAX_ORDER or not sizes or len(sizes) % each:
+        raise ValueError(
+            f"ngram_order is {order} with {len(sizes)} ngram_sizes; expected 2 to {MAX_ORDER} and as "
+            "many sizes for each of 2 to ngram_order ids, in each layer with rows"
+        )
+    if min(sizes) < 1 or sum(sizes) > MAX_RECORDS or len(sizes) > MAX_LAYERS:
+        raise ValueError(
+            f"{len(sizes)} ngram_sizes of {sum(sizes)} rows; expected at most {MAX_LAYERS} of "
+            f"{MAX_RECORDS}, each at least 1"
+        )
+    if not 0 <= (end or 0) < config.vocab_size:
+        raise ValueError(f"ngram_end is {end}; expected 0 to {config.vocab_size - 1}")
+    known = bool(config.stem_layers) if engram else config.stem_layers == (0,)
+    if not known or not config.row_rank or config.streams > 1:
+        raise ValueError(
+            f"stem_layers {config.stem_layers}, row_rank {config.row_rank} and {config.streams} "
+            f"streams with {model}; expected {'some layers' if engram else '(0,)'}, the values of a row, "
+            "and 1 stream"
+        )
+    if engram:
+        _check_engram(config)
+
+
+def _check_engram(config: Description) -> None:
+    numbers, largest = config.ngram_multipliers, (MAX_MIXED - 1) // config.vocab_size
+    lengths = [len(of_layer) for of_layer in numbers]
+    if lengths != [config.ngram_order] * len(config.stem_layers):
+        raise ValueError(
+            f"ngram_multipliers has {lengths} numbers; expected {config.ngram_order} for each of "
+            f"{len(config.stem_layers)} layers"
+        )
+    if wrong := [n for of_layer in numbers for n in of_layer if not 0 < n <= largest]:
+        raise ValueError(
+            f"ngram_multipliers has {wrong[0]}; expected 1 to {largest}, so that products have 64 bits"
+        )
+    if not 0 <= config.ngram_filler < config.vocab_size:
+        raise ValueError(
+            f"ngram_filler is {config.ngram_filler}; expected 0 to {config.vocab_size - 1}"
+        )
+    if config.borrowed_kv_layers:
+        raise ValueError("an engram model whose last layers borrow keys and values")
+    if not 0 <= config.engram_kernel <= MAX_KERNEL:
+        raise ValueError(f"engram_kernel is {config.engram_kernel}; expected 0 to {MAX_KERNEL}")
+
+
+def check_altup(config: Description) -> None:
+    """Raise ValueError for impossible streams."""
+    if not 0 <= config.active_stream < config.streams <= MAX_STREAMS:
+        raise ValueError(
+            f"active_stream is {config.active_stream} and streams {config.streams}; expected one of "
+            f"1 to {MAX_STREAMS} streams, counted from 0"
+        )
+    if config.ple_gate_scale and not (config.streams > 1 and config.ple_width):
+        raise ValueError("ple_gate_scale needs several streams and per-layer embeddings")
+    if config.layer_scale and config.streams > 1:
+        raise ValueError(f"layer_scale in a model with {config.streams} streams; expected 1 stream")
+
+
+def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
+    """Raise ValueError for ranges of what is not multiplied, and for impossible steps."""
+    for name, steps in ranges.items():
+        if name not in matrices:
+            raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")
+        if not all(step == 0 or LEAST_STEP <= step <= 1 / LEAST_STEP for step in steps):
+            raise ValueError(
+                f"ranges of {name} are {steps}; expected 0, or {LEAST_STEP:g} to {1 / LEAST_STEP:g}"
+            )
+
+
+def check_scaling(scaling: RopeScaling) -> None:
+    """Raise ValueError for an impossible scaling of RoPE."""
+    for field in scaling.__struct_fields__:
+        value = getattr(scaling, field)
+        if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
+            raise ValueError(
+                f"{field} of the RoPE scaling is {value}; "
+                f"expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
+            )
+    if isinstance(scaling, ProportionalRope) and scaling.share > 1:
+        raise ValueError(f"share of the proportional RoPE is {scaling.share}; expected up to 1")
+    if not 1 <= scaling.factor <= MAX_FACTOR:
+        raise ValueError(
+            f"factor of the RoPE scaling is {scaling.factor}; expected 1 to {MAX_FACTOR}"
+        )
+    if isinstance(scaling, Llama3Rope) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise ValueError("low_freq_factor of the RoPE scaling is not below high_freq_factor")
