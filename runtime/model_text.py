@@ -17,7 +17,7 @@ from stem_edge.sampling import Sampling
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.chat import Chat, Messages, Tools
-    from stem_edge.text.tool_calls.family import Family
+    from stem_edge.text.tool_calls.families import Family
 
 
 class ModelText:

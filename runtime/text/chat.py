@@ -21,7 +21,7 @@ from stem_edge.text.messages import (
 from stem_edge.text.thoughts import Thoughts, thoughts_of
 
 if TYPE_CHECKING:
-    from stem_edge.text.tool_calls.family import Family
+    from stem_edge.text.tool_calls.families import Family
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.text.thoughts import ThoughtParser
-from stem_edge.text.tool_calls.family import CallParser
+from stem_edge.text.tool_calls.parser import CallParser
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
 
 

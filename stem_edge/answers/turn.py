@@ -16,7 +16,9 @@ from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION
 from stem_edge.text.messages import checked_messages, checked_tools
 from stem_edge.text.thoughts import LAST_TOKENS, Thoughts
-from stem_edge.text.tool_calls.family import Family
+from stem_edge.text.tool_calls.families import Family
+from stem_edge.text.tool_calls.grammar import calls_grammar
+from stem_edge.text.tool_calls.parser import CallParser
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
@@ -48,7 +50,7 @@ class PreparedTurn(NamedTuple):
         """Return what reads one of the answers."""
         return AnswerEvents(
             self.thoughts.parser(self.prompt) if self.thoughts is not None else None,
-            self.family.parser(self.tools) if self.family is not None else None,
+            CallParser(self.family, self.tools) if self.family is not None else None,
         )
 
 
@@ -98,7 +100,7 @@ def with_calls(turn: Turn, family: Family, tools: list[dict[str, Any]]) -> Sampl
         )
     if turn.tool_choice != "required" and turn.tool_name is None:
         return turn.params
-    grammar = family.grammar(tools, name=turn.tool_name, parallel=turn.parallel)
+    grammar = calls_grammar(family, tools, name=turn.tool_name, parallel=turn.parallel)
     return replace(turn.params, grammar=Grammar("lark", grammar))
 
 

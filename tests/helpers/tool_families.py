@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from stem_edge.text.messages import checked_tools
-from stem_edge.text.tool_calls.families import FAMILIES
-from stem_edge.text.tool_calls.family import Family
+from stem_edge.text.tool_calls.families import FAMILIES, Family
+from stem_edge.text.tool_calls.parser import CallParser
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -80,7 +80,7 @@ def with_markers(name: str, *, special: bool) -> Family:
 
 def read(family: Family, *deltas: str, tools: Any = TOOLS) -> list[Piece]:
     """Return the pieces of an answer, of one kind joined, with ids that do not differ."""
-    parser = family.parser(tools)
+    parser = CallParser(family, tools)
     pieces = [piece for delta in deltas for piece in parser.push(delta)]
     joined: list[Piece] = []
     for piece in [*pieces, *parser.finish()]:

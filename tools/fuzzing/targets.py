@@ -31,8 +31,8 @@ from stem_edge.tables.zarr_json import parse_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.text.chat_worker import environment
 from stem_edge.text.tokenizer_gate import read_tokenizer
-from stem_edge.text.tool_calls.families import FAMILIES
-from stem_edge.text.tool_calls.family import Family
+from stem_edge.text.tool_calls.families import FAMILIES, Family
+from stem_edge.text.tool_calls.parser import CallParser
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
 
 WEATHER: dict[str, Any] = {
@@ -139,7 +139,7 @@ def _calls(path: Path) -> None:
 
 def _read_answer(family: Family, deltas: Iterable[str]) -> tuple[str, list[str]]:
     """Return the text of an answer, and the arguments of the calls that are complete."""
-    parser, content, calls, arguments = family.parser(TOOLS), "", list[str](), ""
+    parser, content, calls, arguments = CallParser(family, TOOLS), "", list[str](), ""
     for piece in (*(p for delta in deltas for p in parser.push(delta)), *parser.finish()):
         match piece:
             case Content(more):

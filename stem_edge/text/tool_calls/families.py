@@ -1,36 +1,62 @@
-"""The known families, and how to find a chat template's."""
+"""How families of models write calls of tools: the table of them, and a chat template's entry."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stem_edge.text.tool_calls.family import Family
-from stem_edge.text.tool_calls.forms import BracesForm
-from stem_edge.text.tool_calls.json_form import JsonForm
+
+@dataclass(frozen=True)
+class Family:
+    """How calls are written.
+
+    signs: patterns that are all in the source of a chat template of the family. begin, end: markers
+    around a call; the end may be missing. inside: white space between a marker and a call.
+    between: separates calls. bare: the beginning of an answer that is a call without markers.
+    key: name of the arguments in a call that is a JSON object. quote: marker around strings in a call
+    like `call:name{key:value}`, for the families that have no JSON. special: markers that are special
+    tokens, whose names answers must keep.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    begin: str
+    end: str = ""
+    inside: str = ""
+    between: str = "\n"
+    bare: str = ""
+    key: str = "arguments"
+    quote: str = ""
+    special: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Markers without which an answer cannot be read."""
+        marks = () if self.bare else (self.begin, self.end)
+        return (*marks, self.quote) if self.quote else marks
+
 
 FAMILIES = (
     Family(
         "gemma4",
         (r"<\|tool_call>call:", r"<\|\"\|>"),
-        BracesForm('<|"|>'),
         begin="<|tool_call>",
         end="<tool_call|>",
         between="",
+        quote='<|"|>',
     ),
     Family(
         "functiongemma",
         ("<start_function_call>call:", "<escape>"),
-        BracesForm("<escape>"),
         begin="<start_function_call>",
         end="<end_function_call>",
         between="",
+        quote="<escape>",
     ),
     Family(
-        "hermes",
-        (r"(?s)\A(?!.*<tool_calls>)", "<tool_call>", r'"arguments\\*":'),  # no lists of calls
-        JsonForm("arguments"),
+        "hermes",  # and Qwen; not templates that write lists of calls
+        (r"(?s)\A(?!.*<tool_calls>)", "<tool_call>", r'"arguments\\*":'),
         begin="<tool_call>",
         end="</tool_call>",
         inside="\n",
@@ -38,18 +64,18 @@ FAMILIES = (
     Family(
         "llama3",
         (r"<\|(start_header_id|header_start)\|>", '"name\\\\*": ', '"parameters\\\\*": '),
-        JsonForm("parameters"),
         begin="<|python_tag|>",
         between="; ",
         bare="{",
+        key="parameters",
     ),
 )
 
 
 def family_of(template_source: str, special_tokens: Collection[str] = ()) -> Family | None:
-    """Return the family of a chat template, by what the template writes; None if it is unknown.
+    """Return the family of a chat template, by the text that it writes; None if it is unknown.
 
-    special_tokens: names of those of the tokenizer, which may be some of the family's markers.
+    special_tokens: names of the tokenizer's special tokens, of which some may be the family's markers.
     """
     for family in FAMILIES:
         if all(re.search(sign, template_source) for sign in family.signs):

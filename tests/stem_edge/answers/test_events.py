@@ -8,6 +8,7 @@ from tool_families import BY_NAME, TOOLS
 from stem_edge.answers.events import AnswerEvent, AnswerEvents, End, Whole
 from stem_edge.runtime.generation import Chunk
 from stem_edge.text.thoughts import KNOWN
+from stem_edge.text.tool_calls.parser import CallParser
 
 GEMMA, THINK = KNOWN
 CALL = "<|tool_call>call:now{}<tool_call|>"
@@ -17,7 +18,7 @@ NOW = ["now"]
 def events_of(text: str, family: str) -> list[AnswerEvent]:
     """Return the events of an answer that comes by the character, and stops."""
     thoughts = GEMMA if family == "gemma4" else THINK
-    events = AnswerEvents(thoughts.parser(""), BY_NAME[family].parser(TOOLS))
+    events = AnswerEvents(thoughts.parser(""), CallParser(BY_NAME[family], TOOLS))
     chunks = [Chunk(char, [1], None, None) for char in text] + [Chunk("", [1], None, "stop")]
     return [event for chunk in chunks for event in events.push(chunk)]
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_families import BY_NAME, TOOLS, call, read
 
+from stem_edge.text.tool_calls.parser import CallParser
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
 
 TEXTS: list[tuple[str, str, list[Piece]]] = [
@@ -17,18 +18,15 @@ TEXTS: list[tuple[str, str, list[Piece]]] = [
     ("hermes", '<tool_call>{"arguments":{"a":1 , "b":[]},"name":"now"}</tool_call>',
      call(0, "now", '{"a": 1, "b": []}')),
     ("hermes", '<tool_call>{"name": "now"}', call(0, "now", "{}")),
-    ("hermes", '<tool_call>{"name":"now","arguments":"{\\"a\\": 1}"}', call(0, "now", '{"a": 1}')),
     ("hermes", 'Hi.\n\n<tool_call>{"name":"now","arguments":{}}</tool_call>\nBye. ',
      [Content("Hi."), *call(0, "now", "{}"), Content("\nBye. ")]),
     ("hermes", '<tool_call>{"name":"now","arguments":{}}\n<tool_call>{"name":"now","arguments":{}}',
      [*call(0, "now", "{}"), *call(1, "now", "{}")]),
-    ("hermes", '<tool_call>{"type": "function", "id": 3, "name":"now","arguments":{"a": "\\x41"}}',
-     call(0, "now", '{"a": "\\u0041"}')),
+    ("hermes", '<tool_call>{"type": "function", "id": "3", "name":"now","arguments":{"a": True}}',
+     call(0, "now", '{"a": true}')),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\\'\\d\t", "b": [.5, 1,],}}',
      call(0, "now", '{"a": "\'\\\\d\\t", "b": [0.5, 1]}')),
     ("hermes", '<tool_call>{"name":"now","arguments":{"\\ud800": "\\ud800"}}',
-     call(0, "now", '{"\\ud800": "\\ud800"}')),
-    ("hermes", '<tool_call>{"name":"now","arguments":"{\\"\\ud800\\": \\"\\\\ud800\\"}"}',
      call(0, "now", '{"\\ud800": "\\ud800"}')),
     ("llama3", '<|python_tag|>{"name": "now", "parameters": {}}', call(0, "now", "{}")),
     ("llama3", ' {"name": "now", "parameters": {}};\n{"name": "now", "arguments": {"a": true}}',
@@ -43,17 +41,17 @@ BROKEN: list[tuple[str, str, list[Piece]]] = [
     ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "arguments": 3}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "arguments": "3"}</tool_call>', []),
-    ("hermes", '<tool_call>{"name": "now", "arguments": "{"}</tool_call>', []),
-    ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": NaN}"}</tool_call>', []),
+    ("hermes", '<tool_call>{"arguments": {"a" 1}, "name": "now"}</tool_call>', []),
+    ("hermes", '<tool_call>{"arguments": {"a": NaN}, "name": "now"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "more": {}}</tool_call>', []),
     ("hermes", '<tool_call>{"a": ' + "[" * 99 + "]" * 99 + "}</tool_call>", []),
     ("hermes", '{"name": "now", "arguments": {}}', []),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b',
      [CallBegin(0, "", "now"), CallArguments(0, '{"a": "b')]),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": no}}',
-     [CallBegin(0, "", "now"), CallArguments(0, '{"a": '), Content("no}}")]),
+     [CallBegin(0, "", "now"), CallArguments(0, '{"a": '), Content(" no}}")]),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\u12g4"}}',
-     [CallBegin(0, "", "now"), CallArguments(0, '{"a": "'), Content('\\u12g4"}}')]),
+     [CallBegin(0, "", "now"), CallArguments(0, '{"a": "\\u12g4"}'), Content("}")]),
     ("hermes", '<tool_call>{"name": "now", "arguments": {}, 3}',
      [*call(0, "now", "{}"), Content(", 3}")]),
     ("llama3", '{"answer": 42}', []), ("llama3", 'So: {"name": "now", "parameters": {}}', []),
@@ -106,7 +104,7 @@ def test_no_text_is_lost(family: str, parts: list[str], data: st.DataObject) -> 
 
 
 def test_pieces_come_as_soon_as_they_can() -> None:
-    parser = BY_NAME["hermes"].parser(TOOLS)
+    parser = CallParser(BY_NAME["hermes"], TOOLS)
     assert parser.push("Yes <tool") == [Content("Yes")]
     assert parser.push('bar> <tool_call>{"name": "now", ') == [Content(" <toolbar>")]
     (begin, told) = parser.push('"arguments": {"a": "b')
@@ -115,7 +113,7 @@ def test_pieces_come_as_soon_as_they_can() -> None:
     assert parser.push("c") == [CallArguments(0, "c")]
     assert parser.push('"}') == [CallArguments(0, '"}'), CallEnd(0)]
     assert parser.push("}\n</tool_call>") == [] == parser.finish()
-    assert BY_NAME["llama3"].parser(TOOLS).push("{ no") == [Content("{ no")]
+    assert CallParser(BY_NAME["llama3"], TOOLS).push("{ no") == [Content("{ no")]
 
 
 def test_without_tools_every_name_is_a_call() -> None:

@@ -1,0 +1,158 @@
+"""The grammar of answers that are calls of tools, in llguidance's dialect of Lark.
+
+llguidance enforces the whole schema of arguments that are JSON. Of arguments in Gemma's form, `properties`,
+`required`, `type`, `items`, and scalars in `enum` and `const` are enforced; a value that other keywords
+describe, such as $ref, may be any.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stem_edge.errors import InputError
+from stem_edge.text.tool_calls.families import Family
+from stem_edge.text.tool_calls.reading import AFTER_WORDS
+
+Tools = Sequence[Mapping[str, Any]]
+OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # of schemas whose properties stand elsewhere
+# Spaces as templates write JSON, so that models see what they saw in training; oneOf as anyOf.
+OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+OPTIONS |= {"coerce_one_of": True}
+SPECIAL = re.compile(r"<[^<>\s]+>")  # names of tokens that can stand in a grammar
+MAX_DEPTH = 8  # of objects and lists in Gemma's form; deeper values may be any
+SCALARS = {
+    "string": "text",
+    "integer": "/-?(0|[1-9][0-9]*)/",
+    "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+    "boolean": '"true" | "false"',
+    "null": '"null"',
+}
+VALUES = (
+    f'value: {" | ".join(SCALARS.values())} | "[" (value ("," value)*)? "]" | "{{" pairs "}}"',
+    'pairs: (pair ("," pair)*)?',
+    'pair: /[a-zA-Z_][a-zA-Z0-9_]*/ ":" value',
+)
+
+
+def calls_grammar(
+    family: Family, tools: Tools, *, name: str | None = None, parallel: bool = False
+) -> str:
+    """Return the grammar of answers that call these tools.
+
+    name: the function that has to be called; None for any. parallel: allow several calls.
+    Raises InputError for a function that is not among the tools.
+    """
+    functions = [tool["function"] for tool in tools]
+    chosen = [each for each in functions if name in (None, each["name"])]
+    if not chosen:
+        known = ", ".join(each["name"] for each in functions)
+        raise InputError(f"there is no tool {name!a}, expected one of: {known}")
+    calls = " | ".join(f"call{n}" for n in range(len(chosen)))
+    # Markers that an answer does without are left out, because models then often do, too.
+    around = ("", "") if family.bare else (family.begin + family.inside, family.inside + family.end)
+    begin, end = (_marks(family, text) for text in around)
+    braces = _BracesRules(family) if family.quote else None
+    lines = [
+        f"start: one ({_marks(family, family.between)} one)*" if parallel else "start: one",
+        f"one: {begin} ({calls}) {end}",
+    ]
+    for number, function in enumerate(chosen):
+        name, schema = function["name"], _closed(function.get("parameters") or {})
+        if braces is not None:
+            body = f'{literal(f"call:{name}{{")} {braces.members(schema)} "}}"'
+        else:
+            opening = literal(f'{{"name": "{name}", "{family.key}": ')
+            body = f'{opening} %json {json.dumps({**schema, "x-guidance": OPTIONS})} "}}"'
+        lines.append(f"call{number}: {body}")
+    return "\n".join([*lines, *(braces.lines if braces is not None else ())]) + "\n"
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema that allows only the arguments described in it."""
+    if schema.keys() & OPEN:
+        return schema
+    return {"type": "object", "properties": {}, "additionalProperties": False, **schema}
+
+
+def literal(text: str) -> str:
+    """Return text as it is written in a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _marks(family: Family, text: str) -> str:
+    """Return the Lark of markers and white space: special tokens, or else text."""
+    parts = (
+        re.split(f"({'|'.join(map(re.escape, family.special))})", text)
+        if family.special
+        else [text]
+    )
+    special = {part for part in family.special if SPECIAL.fullmatch(part)}
+    return " ".join(part if part in special else literal(part) for part in parts if part)
+
+
+class _BracesRules:
+    """Rules of calls in Gemma's form, each with a name of its own."""
+
+    def __init__(self, family: Family) -> None:
+        self._quote = _marks(family, family.quote)
+        end = re.escape(family.quote).replace("/", r"\/")
+        special = self._quote == family.quote
+        self.lines = [
+            f"text: {self._quote} /(?s:.*)/ {self._quote}"
+            if special
+            else f"text: {self._quote} end",
+            *([] if special else [f"end[lazy]: /(?s:.*){end}/"]),
+            *VALUES,
+        ]
+
+    def members(self, schema: Mapping[str, Any], depth: int = 0) -> str:
+        """Return the Lark of an object's members, in the order in which templates write them."""
+        properties, required = schema.get("properties"), schema.get("required")
+        if not isinstance(properties, Mapping) or not properties or depth > MAX_DEPTH:
+            return "" if schema.get("additionalProperties") is False else "pairs"
+        needed = {key for key in properties if isinstance(required, list) and key in required}
+        rest, begins = (
+            "",
+            list[str](),
+        )  # begins: the ways to begin, of which the first is the longest
+        for key in sorted(properties, reverse=True):
+            member = self._rule(f"{_key(key)} {self._value(properties[key], depth + 1)}")
+            begins = [f"{member} {rest}", *([] if key in needed else begins)]
+            rest = self._rule(f'("," {member}){"" if key in needed else "?"} {rest}')
+        return f"({' | '.join(begins)}){'' if needed else '?'}"
+
+    def _rule(self, body: str) -> str:
+        name = f"rule{len(self.lines)}"
+        self.lines.append(f"{name}: {body}")
+        return name
+
+    def _value(self, schema: object, depth: int) -> str:
+        if not isinstance(schema, Mapping):
+            return "value"
+        options = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(options, list) and not any(isinstance(each, list | dict) for each in options):
+            return f"({' | '.join(map(self._written, options))})"
+        kinds = schema.get("type", "object" if "properties" in schema else None)
+        each = dict.fromkeys(str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds]))
+        return f"({' | '.join(self._of_kind(kind, schema, depth) for kind in each)})"
+
+    def _of_kind(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
+        if kind == "object":
+            return f'"{{" {self.members(schema, depth)} "}}"'
+        if kind == "array" and depth <= MAX_DEPTH:
+            item = self._rule(self._value(schema.get("items"), depth + 1))
+            return f'"[" ({item} ("," {item})*)? "]"'
+        return SCALARS.get(kind, "value")
+
+    def _written(self, value: object) -> str:
+        if not isinstance(value, str):
+            return literal(json.dumps(value))
+        return f"{self._quote} {literal(value) if value else ''} {self._quote}"
+
+
+def _key(name: str) -> str:
+    """Return the Lark of a key, in quotes if it would not be read as one without."""
+    return literal((literal(name) if AFTER_WORDS.intersection(name) else name) + ":")
