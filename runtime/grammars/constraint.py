@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stem_edge.errors import InputError
+from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.grammars.gbnf import lark_of
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.grammars.library import (
+    MAX_LARK,
     MAX_REGEX,
     PanicsRefused,
     guarded,
     library,
     one_reason,
 )
-from stem_edge.runtime.grammars.schema import OPTIONS, prepared, prepared_lark
-from stem_edge.runtime.grammars.vocabulary import Vocabulary, vocabulary_of
+from stem_edge.runtime.grammars.schema import OPTIONS, check_lark, prepared
+from stem_edge.runtime.grammars.vocabulary import vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 MAX_COMPILED = 32  # grammars kept, 0.1 to 4 MB each if they are small
 # Characters of those kept, together: 20 to 360 bytes of memory each, so at most some 100 MB.
@@ -51,7 +52,7 @@ class Grammars:
 
     def __init__(self, codec: TextCodec, eos_ids: Collection[int], vocab_size: int) -> None:
         self._codec, self._eos_ids, self._vocab_size = codec, eos_ids, vocab_size
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -71,7 +72,7 @@ class Grammars:
             self._keep(grammar, compiled)
             with PanicsRefused(f"{grammar.kind}: cannot be used"):
                 copy = compiled.deep_copy()
-        return GrammarConstraint(copy, vocabulary.tokens.vocab_size, lambda: self._forget(grammar))
+        return GrammarConstraint(copy, vocabulary.vocab_size, lambda: self._forget(grammar))
 
     def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
         """Keep a grammar unless it is too large; drop the least recently used ones for it."""
@@ -89,8 +90,8 @@ class Grammars:
         with self._lock:
             self._compiled.pop(grammar, None)
 
-    def _read_vocabulary(self) -> Vocabulary:
-        return vocabulary_of(self._codec.json(), self._eos_ids, self._vocab_size)
+    def _read_vocabulary(self) -> LLTokenizer:
+        return vocabulary_of(self._codec, self._eos_ids, self._vocab_size)
 
 
 class GrammarConstraint:
@@ -155,14 +156,14 @@ class GrammarConstraint:
             )
 
 
-def _compile(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher:
+def _compile(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
     """Return a matcher at the beginning of a text, to copy."""
     module = library()
     limits = module.LLParserLimits(
         max_grammar_size=MAX_SYMBOLS, initial_lexer_fuel=MAX_FUEL, verbose_errors=False
     )
-    source = _source(grammar, vocabulary.special_ids)
-    matcher: LLMatcher = module.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
+    source = _source(grammar)
+    matcher: LLMatcher = module.LLMatcher(vocabulary, source, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()  # what makes the first step slow, and may find an error
     if matcher.is_error():
@@ -170,31 +171,44 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher:
     return matcher
 
 
-def _source(grammar: Grammar, special_ids: Mapping[str, int]) -> str:
-    matcher = library().LLMatcher
+def _source(grammar: Grammar) -> str:
+    matcher, text = library().LLMatcher, grammar.text
     match grammar.kind:
         case "json_schema":
-            schema = prepared(grammar.text)
             try:
-                text = matcher.grammar_from_json_schema(schema, overrides=OPTIONS)
+                return str(matcher.grammar_from_json_schema(prepared(text), overrides=OPTIONS))
             except ValueError as error:  # nested too deeply
                 raise _refusal(grammar, str(error)) from None
         case "regex":
-            if len(grammar.text) > MAX_REGEX:
+            if len(text) > MAX_REGEX:
                 raise InputError(
-                    f"regex has {len(grammar.text):,} characters; expected at most {MAX_REGEX:,}"
+                    f"regex has {len(text):,} characters; expected at most {MAX_REGEX:,}"
                 )
-            text = matcher.grammar_from_regex(grammar.text)
-        case "gbnf" | "lark":
-            lark = lark_of(grammar.text) if grammar.kind == "gbnf" else grammar.text
-            text = matcher.grammar_from_lark(prepared_lark(lark, special_ids))
-    return str(text)
+            return str(matcher.grammar_from_regex(text))
+        case "gbnf":
+            text = _lark_of(text)
+    check_lark(text)
+    return str(matcher.grammar_from_lark(text))
+
+
+def _lark_of(gbnf: str) -> str:
+    """Return a grammar of llama.cpp as llguidance converts it.
+
+    llguidance reads text by lexemes and takes the longest that fits; GBNF reads by characters. So a
+    grammar may allow fewer texts than in llama.cpp, but never others.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if len(gbnf) > MAX_LARK:
+        raise InputError(f"GBNF has {len(gbnf):,} characters; expected at most {MAX_LARK:,}")
+    try:
+        return str(gbnf_to_lark(gbnf))
+    except Exception as error:  # of several kinds, without a base class
+        reason = one_line(re.sub(r" at line \d+,.*", "", str(error), flags=re.DOTALL))
+        raise InputError(f"gbnf: {reason}; correct the grammar") from None
 
 
 def _refusal(grammar: Grammar, reason: str) -> InputError:
-    reason = one_reason(reason)
-    if grammar.kind in ("regex", "gbnf"):  # its places are in the Lark made of them
-        reason = re.sub(r"^line \d+, column \d+: ", "", reason)
     return InputError(
-        f"{grammar.kind}: {reason}; correct it, or write what it means in another way"
+        f"{grammar.kind}: {one_reason(reason)}; correct it, or write what it means in another way"
     )

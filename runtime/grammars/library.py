@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from stem_edge.errors import InputError
-from stem_edge.shown import printable, shown
+from stem_edge.shown import printable
 
 T = TypeVar("T")
 MAX_REASON = 300  # characters; the library's messages repeat the grammar
@@ -21,29 +21,6 @@ MAX_LINKS = 5_000  # references of a schema; MAX_LARK bounds rules
 # Characters. Sequences of optional parts take time that grows with the square of their length: a
 # second or a few for this many.
 MAX_REGEX, MAX_LARK = 1 << 14, 1 << 15
-# What the library says -> the same for who has never heard of it. Each is applied once, in this order.
-_PLAINER: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r"^(?:at )?(\d{1,9})\((\d{1,9})\): "), r"line \1, column \2: "),
-    (  # repeated once or twice, unless what repeats it was cut out
-        re.compile(
-            r'(?:(?:invalid regex ".*" \(in regex\): )?regex parse error: |invalid regex ")'
-            r"(.*) \^+ error: "
-        ),
-        lambda found: f"in the regular expression {shown(found[1])}: ",
-    ),
-    (re.compile("lexer error"), "cannot read what ends here"),
-    (re.compile(r" \(at \".*\)$"), ""),  # which repeats what was found
-    (re.compile("Unimplemented keys:"), "not supported:"),
-    (re.compile("Unsatisfiable schema:"), "no JSON fits:"),
-    (re.compile(r"Resource ('.*') is not present.*"), r"\1 is not in this schema"),
-    (re.compile(r"Pointer '(.*)' does not exist"), r"there is no '#\1'"),
-    (
-        re.compile(r"^NoExtensionBias\b"),
-        "no text matches, as where a rule, or $ref, leads only back to itself",
-    ),
-    (re.compile(r" <non-verbose/>"), ""),
-    (re.compile(r"oneOf constraints are not.*"), "oneOf is not supported; use anyOf"),
-)
 _starting = threading.Lock()  # because threading.stack_size is for the whole process
 
 
@@ -63,8 +40,7 @@ def one_reason(message: str) -> str:
     message = " ".join(message.split())
     if len(message) > 2 * MAX_REASON:  # the reason comes last; and searching takes little time so
         message = message[:MAX_REASON] + message[-MAX_REASON:]
-    for pattern, words in _PLAINER:
-        message = pattern.sub(words, message, count=1)
+    message = message.replace(" <non-verbose/>", "").replace("NoExtensionBias", "no text matches")
     return printable(message[:MAX_REASON])
 
 

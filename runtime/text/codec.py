@@ -182,12 +182,20 @@ class TextCodec:
         Ids that the tokenizer lacks have no bytes; models use such ids to fill their vocabulary up.
         """
         with self._lock:
-            tokenizer = self._for_ids((token_id,))
-            text = tokenizer.id_to_token(token_id)
-            added = self._added
+            text = self._for_ids((token_id,)).id_to_token(token_id)
+        return self._bytes_of(token_id, text)
+
+    def every_token(self, vocab_size: int) -> list[bytes]:
+        """Bytes of each token, by its id."""
+        with self._lock:
+            whole = self._tokenizer if self._kept is None else self._kept.whole()
+            texts = [whole.id_to_token(token_id) for token_id in range(vocab_size)]
+        return [self._bytes_of(token_id, text) for token_id, text in enumerate(texts)]
+
+    def _bytes_of(self, token_id: int, text: str | None) -> bytes:
         if text is None:
             return b""
-        if token_id in added:
+        if token_id in self._added:
             return bytes(text.encode())
         if self._checked.byte_level and BYTES_OF_CHARS.keys() >= set(text):
             return bytes(BYTES_OF_CHARS[char] for char in text)
@@ -218,13 +226,6 @@ class TextCodec:
     def count(self) -> int:
         """Count of token ids, special ones included."""
         return self._checked.count
-
-    def json(self) -> str:
-        """The tokenizer as JSON of the tokenizers library; as large as its file."""
-        kept = self._kept
-        return self._native(
-            lambda: str((self._tokenizer if kept is None else kept.whole()).to_str()), "itself"
-        )
 
     def _for_ids(self, ids: Sequence[int]) -> Tokenizer:
         return self._tokenizer if self._kept is None else self._kept.for_ids(ids)

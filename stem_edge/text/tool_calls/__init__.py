@@ -6,16 +6,12 @@ How a server uses it, with a Model and messages and tools in OpenAI's form:
     family = model.tool_family if tools else None  # None: calls stay in the text
     prompt = model.chat_prompt(messages, tools=tools, template_arguments=chat_template_kwargs)
     if family and required:  # tool_choice "required" or a name; with "auto" nothing is enforced
-        grammar = Grammar.of_text(family.grammar(tools, name=name, parallel=parallel))
-    parser = family.parser(tools)  # SamplingParams.kept_special_tokens has family.special
+        grammar = Grammar.of_text(calls_grammar(family, tools, name=name, parallel=parallel))
+    parser = CallParser(family, tools)  # SamplingParams.kept_special_tokens has family.special
     for chunk in chunks:
         for piece in parser.push(chunk.text): ...  # Content, CallBegin, CallArguments, CallEnd
     for piece in parser.finish(): ...  # a call without a CallEnd broke off
 
-`finish_reason` is "tool_calls" if a CallEnd came. With tool_choice "none" give no tools at all.
-"strict" of a tool is read and not enforced, unless the call is required.
-
-families.py has the families, family.py what one is; forms.py and json_form.py read calls, values.py
-their arguments; lark.py and each form make grammars; arriving.py lets all of them read text that is
-not all there yet.
+`finish_reason` is "tool_calls" if a CallEnd came. With tool_choice "none", give no tools.
+"strict" of a tool is enforced only where the call is required.
 """

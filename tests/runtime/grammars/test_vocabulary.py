@@ -118,19 +118,16 @@ def test_characters_that_a_tokenizer_lacks(tmp_path: Path) -> None:
     text, eos_ids = KINDS["metaspace"](tmp_path)
     (tmp_path / "tokenizer.json").write_text(text)
     grammars = Grammars(TextCodec(tmp_path / "tokenizer.json"), eos_ids, 200)
-    with pytest.raises(InputError, match=r"by (the|its) grammar"):
+    with pytest.raises(InputError, match=r"by (the|its) grammar|no text matches"):
         constraint = grammars.open(Grammar.of_regex("ж"))
         constraint.mask(np.zeros(200, np.float32))
         constraint.accept(1)
 
 
-@pytest.mark.parametrize(
-    "decoder, message",
-    [(None, "joins tokens by spaces"), ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "WordPiece")],
-)  # fmt: skip
-def test_tokens_without_bytes_of_their_own(tmp_path: Path, decoder: object, message: str) -> None:
+@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}])
+def test_tokens_without_bytes_of_their_own(tmp_path: Path, decoder: object) -> None:
     path = write(tmp_path / "tokenizer.json", decoder=decoder)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="joins tokens by spaces"):
         Grammars(TextCodec(path), (1,), 2).open(Grammar.of_regex("a"))
 
 
