@@ -97,7 +97,7 @@ ENGINES: dict[str, EngineEntry] = {
         EngineEntry(
             "onnxruntime",
             "pip install onnxruntime",
-            lambda: find_spec("onnxruntime") is not None,
+            lambda: bool(find_spec("onnxruntime")),
             lacks=("repack",),
         ),
         EngineEntry(
