@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Self, Unpack
 import numpy as np
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.config import ModelConfig
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.decoding import Stepping, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled, join_chunks
-from stem_edge.runtime.lookups.lookups import Lookups, StemId
-from stem_edge.runtime.lookups.open_edits import OpenEdits
+from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
@@ -222,3 +222,57 @@ class Answering(ModelText):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class OpenEdits:
+    """The edits of each `with` block that is open, in order; threads share them."""
+
+    def __init__(self, engine: Engine, text: TextCodec, config: ModelConfig) -> None:
+        self._engine, self._text, self._config = engine, text, config
+        self._entries: dict[object, tuple[Edit, ...]] = {}  # keyed: a thread removes only its own
+        self._latest: tuple[tuple[Edit, ...], Changes] = ((), Changes())
+
+    @contextmanager
+    def added(self, edits: tuple[Edit, ...]) -> Iterator[None]:
+        """Add edits for a block. Raises InputError for edits that cannot be applied."""
+        self._stacked(edits)  # refuse them here rather than at the first call
+        key = object()
+        self._entries[key] = edits
+        try:
+            yield
+        finally:
+            del self._entries[key]
+
+    @property
+    def all(self) -> tuple[Edit, ...]:
+        """Edits that a call beginning now would have, in their order."""
+        return tuple(edit for entry in list(self._entries.values()) for edit in entry)
+
+    def now(self) -> Changes:
+        """Return the edits of a call that begins now."""
+        edits, (known, changes) = self.all, self._latest
+        if edits != known:
+            changes = self._stacked(edits)
+            self._latest = edits, changes
+        return changes
+
+    def _stacked(self, edits: tuple[Edit, ...]) -> Changes:
+        if not edits:
+            return Changes()
+        from stem_edge.runtime.lookups.overlay import Overlay  # for edits alone
+
+        return Overlay(self._text, self._config, edits)
+
+    def lookups(
+        self,
+        prompt: list[int],
+        stem_ids: Sequence[StemId] | None,
+        changes: Changes | None = None,
+    ) -> Lookups:
+        """Return the lookups of a call; default: one that begins now. Raises InputError."""
+        given = None
+        if stem_ids is not None:
+            from stem_edge.runtime.lookups.overlay import given_lookups
+
+            given = given_lookups(self._config, stem_ids, len(prompt))
+        return Lookups(self._engine, changes or self.now(), prompt, given)

@@ -14,9 +14,9 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.engine import Guesses
 from stem_edge.runtime.loading import load_with
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.steps import Guesses
 from stem_edge.runtime.text.codec import same_start
 
 PROMPT_TOKENS, NEW_TOKENS = 96, 32

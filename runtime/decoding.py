@@ -18,11 +18,10 @@ import numpy as np
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.engine import NO_GUESSES, Context, Engine, Guesses, Step
 from stem_edge.runtime.generation import Answer, Sampled
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.stats import Recorder
-from stem_edge.runtime.steps import NO_GUESSES, Guesses, Step
 
 if TYPE_CHECKING:
     from stem_edge.runtime.speculation.speculation import Speculation

@@ -18,20 +18,56 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backends.interface import LESS_MEMORY, PREFILL_FROM, Backend, BackendContext
-from stem_edge.runtime.rows.prefetch import AHEAD_TOKENS, Rows
-from stem_edge.runtime.steps import Step, starts_of
+from stem_edge.runtime.backends.interface import (
+    LEAST_CHUNK,
+    LESS_MEMORY,
+    PREFILL_FROM,
+    Backend,
+    BackendContext,
+)
+from stem_edge.runtime.rows.cache import EMPTY
+from stem_edge.runtime.rows.prefetch import AHEAD_TOKENS, NO_IDS, Rows
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.rows import RowLookup
 
 T = TypeVar("T")
 CLOSED = "this model is closed; load it again"
+
+
+class Step(NamedTuple):
+    """Tokens to process at once."""
+
+    token_ids: I64  # [T]
+    row_ids: I64  # [T], the rows that they look up, or [T, ...] of several (RowKeys)
+    logits: int  # of how many of the last tokens logits are wanted
+    later: I64 = NO_IDS  # rows that the next steps look up, as far as they are known
+
+    @property
+    def records(self) -> int:
+        """Distinct rows."""
+        return len(set(self.row_ids.ravel().tolist()) - {EMPTY})
+
+
+class Guesses:
+    """Drafts for one answer; this base class makes no drafts."""
+
+    quick = True  # whether a token may wait for what follows it
+
+    def after(self, seen: Sequence[int], room: int) -> list[int]:
+        """Return guesses at what follows the prompt and answer so far: at most `room` tokens.
+
+        `seen` begins with the `seen` of the previous call.
+        """
+        return []
+
+
+NO_GUESSES = Guesses()
 
 
 class Context:
@@ -259,6 +295,23 @@ class Engine:
         finally:
             self.backend.close()
         self._at_exit.detach()
+
+
+def starts_of(tokens: int, size: int) -> list[int]:
+    """Return where steps of up to `size` begin, so that logits are the same for any size from 4 on.
+
+    Where a window has dropped tokens from the KV cache, and where that is float16 on onnxruntime,
+    that holds but for rounding.
+
+    Kernels compute tokens in pairs and round an unpaired one differently. So chunks are even, and
+    the last one has more than one token unless the prompt itself is a single token.
+    """
+    if size >= LEAST_CHUNK:
+        size -= size % 2
+    starts = list(range(0, tokens, size))
+    if size >= LEAST_CHUNK and len(starts) > 1 and starts[-1] == tokens - 1:
+        starts[-1] -= 2
+    return starts
 
 
 def _close(engine: weakref.ref[Engine]) -> None:

@@ -13,9 +13,15 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.files.hashing import sha256_of
 from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loader
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
+from stem_edge.runtime.backends.memory_plan import (
+    USUAL_CONTEXT,
+    Ask,
+    MemoryPlan,
+    Needs,
+    choose_plan,
+    plan_memory,
+)
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
-from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.runtime.text.kept import kept_file
 from stem_edge.system.memory import available_memory, own_memory
@@ -145,7 +151,7 @@ def plan_load(
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)
 
-    return choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
+    return choose_plan(options.contexts(bundle), plan_at, ask.allowed(*room))
 
 
 def check_tables(bundle: Bundle, options: LoadOptions) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import MANIFEST, TABLES
+from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, UnknownOptionError
-from stem_edge.runtime.backends.engines import EngineLoader, choose_engine
+from stem_edge.runtime.backends.engines import ENGINES, EngineLoader, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
@@ -33,7 +35,7 @@ from stem_edge.runtime.load_plan import (
     text_room,
 )
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
+from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.records import Records, RowKeys
@@ -42,6 +44,7 @@ from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, expected_records, fill, keep_counts
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
+from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
@@ -141,7 +144,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     loader.prepare()
     plan = plan_load(bundle, loader.needs, options, later)
     text.room = text_room(plan, options)
-    if options.prompt_cache and not can_keep(plan):
+    if options.prompt_cache and plan.device is not None:
         raise InputError(
             f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
             f"{loader.name}; leave it out, or leave out provider and device_memory"
@@ -164,7 +167,7 @@ def _assemble(
         engine = Engine(backend, rows, plan.chunk_tokens, plan.logit_tokens)
         with ExitStack() as failed:
             failed.callback(engine.close)
-            prefixes = open_prefixes(bundle, engine, plan, options)
+            prefixes = _open_prefixes(bundle, engine, plan, options)
             costs = loader.step_costs
             stepping = Stepping(options.exact, costs)
             if options.guesses_ahead(costs):
@@ -205,6 +208,40 @@ def _assemble(
         loaded = model(backend, rows, keep)
         opened.pop_all()
     return loaded
+
+
+def _open_prefixes(
+    bundle: Bundle, engine: Engine, plan: MemoryPlan, options: LoadOptions
+) -> Prefixes:
+    """Open what keeps prompts, in memory and in the folder of `prompt_cache`, as far as these allow."""
+    # A device's memory is taken at once, not as a context fills.
+    keep, folder = options.keep_prefixes and plan.device is None, None
+    fingerprint = partial(_fingerprint, bundle, plan, options)
+    if keep and (given := options.prompt_cache):
+        from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
+
+        path = cache_folder(options.cache_dir) / FOLDER if given is True else Path(given)
+        folder = PrefixFolder(path, fingerprint())
+    return Prefixes(
+        engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep, fingerprint=fingerprint
+    )
+
+
+def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
+    """Return all that decides keys and values of token ids here, to the last bit."""
+    from stem_edge.system.processor import cpu_digest  # for prompts in files alone
+
+    facts: dict[str, object] = {
+        **ENGINES[plan.engine].versions,
+        "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
+        "engine": plan.engine,
+        "kv": plan.kv,
+        "processor": cpu_digest(),
+        "threads": options.cpus,
+        "prefill graph": plan.prefill,
+        "repacked": options.repack,
+    }
+    return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
 
 
 def _keys(config: ModelConfig) -> RowKeys:

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
 from stem_edge.errors import BackendError, InputError
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import DAMAGED
-from stem_edge.runtime.engine import Context
+from stem_edge.runtime.engine import Context, Step, starts_of
 from stem_edge.runtime.lookups.lookups import check_text, checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs
-from stem_edge.runtime.steps import Step, cut
 from stem_edge.runtime.text.codec import same_start
 
 Pair = tuple[Sequence[int], Sequence[int]]  # token ids of a context and of its continuation
@@ -178,3 +177,9 @@ def _sum_up(
                 sums[number] += float(row[request.targets[at]]) - total
                 greedy[number] &= request.targets[at] == best
     return [Score(*pair) for pair in zip(sums, greedy, strict=True)]
+
+
+def cut(token_ids: I64, size: int) -> list[I64]:
+    """Split ids into chunks that begin where starts_of says."""
+    starts = starts_of(len(token_ids), size)
+    return [token_ids[at:end] for at, end in pairwise([*starts, len(token_ids)])]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.files.whole_file import write_whole
+from stem_edge.files.disk import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.interface import StepCosts
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
-from stem_edge.runtime.backends.planner import contexts
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, contexts
 from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.shown import shown
 from stem_edge.system.memory import usable_cpus

@@ -11,8 +11,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.plain_batch import PlainBatch
-from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.steps import Step
+from stem_edge.runtime.engine import Context, Engine, Step
 
 
 class Rounding(NamedTuple):

@@ -13,14 +13,13 @@ import numpy as np
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.decoding import Decoding
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.engine import Context, Engine, Guesses, Step
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prefixes.prefix import Reservation
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.stats import Recorder
-from stem_edge.runtime.steps import Guesses, Step
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 

@@ -12,11 +12,10 @@ from stem_edge.runtime.batching.batch import Rounding, RunningBatch
 from stem_edge.runtime.batching.lone import Lone, Sizes
 from stem_edge.runtime.batching.queue import Queue
 from stem_edge.runtime.batching.request import Guessing, Request, next_step, out_of_memory
-from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.stats import Recorder
-from stem_edge.runtime.steps import Step
 
 
 class Scheduler:

@@ -29,10 +29,10 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError, InputError
 from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
+from stem_edge.files.disk import write_whole
 from stem_edge.files.lock import lock
 from stem_edge.files.names import plain_name
 from stem_edge.files.trees import make_folders, remove_tree
-from stem_edge.files.whole_file import write_whole
 from stem_edge.graph.formats import EngineName
 from stem_edge.hub import PREFIX
 from stem_edge.hub.kept import KEY, KEY_CHARS, MADE

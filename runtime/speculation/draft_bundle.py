@@ -8,8 +8,8 @@ from typing import NamedTuple
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
+from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 
 SLOTS = 1024  # of its row cache: as many tokens occur again and again in a text
 

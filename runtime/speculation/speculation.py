@@ -7,11 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import StepCosts
-from stem_edge.runtime.engine import Context
+from stem_edge.runtime.engine import NO_GUESSES, Context, Guesses
 from stem_edge.runtime.speculation.drafts import Drafts, Source
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
-from stem_edge.runtime.steps import NO_GUESSES, Guesses
 
 
 class Speculation:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from stem_edge.files.whole_file import write_whole
+from stem_edge.files.disk import write_whole
 from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, Header, key_of, pair_key
 from stem_edge.system.memory import own_memory
 from stem_edge.text.checked_tokenizer import CheckedTokenizer

@@ -20,8 +20,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.edit_files.schemes import Scheme
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
+from stem_edge.files.disk import write_whole
 from stem_edge.files.strict_json import check_json, one_line
-from stem_edge.files.whole_file import write_whole
 from stem_edge.tables.composing import is_row
 
 FORMAT_VERSION = 1

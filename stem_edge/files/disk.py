@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import sys
 import threading
@@ -222,3 +223,26 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         if not count:  # otherwise this would never end
             raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
         rest = rest[count:]
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file beside its target, then rename it over an older one. Raises OSError.
+
+    durable: survives a power cut, too.
+    """
+    beside = path.parent / f".{secrets.token_hex(8)}.tmp"
+    try:
+        descriptor = create(beside)
+        try:
+            write_all(descriptor, data)
+            if durable:
+                fsync(descriptor)
+        finally:
+            close(descriptor)
+        rename(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(beside)
+        raise
+    if durable:
+        sync_folder(path.parent)

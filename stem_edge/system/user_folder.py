@@ -1,9 +1,7 @@
-"""Cache folder of the user, and the processor that some of its contents depend on."""
+"""Cache folder of the user."""
 
 from __future__ import annotations
 
-import hashlib
-import platform
 from pathlib import Path
 
 from stem_edge.errors import InputError
@@ -23,29 +21,3 @@ def cache_folder(given: str | Path | None) -> Path:
         raise InputError(
             f"there is no folder for caches ({error}); set HOME, or give cache_dir (--cache-dir)"
         ) from error
-
-
-def cpu_digest() -> str:
-    """Digest of the processor's name and features, by which kernels are chosen."""
-    fields = cpu_info()
-    words = [" ".join(sorted(fields.get(name, []))) for name in ("model name", "flags", "Features")]
-    # Its name by the platform, for which Python runs a program, is needed only where nothing else is known.
-    named = "" if any(words) else platform.processor()
-    described = "\n".join([platform.machine(), named, *words])
-    return hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
-
-
-def cpu_announces(feature: str) -> bool:
-    """Return whether the processor has a feature (`amx_tile`); False if Linux does not tell."""
-    fields = cpu_info()
-    return feature in [*fields.get("flags", []), *fields.get("Features", [])]
-
-
-def cpu_info() -> dict[str, list[str]]:
-    """Fields of /proc/cpuinfo for the first processor, name -> words; none without the file."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.split() for name, _, value in pairs}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.files import disk
-from stem_edge.files.whole_file import write_whole
+from stem_edge.files.disk import write_whole
 from stem_edge.numerics.quantize import I32, I64
 
 Counts: TypeAlias = npt.NDArray[np.uint32]

@@ -9,10 +9,9 @@ from typing import Any
 
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import StepCosts
-from stem_edge.runtime.engine import Context
+from stem_edge.runtime.engine import Context, Guesses
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.speculation.speculation import Speculation
-from stem_edge.runtime.steps import Guesses
 
 CHEAP = StepCosts(seconds=0.01, times={2: 1.01, 4: 1.02, 8: 1.05}, same_bits=True)
 SIZES = (7, 1, 0, 3, 5, 2)  # drafts of a step, in turn

@@ -21,7 +21,7 @@ from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.runtime.steps import cut
+from stem_edge.runtime.scoring import cut
 
 PROMPT = [256, *b"Not all rows fit: the cache must choose, and choose again.", 5, 299, 0]
 NEW_TOKENS = 40

@@ -36,7 +36,8 @@ from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.runtime.text.kept import TOKENIZERS, readers
-from stem_edge.system.user_folder import KEY_CHARS, cpu_digest
+from stem_edge.system.processor import cpu_digest
+from stem_edge.system.user_folder import KEY_CHARS
 from stem_edge.units import format_size
 
 _KEY = rf"[0-9a-f]{{{KEY_CHARS}}}"

@@ -24,10 +24,17 @@ from stem_edge.measuring.planning.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.expected import NeedsAt
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
+from stem_edge.runtime.backends.memory_plan import (
+    USUAL_CONTEXT,
+    Ask,
+    MemoryPlan,
+    Needs,
+    choose_plan,
+    contexts,
+    plan_memory,
+)
 from stem_edge.runtime.backends.onnxruntime.needs import crowding
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequences
-from stem_edge.runtime.backends.planner import USUAL_CONTEXT, choose_plan, contexts, plan_memory
 from stem_edge.runtime.load_plan import open_text
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.runtime.rows.shards import FlashName

@@ -33,7 +33,7 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
 from stem_edge.system.nvidia import nbytes_on_nvidia
 from stem_edge.system.page_cache import drop_pages, make_cold
-from stem_edge.system.user_folder import cpu_info
+from stem_edge.system.processor import cpu_info
 from stem_edge.units import parse_size
 
 ROUNDS = 3

@@ -16,8 +16,8 @@ from open_files import DATA, open_files, posix
 
 from stem_edge.errors import BundleError
 from stem_edge.files import disk, plain_files
+from stem_edge.files.disk import write_whole
 from stem_edge.files.plain_files import PlainFolders, check_file, not_plain, read_plain, remedy_for
-from stem_edge.files.whole_file import write_whole
 
 # Small files that are there whole or not at all
 

@@ -10,16 +10,19 @@ from planned_bundle import BUNDLE
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import MemoryPlanError
-from stem_edge.runtime.backends.memory_plan import Ask, DeviceNeeds, MemoryPlan, Part
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.planner import (
+from stem_edge.runtime.backends.memory_plan import (
     CONTEXT_SHARE,
     USUAL_CONTEXT,
+    Ask,
+    DeviceNeeds,
+    MemoryPlan,
+    Part,
     Planner,
     choose_plan,
     contexts,
     plan_memory,
 )
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 
 LONGEST = 131_072
 FOOTPRINT = footprint_of(BUNDLE.manifest)

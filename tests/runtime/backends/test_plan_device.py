@@ -14,14 +14,16 @@ from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
+    DEFAULT_CACHE_NBYTES,
+    SMALLEST_CHUNK,
     Ask,
     DevicePlan,
     MemoryPlan,
     Needs,
+    plan_memory,
 )
 from stem_edge.runtime.backends.onnxruntime.device.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
-from stem_edge.runtime.backends.planner import DEFAULT_CACHE_NBYTES, SMALLEST_CHUNK, plan_memory
 
 RECORDS = BUNDLE.manifest.model.records
 GREAT = 1 << 40

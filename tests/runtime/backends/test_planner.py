@@ -13,14 +13,17 @@ from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbyte
 from stem_edge.bundle.manifest import TABLES, FileEntry, Manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
-from stem_edge.runtime.backends import planner as module
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, PROMPT_NBYTES, Ask, MemoryPlan
-from stem_edge.runtime.backends.onnxruntime.needs import SCORED_AT_ONCE, cpu_needs
-from stem_edge.runtime.backends.planner import (
+from stem_edge.runtime.backends import memory_plan as module
+from stem_edge.runtime.backends.memory_plan import (
+    CHUNK_TOKENS,
     DEFAULT_CACHE_NBYTES,
+    PROMPT_NBYTES,
     SLOTS_PER_CHUNK_TOKEN,
     SMALLEST_CHUNK,
+    Ask,
+    MemoryPlan,
 )
+from stem_edge.runtime.backends.onnxruntime.needs import SCORED_AT_ONCE, cpu_needs
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.packing import make_layout

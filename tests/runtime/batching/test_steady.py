@@ -12,8 +12,8 @@ from toy_batches import alone
 
 import stem_edge
 from stem_edge.runtime.batching.batch import Rounding, RunningBatch
+from stem_edge.runtime.engine import Step
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.steps import Step
 
 Toy = tuple[Model, Any]
 TOY = {"slots": 16, "sequences": 12}

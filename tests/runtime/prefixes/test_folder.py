@@ -18,11 +18,11 @@ from safetensors.numpy import load_file
 
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime import Model, loading
+from stem_edge.runtime import Model
+from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.prefix import PromptKey
-from stem_edge.runtime.steps import starts_of
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
@@ -216,12 +216,9 @@ def test_what_is_no_conversation_is_refused(tmp_path: Path, model: Model) -> Non
             model.load_conversation(bad)
 
 
-def test_an_accelerator_has_no_prompt_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "can_keep", lambda plan: False)
+def test_an_accelerator_has_no_prompt_cache(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="prompt_cache keeps prompts that"):
-        load_fixed(DEMO, prompt_cache=tmp_path / "p")
+        load_fixed(DEMO, prompt_cache=tmp_path / "p", device_memory="2GB")
 
 
 def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:

@@ -21,10 +21,9 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.conversations.file import load, save
-from stem_edge.runtime.engine import Context
+from stem_edge.runtime.engine import Context, starts_of
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.kept import MOST_KEPT, Prefixes
-from stem_edge.runtime.steps import starts_of
 
 LENGTH, TOKEN_NBYTES = 1000, 10
 A, B, C = ([start + place for place in range(400)] for start in (0, 1000, 2000))

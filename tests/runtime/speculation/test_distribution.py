@@ -10,11 +10,11 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.decoding import sample_tokens
+from stem_edge.runtime.engine import Guesses
 from stem_edge.runtime.generation import Answer
 from stem_edge.runtime.rows.prefetch import Rows
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.steps import Guesses
 
 V, TOKENS, ANSWERS = 5, 3, 3000
 # Logits of the next token after each token.

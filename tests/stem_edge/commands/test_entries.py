@@ -24,7 +24,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     marks,
 )
 from stem_edge.runtime.text.kept import readers
-from stem_edge.system.user_folder import cpu_digest
+from stem_edge.system.processor import cpu_digest
 
 Capture = pytest.CaptureFixture[str]
 KEY = "0123456789abcdef" * 2

@@ -39,7 +39,7 @@ from stem_edge.runtime.backends.step_measure import measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.child import end_with_parent
 from stem_edge.system.memory import give_back_freed_blocks
-from stem_edge.system.user_folder import cpu_digest
+from stem_edge.system.processor import cpu_digest
 from stem_edge.tables.windows import last_rows
 
 REFUSED = (

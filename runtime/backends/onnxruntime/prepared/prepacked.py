@@ -30,7 +30,8 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_ba
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_places
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
-from stem_edge.system.user_folder import cache_folder, cpu_digest
+from stem_edge.system.processor import cpu_digest
+from stem_edge.system.user_folder import cache_folder
 
 FORMAT = 11
 RECORD = "prepared.json"

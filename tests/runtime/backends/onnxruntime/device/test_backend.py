@@ -18,11 +18,11 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph import linear
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.memory_plan import Planner
 from stem_edge.runtime.backends.onnxruntime.device import backend as device_backend
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceContext
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
-from stem_edge.runtime.backends.planner import Planner
 
 LENGTH = 64
 CHUNKED = [16, 16, 5, 1, 1, 4, 1]  # steps of 44 tokens
