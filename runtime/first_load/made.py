@@ -2,13 +2,11 @@
 
     made/<key>/made.json   what the bundle is made of, by which version, and which it is; last used when it was written to
     made/<key>/<name>/     the bundle
-    made/<key>/in_use      shared by all that load or make it, so that nobody removes it meanwhile
-    made/<key>/making      taken by the process that makes it
+    made/<key>.lock        locked by the process that makes or removes it
 
 The key is that of the checkpoint's path and the engine. A bundle takes the place of an older one if a file that
-exports of the checkpoint read has another size or time of change, or if another version made that. One that failed or was
-interrupted before it had written anything leaves no folder. The export runs in a
-process of its own, whose memory does not count for the model, and goes on where it was interrupted.
+exports of the checkpoint read has another size or time of change, or if another version made that. An export that fails
+leaves nothing. It runs in a process of its own, whose memory does not count for the model.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import contextlib
 import hashlib
 import os
 import time
-import weakref
 from pathlib import Path
 
 import msgspec
@@ -35,7 +32,7 @@ from stem_edge.files.names import plain_name
 from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.graph.formats import EngineName
 from stem_edge.hub import PREFIX
-from stem_edge.hub.kept import KEY, KEY_CHARS, MADE
+from stem_edge.hub.kept import KEY_CHARS, MADE
 from stem_edge.hub.names import shown_name
 from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
@@ -43,12 +40,9 @@ from stem_edge.runtime.first_load.making import fetched, make
 from stem_edge.shown import printable
 from stem_edge.system.user_folder import cache_folder
 
-RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
-LOCK = ".lock"  # of an export
-WORKER = "stem_edge.export.worker"
+RECORD, LOCK = "made.json", ".lock"
 MAX_RECORD_NBYTES = 1 << 24
 PAUSE_SECONDS = 0.2
-TRIES = 5
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,21 +79,9 @@ def open_made(path: str | Path, options: LoadOptions) -> Bundle:
     if name.startswith(PREFIX) and name.endswith(SUFFIX):
         return _open(Path(fetched(name, options.progress)), options)
     try:
-        return _kept(options.open(path))
+        return options.open(path)
     except NoBundleError as error:
         return _open(Path(fetched(str(error.found), options.progress)), options)
-
-
-def _kept(bundle: Bundle) -> Bundle:
-    """Return a bundle, which nobody removes while it is used if its short name led to one that was made."""
-    folder = bundle.path.parent
-    ours = folder.parent.name == MADE and KEY.fullmatch(folder.name)
-    made = Made(folder)
-    if ours and (record := made.read()) is not None:
-        weakref.finalize(bundle, disk.close, made.take(record.source))
-        with contextlib.suppress(OSError):
-            os.utime(made.root / RECORD)
-    return bundle
 
 
 def _open(path: Path, options: LoadOptions) -> Bundle:
@@ -122,23 +104,15 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
             f"{printable(error.object)}: the name of a file is not UTF-8; rename it"
         ) from error
     made = Made(cache_folder(options.cache_dir) / MADE / digest(place, engine)[:KEY_CHARS])
-    held = made.take(source)
-    try:
-        made.provide(source, options.progress)
-        bundle = options.open(made.root / name_of(source))
-    except BaseException:
-        disk.close(held)
-        made.tidy()
-        raise
-    weakref.finalize(bundle, disk.close, held)
-    return bundle
+    made.provide(source, options.progress)
+    return options.open(made.root / name_of(source))
 
 
 def name_of(source: Source) -> str:
     """Return the name of a bundle's folder, by which a server calls the model."""
     path = Path(source.path)
     name = plain_name(shown_name(path).rpartition("/")[2].removesuffix(SUFFIX), MADE)
-    return MADE if name.casefold() in (RECORD, IN_USE, MAKING) else name
+    return MADE if name.casefold() == RECORD else name
 
 
 class Made:
@@ -160,26 +134,12 @@ class Made:
             return None
         return found.source if found.manifest == self._manifest(found.source) else None
 
-    def take(self, source: Source) -> int:
-        """Keep others from removing it until the descriptor is closed. Raises ExportError."""
-        try:
-            return self._locked(IN_USE, shared=True)
-        except OSError as error:
-            if self.record() == source:
-                # Where nothing can be written, nothing is removed.
-                return os.open(self.root / RECORD, os.O_RDONLY)
-            reason = error.strerror or str(error)
-            raise ExportError(
-                f"{self.root}: cannot keep the bundle of {source.path} there ({reason}); give another "
-                f"folder with cache_dir, or make it elsewhere: stem-edge export {source.path} OUT"
-            ) from error
-
     def provide(self, source: Source, show: bool | None) -> None:
         """Make the bundle unless it is there. Raises CheckpointError, ExportError."""
         if self.record() != source:
-            waiting = f"for the process that makes {self.root}"
-            making = self._locked(MAKING, waiting=waiting, show=show)
+            making = self._opened(source)
             try:
+                self._wait(making, show)
                 if self.record() != source:
                     self._make(source, show)
             finally:
@@ -187,16 +147,16 @@ class Made:
         with contextlib.suppress(OSError):
             os.utime(self.root / RECORD)
 
-    def tidy(self) -> None:
-        """Delete the folder if it has no bundle, and nothing that the next export could go on with."""
-        with contextlib.suppress(OSError):
-            left = (path for path in self.root.rglob("*") if path.is_file())
-            if all(path.name in (RECORD, IN_USE, MAKING) or path.suffix == LOCK for path in left):
-                self.remove()
-
     def remove(self) -> bool:
-        """Delete the folder; False if a process uses it. Raises OSError."""
-        return remove_tree(self.root, self.root.parent, IN_USE)
+        """Delete the folder; False while a process makes it. Raises OSError."""
+        making = disk.update(self._lock)
+        try:
+            if not lock(making):
+                return False
+            remove_tree(self.root, self.root.parent)
+            return True
+        finally:
+            disk.close(making)
 
     def _make(self, source: Source, show: bool | None) -> None:
         bundle = self.root / name_of(source)
@@ -209,11 +169,15 @@ class Made:
             show,
         )
         try:
-            if self.read() is None:  # otherwise the old bundle keeps its record until then
-                self._write(Record(source))
+            make_folders(self.root)
             make(source.path, bundle, source.engine, show)
             self._write(Record(source, self._manifest(source)))
-        except OSError as error:
+        except BaseException as error:
+            if not (bundle / MANIFEST).is_file():  # else that of an older checkpoint stays
+                with contextlib.suppress(OSError):
+                    remove_tree(self.root, self.root.parent)
+            if not isinstance(error, OSError):
+                raise
             reason = error.strerror or str(error)
             raise ExportError(
                 f"{self.root}: cannot write ({reason}); free some space there, and try again"
@@ -227,35 +191,26 @@ class Made:
     def _write(self, record: Record) -> None:
         write_whole(self.root / RECORD, msgspec.json.encode(record), durable=True)
 
-    def _locked(
-        self, name: str, *, shared: bool = False, waiting: str = "", show: bool | None = None
-    ) -> int:
-        """Return the descriptor of a locked file, which whoever removes the folder may delete meanwhile."""
-        while True:
-            descriptor = self._opened(name)
-            try:
-                if lock(descriptor, shared=shared) and _is_at(descriptor, self.root / name):
-                    return descriptor
-            except BaseException:
-                disk.close(descriptor)
-                raise
-            disk.close(descriptor)
-            if waiting:
-                tell(f"waiting {waiting}", show)
-            waiting = ""
+    @property
+    def _lock(self) -> Path:
+        """File beside the folder that stays when the folder goes, so that all lock the same one."""
+        return self.root.with_suffix(LOCK)
+
+    def _opened(self, source: Source) -> int:
+        try:
+            make_folders(self.root.parent)
+            return disk.update(self._lock)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ExportError(
+                f"{self.root}: cannot keep the bundle of {source.path} there ({reason}); give another "
+                f"folder with cache_dir, or make it elsewhere: stem-edge export {source.path} OUT"
+            ) from error
+
+    def _wait(self, making: int, show: bool | None) -> None:
+        """Wait for the process that makes the bundle, if there is one."""
+        if lock(making):
+            return
+        tell(f"waiting for the process that makes {self.root}", show)
+        while not lock(making):
             time.sleep(PAUSE_SECONDS)
-
-    def _opened(self, name: str) -> int:
-        """Open a file of the folder, which may be removed meanwhile. Raises OSError."""
-        for _ in range(TRIES):
-            with contextlib.suppress(FileNotFoundError):
-                make_folders(self.root)
-                return disk.update(self.root / name)
-        make_folders(self.root)
-        return disk.update(self.root / name)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    return False

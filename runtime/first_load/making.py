@@ -39,21 +39,21 @@ def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
         try:
             said = b"" if process.stdout is None else process.stdout.read()
             status = process.wait()
-        except BaseException:  # the next one goes on from what is written
+        except BaseException:
             process.terminate()
             raise
     if status == -SIGKILL:
         raise OutOfMemoryError(
             f"{checkpoint}: the process that makes its bundle was killed, as a system does that has no "
-            "memory left; free some and try again, which goes on from there"
+            "memory left; free some and try again"
         )
     if status == REFUSED:
         raise refusal(said)
     if status:
         how = signal_name(status) if status < 0 else f"exit status {status}"
         raise ExportError(
-            f"{checkpoint}: the process that makes its bundle ended ({how}); try again, which goes on from "
-            f"there, or see what it says: stem-edge export {checkpoint} OUT"
+            f"{checkpoint}: the process that makes its bundle ended ({how}); try again, "
+            f"or see what it says: stem-edge export {checkpoint} OUT"
         )
     return said.decode()
 

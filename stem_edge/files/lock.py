@@ -10,16 +10,12 @@ _LOCKED = 33  # ERROR_LOCK_VIOLATION of Windows
 _FAR = 1 << 30  # of 4 GiB each: a place behind the end of any file
 
 
-def lock(descriptor: int, *, shared: bool = False) -> bool:
+def lock(descriptor: int) -> bool:
     """Take a file for this process until it is closed; False if another process has it.
-
-    shared: together with others that say so; on Windows, nobody is kept away by that.
 
     Raises OSError also where the file system has no locks.
     """
     if sys.platform == "win32":
-        if shared:
-            return True  # files that are open cannot be deleted there
         import msvcrt
         from ctypes import wintypes
 
@@ -34,7 +30,7 @@ def lock(descriptor: int, *, shared: bool = False) -> bool:
     import fcntl
 
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False

@@ -70,13 +70,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(part for part in (sized, self.of, used, old) if part).rstrip()
 
     def remove(self) -> bool:
-        """Delete it; return False if a process uses it. Raises StemEdgeError."""
+        """Delete it; return False while a process makes it. Raises StemEdgeError."""
         try:
             if self.kind == MADE:
                 return Made(self.path).remove()
             if self.kind == PREPARED:
-                return remove_tree(self.path, self.path.parent)
-            self.path.unlink()
+                remove_tree(self.path, self.path.parent)
+            else:
+                self.path.unlink()
         except OSError as error:
             raise StemEdgeError(
                 f"{self.path}: cannot remove ({error.strerror}); check its permissions, and try again"

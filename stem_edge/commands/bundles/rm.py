@@ -15,7 +15,7 @@ from stem_edge.system.user_folder import cache_folder
 
 DESCRIPTION = """\
 Remove models with everything that was prepared for them, or other entries of
-the cache folder. Checkpoints stay, and so does a model that a process uses."""
+the cache folder. Checkpoints stay."""
 
 EPILOG = """\
 examples:
@@ -69,6 +69,6 @@ def _remove_model(kept: Kept, found: list[Entry]) -> None:
 
 
 def _remove(name: str, chosen: list[Entry]) -> None:
-    """Delete entries, the first one first. Raises StemEdgeError if a process uses one."""
+    """Delete entries, the first one first. Raises StemEdgeError if a process makes one."""
     if not all(entry.remove() for entry in chosen):
-        raise StemEdgeError(f"{name}: a process uses it; end that first")
+        raise StemEdgeError(f"{name}: a process makes it; end that first")

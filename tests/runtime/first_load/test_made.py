@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
@@ -38,7 +37,7 @@ from stem_edge.files.lock import lock
 from stem_edge.hub.kept import MADE
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made, making
-from stem_edge.runtime.first_load.made import MAKING, Made, Record, Source, name_of
+from stem_edge.runtime.first_load.made import Made, Record, name_of
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.system.child import module_command
 
@@ -182,15 +181,12 @@ def test_each_engine_has_its_own(tmp_path: Path, exports: list[str]) -> None:
     refused(lambda: opened(path, engine="x"), InputError, "engine is 'x'", "auto")
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_an_interrupted_one_is_made_again(
-    left: bool, tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_one_leaves_nothing(
+    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(checkpoint: str, bundle: Path, engine: str, show: bool | None) -> None:
-        bundle.with_name(".stem-edge-m.lock").touch()
         (work := bundle.with_name(".stem-edge-m")).mkdir()
-        if left:
-            (work / "tokenizer.json").touch()
+        (work / "tokenizer.json").touch()
         raise KeyboardInterrupt
 
     path = one_file(tmp_path)
@@ -198,8 +194,7 @@ def test_an_interrupted_one_is_made_again(
         patch.setattr(made, "make", cut)
         with pytest.raises(KeyboardInterrupt):
             opened(path)
-    found = [(entry.of, entry.old) for entry in entries(cache) if entry.kind == MADE]
-    assert found == [(str(path), "was not finished")] * left
+    assert not [entry for entry in entries(cache) if entry.kind == MADE]
     assert opened(path).is_dir() and len(exports) == 1
 
 
@@ -249,7 +244,8 @@ def test_two_at_once_make_it_once(
     source = Made(root).record()
     assert source is not None
     (root / made.RECORD).rename(root / "kept")
-    making = Made(root)._locked(MAKING)
+    making = disk.update(root.with_suffix(made.LOCK))
+    assert lock(making)
     thread = threading.Thread(target=lambda: found.append(opened(path)))
     thread.start()
     while "waiting for the process that makes" not in capfd.readouterr().err:
@@ -269,7 +265,7 @@ REFUSED: dict[str, tuple[type[StemEdgeError], str]] = {
     "interrupted": (ExportError, "ended (exit status 130)"),
     "refused": (InputError, "Ctrl-C reaches it: False"),
 }
-NAMES = ("making", "in_use", "made.json", "with space", "n" * 200)
+NAMES = ("made.json", "with space", "n" * 200)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -289,7 +285,7 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(making, "module_command", lambda *given: commands[case])
     error, said = REFUSED[case]
     refused(lambda: opened(path, cache_dir=folder), error, path, said, kept=[path])
-    assert not [*folder.glob(f"{MADE}/*")]
+    assert not [*folder.glob(f"{MADE}/*/")]
 
 
 def test_an_error_has_names_that_the_encoding_lacks(
@@ -327,59 +323,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refused(lambda: opened(path), InputError, path, "Permission denied", kept=[path])
 
 
-def test_whoever_waits_tries_again_with_the_file_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    removed = list[Path]()
-
-    def lock(descriptor: int, *, shared: bool = False) -> bool:
-        if not removed:  # by another process, between opening and locking
-            (tmp_path / MAKING).unlink()
-            removed.append(tmp_path / MAKING)
-        return True
-
-    monkeypatch.setattr(made, "lock", lock)
-    disk.close(Made(tmp_path)._locked(MAKING))
-    assert removed and (tmp_path / MAKING).is_file()
-
-
-def test_whoever_finds_no_folder_makes_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, left, update = tmp_path / "made", [2], disk.update
-
-    def removed(path: Path) -> int:
-        if left[0]:  # by another process, between making and opening
-            left[0] -= 1
-            folder.rmdir()
-        return update(path)
-
-    monkeypatch.setattr(disk, "update", removed)
-    disk.close(Made(folder)._locked(MAKING))
-    assert left == [0] and (folder / MAKING).is_file()
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-    source = Source("m.gguf", {}, "onnxruntime")
-    refused(lambda: Made(tmp_path / "link").take(source), ExportError, "cannot keep the bundle")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="files that are open cannot be deleted there")
-def test_whoever_makes_it_again_waits_until_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, free, rmdir = tmp_path / "made", list[bool](), os.rmdir
-    disk.close(Made(root)._locked(made.IN_USE))
-    held = os.open(root / made.IN_USE, os.O_RDWR)
-
-    def spied(path: Path, **_: object) -> None:
-        free.append(lock(held, shared=True))
-        rmdir(path)
-
-    monkeypatch.setattr(os, "rmdir", spied)
-    assert Made(root).remove() and not root.exists()
-    os.close(held)
-    assert free == [False]
-
-
 def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +333,7 @@ def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
     with monkeypatch.context() as patch:
         patch.setattr(made, "lock", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            Made(tmp_path)._locked(MAKING)
+            opened(path)
     monkeypatch.setattr(making, "module_command", lambda *_: [sys.executable, "-c", "pass"])
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -443,22 +386,22 @@ def test_the_command_lists_and_removes(
     path = one_file(tmp_path)
     with stem_edge.load(path) as model:
         assert model.generate_text("The", max_new_tokens=1)
+        making = disk.update(record(cache).parent.with_suffix(made.LOCK))
+        assert lock(making)
         for name in ("m", record(cache).parent.name, str(record(cache).parent / "m")):
             assert main(["rm", name]) == 1
-            assert "a process uses it" in capsys.readouterr().err
-    del model
-    gc.collect()
+            assert "a process makes it" in capsys.readouterr().err
+        disk.close(making)
     assert str(path) in line() and " used 2" in line() and "old" not in line()
     path.unlink()
     assert line().endswith("old: its checkpoint is gone or has changed")
-    assert main(["rm", record(cache).parent.name]) == 0 and not list(cache.glob(f"{MADE}/*"))
+    assert main(["rm", record(cache).parent.name]) == 0 and not list(cache.glob(f"{MADE}/*/"))
 
 
 def test_the_command_leaves_what_is_not_ours(
     tmp_path: Path, cache: Path, exports: list[str], capsys: Capture
 ) -> None:
     key, elsewhere = opened(one_file(tmp_path)).parent.name, tmp_path / "elsewhere"
-    gc.collect()
     for kept in (cache / MADE / "website" / "m", elsewhere):
         kept.mkdir(parents=True)
         (kept / MANIFEST).touch()
@@ -466,7 +409,7 @@ def test_the_command_leaves_what_is_not_ours(
     for name in ("website", link.name, str(link), str(cache / MADE / "website" / "m")):
         assert main(["rm", name]) == 1
     assert main(["rm", key]) == 0
-    assert sorted(p.name for p in (cache / MADE).iterdir()) == [link.name, "website"]
+    assert sorted(p.name for p in (cache / MADE).glob("*/")) == [link.name, "website"]
     assert (cache / MADE / "website" / "m" / MANIFEST).is_file() and (
         elsewhere / MANIFEST
     ).is_file()
