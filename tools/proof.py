@@ -18,8 +18,8 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,12 +74,20 @@ def sampled(room: str | None, each: int, seed: int) -> Iterator[tuple[str, Calla
 
 
 def killed(mutant: Mutant, room: str) -> bool:
-    """Return True if tests fail with a mutant."""
+    """Return True if tests fail with a mutant. Exits if they fail without it."""
     from cosmic_ray.mutating import use_mutation
     from cosmic_ray.plugins import get_operator
 
+    tests = (f"tests/{room}", BLACK_BOX)
+    if fails_unchanged(tests):
+        sys.exit(f"proof: {' '.join(tests)}: fails without a mutant, too")
     with use_mutation(Path(mutant.file), get_operator(mutant.operator)(), mutant.occurrence):
-        return fails([f"tests/{room}", BLACK_BOX])
+        return fails(tests)
+
+
+@cache
+def fails_unchanged(tests: Sequence[str]) -> bool:
+    return fails(tests)
 
 
 def undone(count: int) -> Iterator[tuple[str, Callable[[], bool]]]:
@@ -112,13 +120,16 @@ def notices(patch: str, tests: list[str]) -> bool:
         subprocess.run(["git", "apply", "-"], input=patch, text=True, check=True)
 
 
-def fails(tests: list[str]) -> bool:
-    """Run tests; return True if one fails, or they never end."""
+def fails(tests: Sequence[str]) -> bool:
+    """Run tests; return True if one fails, or they never end. Exits if they cannot begin."""
+    there = [name for name in tests if Path(name).exists()]
     try:
-        done = subprocess.run([*TESTS, *tests], capture_output=True, timeout=SECONDS, check=False)
-        return done.returncode != 0
+        done = subprocess.run([*TESTS, *there], capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return True
+    if done.returncode in (4, 5):  # wrong arguments, or no test at all
+        sys.exit(f"proof: {' '.join(there)}: {done.stdout.decode()[-500:]}")
+    return done.returncode != 0
 
 
 def git(*arguments: str) -> str:
