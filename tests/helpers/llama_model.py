@@ -1,7 +1,4 @@
-"""A small model of random weights for the tests of llama.cpp's server, which name models to download.
-
-As theirs, it begins a text with token 1, and its vocabulary is that of short English texts.
-"""
+"""A small chat model of random weights for the tests of the server, with a vocabulary of short English texts."""
 
 from __future__ import annotations
 

@@ -109,22 +109,6 @@ def test_a_streamed_answer_ends_when_its_reader_does(
     wait_for(lambda: not compute_of(program).check(0)[1].scheduler.busy)
 
 
-def test_scores_of_a_text_are_cancelled(program: Starlette, steps: Steps, port: int) -> None:
-    text = [list(range(5, 205))] * 400
-    scoring = Connection(
-        port, "/v1/completions", {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 0}
-    )
-    wait_for(lambda: left(program, 1))
-    scoring.leave()
-    wait_for(lambda: left(program, 0))
-    before = steps.computed
-    assert (
-        b"200 OK"
-        in Connection(port, "/v1/completions", {"prompt": "a", "max_tokens": 1}).read_all()
-    )
-    assert steps.computed - before <= 4
-
-
 def test_who_leaves_before_the_end_of_the_request(
     program: Starlette, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:

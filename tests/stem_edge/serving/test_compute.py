@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import SECONDS, Connection, Steps, client_of, compute_of, wait_for
+from servers import Connection, Steps, client_of, compute_of, wait_for
 from starlette.applications import Starlette
 
 import stem_edge
@@ -18,7 +17,6 @@ from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.serving import app
-from stem_edge.serving import program as server
 from stem_edge.serving.compute import Compute
 
 ASKED: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
@@ -181,21 +179,6 @@ def test_while_it_loads(model: Model) -> None:
         loaded.generate("a")
 
 
-def test_the_end_does_not_wait_for_a_long_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
-
-    def load() -> Model:
-        gate.wait(SECONDS)
-        raise BundleError("it is damaged")
-
-    monkeypatch.setattr(server, "END_SECONDS", 0.1)
-    began = time.monotonic()
-    with client_of(app(load)):
-        pass
-    assert time.monotonic() - began < SECONDS / 2
-    gate.set()
-
-
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
@@ -227,24 +210,3 @@ def test_a_step_that_fails(
         again = client.post("/v1/completions", json=ASKED)
         assert again.status_code == (500 if lost else 200)
         assert client.get("/health").status_code == (503 if lost else 200)
-
-
-def test_ending_without_a_beginning(model: Model) -> None:
-    compute = Compute(lambda: model, sequences=1, waiting=0, closes=False, ended=lambda reply: None)
-    compute.end()
-    compute.start()
-    assert compute.loaded is None
-
-
-def test_requests_that_the_scheduler_refuses_are_forgotten(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(scheduler: Scheduler, request: object) -> None:
-        raise stem_edge.errors.InputError("it is closed")
-
-    program = app(model)
-    with client_of(program) as client:
-        wait_for(lambda: compute_of(program).loaded is not None)
-        monkeypatch.setattr(Scheduler, "submit", refuse)
-        assert client.post("/v1/completions", json=ASKED).status_code == 400
-        assert compute_of(program).busy == 0

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from http.client import HTTPResponse
 
 import pytest
 from servers import SECONDS, listening
 from starlette.responses import PlainTextResponse
 
-from stem_edge.answers.refusals import public
-from stem_edge.errors import BackendError, BundleError
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app, connections
-from stem_edge.serving.connections import log_to_stderr, room
+from stem_edge.serving.connections import room
 
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -83,21 +78,6 @@ def test_a_head_has_a_limit(port: int, sent: bytes) -> None:
         assert answer(client).status == 400
 
 
-def test_small_chunks_that_are_not_too_many_are_read(port: int) -> None:
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY.ljust(9000)) + b"0\r\n\r\n"
-    with connected(port, POST + CHUNKED + chunks) as client:
-        assert json.loads(answer(client).read())["tokens"]
-
-
-def test_another_protocol_is_not_taken(port: int) -> None:
-    """As Java's client offers it with its first request, which has a body."""
-    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
-    with connected(port, POST + upgrade + SIZED) as client:
-        assert json.loads(answer(client).read())["tokens"]
-        client.sendall(HEALTH)
-        assert answer(client).status == 200
-
-
 def test_a_slow_but_steady_reader_is_not_cut_off(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,19 +121,6 @@ def test_a_client_that_still_sends_sees_why_its_body_was_refused(port: int) -> N
         assert "larger than" in response.read().decode()
 
 
-def test_who_waits_longest_makes_room_for_who_asks(model: Model) -> None:
-    begun = [b"", HEALTH[:9], POST + b"Content-Length: 100\r\n\r\n{"] * 4
-    with ExitStack() as held, listening(app(model), most=5) as port:
-        idle = list[socket.socket]()
-        for sent in begun:
-            idle.append(held.enter_context(connected(port, sent)))
-            with connected(port, HEALTH) as client:
-                assert answer(client).status == 200
-        assert all(map(closed, idle[:7]))
-        idle[-1].sendall(b" " * 99)
-        assert answer(idle[-1]).status == 400  # it was still open
-
-
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "expected"),
     [
@@ -174,21 +141,3 @@ def test_connections_are_what_open_files_leave(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, given: limits.append(given))
     assert room() == expected
     assert limits[-1][0] == (raised or soft)
-
-
-def test_the_log_has_one_line_a_minute_for_one_cause(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    handler = log_to_stderr()
-    try:
-        for number in range(3):
-            public(BundleError(f"bundle {number}"))
-            public(BackendError(f"state {number}"))
-        now += connections.LOG_SECONDS
-        public(BackendError("state 3"))
-    finally:
-        logging.getLogger().removeHandler(handler)
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["ERROR: bundle 0", "ERROR: state 0", "ERROR: state 3"]

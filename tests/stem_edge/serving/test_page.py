@@ -179,42 +179,6 @@ def test_settings_reach_the_request(page: Page) -> None:
     assert "top_p" not in asked
 
 
-def test_empty_settings_show_what_the_model_takes(page: Page) -> None:
-    page.one("#model")
-    until(lambda: page.text("#model"), "the model's name")
-    page.click("#settings")
-    names = ("temperature", "top_p", "top_k", "min_p", "seed")
-    shown = [page.one(f"dialog #{name}").get_attribute("placeholder") for name in names]
-    assert shown == ["0.7", "0.95", "0", "0", ""]
-    assert [page.one(f"dialog #{name}").get_attribute("value") for name in names] == [""] * 5
-    page.click("dialog .buttons button")
-
-
-@pytest.mark.parametrize("height", [860, 500])
-def test_only_the_fields_of_a_dialog_scroll(page: Page, height: int) -> None:
-    page.open(height=height)
-    page.click("#settings")
-    sizes = (
-        "const e = document.querySelector(arguments[0]); return [e.scrollHeight, e.clientHeight]"
-    )
-    whole, seen = page.run(sizes, "dialog")
-    assert whole == seen
-    fields, seen = page.run(sizes, "dialog .fields")
-    assert fields > seen
-    page.click("dialog .buttons button")
-
-
-@pytest.mark.parametrize("width", [1280, 1920])
-def test_messages_and_composer_have_one_edge(page: Page, width: int) -> None:
-    page.open(width=width)
-    page.chat.answers = [LONG * 3]
-    page.send("long")
-    bar = "const e = document.querySelector('#thread'); return e.offsetWidth - e.clientWidth"
-    assert page.run(bar) > 0
-    left = "return document.querySelector(arguments[0]).getBoundingClientRect().left"
-    assert page.run(left, ".messages") == page.run(left, "#composer")
-
-
 def test_files_of_text_go_before_the_message_and_others_are_refused(
     page: Page, tmp_path: Path
 ) -> None:
@@ -324,32 +288,6 @@ def test_answers_go_on_while_another_conversation_is_shown(page: Page) -> None:
     assert len(page.said()) == 2
 
 
-def test_an_edit_that_is_being_written_outlives_the_answer(page: Page) -> None:
-    page.chat.answers, page.chat.delay, page.chat.finish = [LONG], 0.05, "length"
-    page.send("one", wait=False)
-    page.shows(".message.assistant .body", "word1")
-    page.click("[data-action=edit]")  # before the thread scrolls
-    page.one(".edit textarea").send_keys(" more")
-    page.chat.delay = 0
-    page.ended()
-    page.shows(".note.cut", "longest length")
-    page.keys(" words", Keys.ENTER)
-    page.shows(".message.user .body", "one more words")
-    page.ended()
-
-
-def test_other_tabs_see_what_one_did(page: Page) -> None:
-    page.send("one")
-    here, url = page.browser.current_window_handle, page.browser.current_url
-    page.browser.switch_to.new_window("tab")
-    page.browser.get(url)
-    page.shows(".message.user .body", "one")
-    page.send("two")
-    page.browser.close()
-    page.browser.switch_to.window(here)
-    until(lambda: page.said()[2:] == ["two", "Hello there."], "the other tab's messages")
-
-
 def test_without_a_template_the_text_is_continued(page: Page) -> None:
     page.chat.has_template, page.chat.answers = False, [" a time *there*", "end"]
     page.browser.refresh()
@@ -359,17 +297,6 @@ def test_without_a_template_the_text_is_continued(page: Page) -> None:
     assert page.chat.paths == ["/v1/completions"] * 2
     assert page.chat.asked[1]["prompt"] == "Once upon a time *there*\nAnd then"
     assert "a time *there*" in page.said()[1]  # not read as Markdown
-
-
-def test_a_mounted_page_asks_below_its_path(browser: webdriver.Chrome) -> None:
-    chat = FakeChat(below="/models/demo/")
-    with serving(chat):
-        page = Page(browser, chat)
-        page.open()
-        page.send("hi")
-        assert chat.paths == ["/models/demo/v1/chat/completions"]
-        assert page.problems() == []
-        browser.get("about:blank")
 
 
 def test_answers_can_do_nothing(page: Page) -> None:

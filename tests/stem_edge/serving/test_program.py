@@ -34,15 +34,6 @@ def test_mounted_in_another_program(model: Model) -> None:
     compute_of(inner).end()
 
 
-def test_two_servers_of_one_model(model: Model) -> None:
-    programs = [app(model, name=name) for name in ("a", "b")]
-    with client_of(programs[0]) as first, client_of(programs[1]) as second:
-        wait_for(lambda: all(compute_of(program).loaded for program in programs))
-        for client in (first, second):
-            assert client.post("/v1/completions", json=ASKED).json()["model"] in "ab"
-            assert 'outcome="stop"} 1.0' in client.get("/metrics").text
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_crosses_few_files(model: Model, stream: bool) -> None:
     """Those of the server whose code runs from the arrival of a request to the end of its answer."""
@@ -117,13 +108,6 @@ def test_files_of_the_page(client: TestClient, path: str) -> None:
         assert got.headers["content-type"].startswith("text/javascript")
     again = client.get(path, headers={"if-none-match": got.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-
-
-def test_there_is_a_page(client: TestClient) -> None:
-    assert client.get("/").text == client.get("/index.html").text
-    assert "<!doctype html>" in client.get("/").text
-    for path in ("/../program.py", "/%2e%2e/program.py", "/page/index.html"):
-        assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize(

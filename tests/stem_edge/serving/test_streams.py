@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import NoReturn
 
@@ -34,22 +33,6 @@ def test_comments_while_nothing_comes(
     got = waiting.read_all()
     assert b"Par" in got
     assert b"data: [DONE]\n\n" in got
-
-
-@pytest.mark.slow
-def test_a_slow_reader_holds_nobody_up(program: Starlette, port: int, model: Model) -> None:
-    body = ASKED | {
-        "max_tokens": 200,
-        "n": 8,
-        "stream": True,
-        "grammar": 'root ::= ("a " | "b ")+',
-    }
-    slow = Connection(port, "/v1/completions", body)
-    time.sleep(0.2)
-    other = Connection(port, "/v1/completions", ASKED)
-    assert b"Paris" in other.read_all()
-    wait_for(lambda: compute_of(program).busy == 0)  # though it has read nothing
-    slow.read_until(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
-from servers import THREAD, serving
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving import app, service
 from stem_edge.serving.http import json_response
 from stem_edge.serving.routes import texts
 
@@ -52,15 +49,6 @@ def test_pieces_are_text_or_bytes(chat_url: str) -> None:
     assert any(isinstance(piece, list) for piece in pieces)
 
 
-def test_pieces_are_told_of_so_many_tokens(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MOST_PIECES", 3)
-    told = post(chat_url, "/tokenize", content="</s>" * 3, with_pieces=True).json()["tokens"]
-    assert told == [{"id": 2, "piece": "</s>"}] * 3
-    refused = post(chat_url, "/tokenize", content="</s>" * 4, with_pieces=True)
-    assert "4 tokens; at most 3" in refused.json()["error"]["message"]
-    assert len(post(chat_url, "/tokenize", content="</s>" * 4).json()["tokens"]) == 4
-
-
 def test_texts_are_worked_on_one_at_a_time(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     working, most = list[str](), list[int]()
 
@@ -75,22 +63,6 @@ def test_texts_are_worked_on_one_at_a_time(chat_url: str, monkeypatch: pytest.Mo
     with ThreadPoolExecutor(6) as clients:
         list(clients.map(lambda path: post(chat_url, path, content="a", tokens=[5]), PATHS * 3))
     assert most == [1] * 6
-
-
-def test_few_texts_wait(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "TEXTS", (1, 1))
-    end = threading.Event()
-
-    def held(data: object) -> Response:
-        end.wait(60)
-        return json_response(data)
-
-    monkeypatch.setattr(texts, "json_response", held)
-    with serving(app(model)) as url, ThreadPoolExecutor(3) as clients:
-        asked = [clients.submit(post, url, "/tokenize", content="a") for _ in range(3)]
-        wait(asked, return_when=FIRST_COMPLETED)
-        end.set()
-        assert sorted(each.result().status_code for each in asked) == [200, 200, 429]
 
 
 def test_template_is_applied(chat_url: str) -> None:
@@ -136,24 +108,6 @@ def test_too_much_is_told(chat_url: str, path: str, body: dict[str, Any], words:
     response = post(chat_url, path, **body)
     assert response.status_code == 400
     assert words in response.json()["error"]["message"]
-
-
-def test_most_tokens_have_a_text(chat_url: str) -> None:
-    assert post(chat_url, "/detokenize", tokens=[5] * 100_000).status_code == 200
-
-
-def test_answers_become_json_in_a_thread(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = list[str]()
-
-    def noted(data: object) -> Response:
-        threads.append(threading.current_thread().name)
-        return json_response(data)
-
-    monkeypatch.setattr(texts, "json_response", noted)
-    for path, asked in (("/tokenize", {"content": "a"}), ("/detokenize", {"tokens": [5]})):
-        assert post(chat_url, path, **asked).status_code == 200
-    assert len(threads) == 2
-    assert THREAD not in threads  # that of the event loop, which large ones would stop
 
 
 def test_a_model_without_a_template(client: TestClient, model: Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -11,12 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 from installed import ROOT
-from servers import client_of, compute_of, wait_for
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.scoring import Scorer
-from stem_edge.serving import app
 
 openai = pytest.importorskip("openai")
 
@@ -136,33 +133,6 @@ def test_log_probabilities(strict: Any) -> None:
         for entry in chunk.choices[0].logprobs.content
     ]
     assert entries == [each.logprob for each in found]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-def test_texts_of_tokens_are_read_once_and_outside_of_the_event_loop(
-    model: Model, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, token_bytes = list[int](), Model.token_bytes
-
-    def counted(model: Model, token_id: int) -> bytes:
-        with pytest.raises(RuntimeError, match="no running event loop"):
-            asyncio.get_running_loop()
-        read.append(token_id)
-        return token_bytes(model, token_id)
-
-    monkeypatch.setattr(Model, "token_bytes", counted)
-    asked: dict[str, Any] = {"max_tokens": 20, "seed": 3, "stream": stream, "logprobs": 20}
-    if path == "chat/completions":
-        asked |= {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}
-    else:
-        asked |= {"prompt": PROMPT, "echo": True}
-    program = app(model)
-    with client_of(program) as client:
-        wait_for(lambda: compute_of(program).loaded is not None)
-        assert client.post(f"/v1/{path}", json=asked).status_code == 200
-    assert len(read) > 100
-    assert len(read) == len(set(read))
 
 
 @pytest.mark.parametrize(
@@ -327,12 +297,6 @@ def test_broken_bodies(client: TestClient, body: bytes) -> None:
     got = client.post("/v1/chat/completions", content=body)
     assert got.status_code == 400
     assert got.json()["error"]["message"]
-
-
-def test_unknown_fields_are_ignored(client: TestClient) -> None:
-    message = {"role": "user", "content": PROMPT, "annotations": []}
-    body = {"messages": [message], "max_tokens": 1, "user": "me", "store": False, "other": 1}
-    assert client.post("/v1/chat/completions", json=body).status_code == 200
 
 
 TOOL = {
