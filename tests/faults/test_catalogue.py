@@ -1,8 +1,8 @@
 """The catalogue of faults: each line has a test, or a reason why it does not apply.
 
 Lines are numbered in groups; the tests of group M are those of tests/faults/ named test_m1_...,
-test_m2_m3_... and say in their docstring or name what the fault is. A line that does not apply stands
-in the NOT_APPLICABLE of a test file of its group: id -> reason.
+test_m2_m3_... and say in their docstring or name what the fault is. ELSEWHERE names tests in other
+folders. A line that does not apply is in the NOT_APPLICABLE of a test file of its group: id -> reason.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ GROUPS = {
     "K": ("threads and processes", 11),
     "X": ("power loss and kills", 8),
 }
+ELSEWHERE = {
+    "M16": "stem_edge/hub/test_fetch.py::test_wrong_bytes_are_refused_until_they_are_deleted",
+    "M17": "stem_edge/hub/test_fetch.py::test_a_connection_that_is_cut_goes_on_where_it_was",
+    "P6": "stem_edge/serving/openai/test_contract.py::test_refused_chats_name_the_field",
+    "P13": "runtime/grammars/test_constraint.py::test_what_cannot_be_compiled_is_refused",
+}
 LINES = [
     f"{group}{number}" for group, (_, count) in GROUPS.items() for number in range(1, count + 1)
 ]
@@ -41,7 +47,7 @@ def _sources() -> list[str]:
 def ids_with_a_test() -> set[str]:
     """Find the ids with which names of tests begin."""
     names = re.findall(r"^def test_((?:[a-z]\d+_)+)", "\n".join(_sources()), re.MULTILINE)
-    return {id.upper() for name in names for id in name.rstrip("_").split("_")}
+    return {id.upper() for name in names for id in name.rstrip("_").split("_")} | ELSEWHERE.keys()
 
 
 @cache
@@ -61,6 +67,12 @@ def test_every_line_has_a_test_or_a_reason(line: str) -> None:
     reason = not_applicable().get(line)
     assert (line in ids_with_a_test()) != (reason is not None)
     assert reason is None or len(reason.split()) >= 5
+
+
+@pytest.mark.parametrize("test", ELSEWHERE.values())
+def test_tests_elsewhere_exist(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (HERE.parent / file).read_text("utf-8")
 
 
 def test_there_are_no_other_lines() -> None:

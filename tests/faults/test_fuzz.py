@@ -6,8 +6,6 @@ go into tests/data/fuzz/TARGET, which is replayed here.
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 import signal
 import subprocess
@@ -17,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-import fuzz
 import pytest
-from fuzzing.mutants import join, mutants, split
+from fuzzing.mutants import mutants
 from fuzzing.running import SEEDS, FaultError, Runner
 from fuzzing.targets import TARGETS, chat_process
 from installed import ROOT
@@ -106,23 +103,3 @@ def test_the_command_runs_a_target_and_an_input_by_itself(tmp_path: Path) -> Non
     (tmp_path / "input").write_bytes(b"nothing")
     assert run("edit", "--replay", tmp_path / "input").startswith("refused: ")
     assert len(run("--list").splitlines()) == len(TARGETS)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the process is forked")
-def test_an_input_that_ends_its_process_is_kept(tmp_path: Path) -> None:
-    target = TARGETS["edit"]._replace(read=lambda path: os.kill(os.getpid(), signal.SIGKILL))
-    args = argparse.Namespace(target="edit", findings=tmp_path, replay=None)
-    vars(args).update(seed=0, runs=1, seconds=9.0)
-    if not (child := os.fork()):
-        try:
-            fuzz.fuzz(args, target, tmp_path)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert (tmp_path / "edit" / fuzz.RUNNING).read_bytes()
-
-
-def test_packed_files_are_unpacked_again() -> None:
-    files = {"zarr.json": b"{}", "c/0": b"== zarr.json 1\n", "records/c/0/0": b""}
-    assert split(join(files)) == files
-    assert split(b"no files") == {}

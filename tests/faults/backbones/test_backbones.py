@@ -5,7 +5,6 @@ Tokenizers that crash, hang or take all memory: test_native.py.
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,8 @@ from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import BACKBONE_DATA
-from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
-from stem_edge.runtime.backends.interface import check_logits, check_memory, reason
+from stem_edge.runtime.backends.interface import check_memory, reason
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.tables.packing import pack_records
 
@@ -89,15 +87,6 @@ def test_b13_damage_that_loads_is_found_by_checksums(
     command_refused(capsys, ["verify", copy], name, kept=[copy])
 
 
-def test_b14_a_backbone_of_another_model(bundle: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
-    manifest = json.loads((copy / "manifest.json").read_bytes())
-    manifest["model"]["n_kv_heads"] = 1
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    name = last_norm(bundle)[0]
-    refused(lambda: load_fixed(copy), BundleError, copy / name, kept=[copy])
-
-
 @needs_ggml
 def test_b14_tensors_of_another_model_in_a_file_of_the_same_size(
     tiny_gguf: Path, tmp_path: Path
@@ -133,14 +122,6 @@ def test_b17_weights_that_are_not_finite(bundle: Path, tmp_path: Path, value: fl
                 lambda: list(model.generate(IDS, FOUR)), BackendError, "not finite", "position 8"
             )
             refused(lambda: model.logits(IDS), BackendError, "not finite", "position 0")
-
-
-@pytest.mark.slow
-def test_b17_the_command_says_so(
-    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = with_norm(bundle, tmp_path / "copy", np.nan)
-    command_refused(capsys, ["generate", copy, "-p", "Once", "-n", "3"], "stem-edge verify")
 
 
 def with_row(bundle: Path, out: Path) -> Path:
@@ -186,23 +167,6 @@ def _fp32_tables(tmp_path: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [0, 5, 11])
-def test_b17_where_the_first_is(bad: float, at: int) -> None:
-    logits: F32 = np.zeros((3, 4), np.float32)
-    assert check_logits(logits, 10) is logits
-    logits.reshape(-1)[at] = bad
-    refused(
-        lambda: check_logits(logits, 10), BackendError, f"1 of 4 logits at position {10 + at // 4}"
-    )
-
-
-def test_b17_the_greatest_numbers_are_numbers() -> None:
-    greatest = np.finfo(np.float32).max
-    check_logits(np.array([[greatest, -greatest, 0]], np.float32), 0)
-    check_logits(np.empty((0, 5), np.float32), 0)
-
-
 # Runs that fail
 
 
@@ -242,22 +206,6 @@ def _ggml(model: stem_edge.Model) -> Ggml:
     backend = model.engine.backend
     assert isinstance(backend, GgmlBackend) and backend._model is not None
     return backend._model.ggml
-
-
-def test_b15_memory_that_runs_out_in_a_run(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(self: BoundSession) -> None:
-        raise RuntimeError("Failed to allocate memory for requested buffer of size 123")
-
-    with load_fixed(tiny_bundle, keep_prefixes=False) as model:
-        expected = list(model.generate(IDS, FOUR))
-        with monkeypatch.context() as patch:
-            patch.setattr(BoundSession, "run", failing)
-            refused(
-                lambda: list(model.generate(IDS, FOUR)), OutOfMemoryError, "size 123", "position 0"
-            )
-        assert list(model.generate(IDS, FOUR)) == expected
 
 
 def test_what_engines_say() -> None:

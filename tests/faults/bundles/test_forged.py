@@ -107,17 +107,17 @@ def of_text(data: bytes) -> st.SearchStrategy[bytes]:
 
 # Engine, file, number of cases, what changes it, how it is loaded.
 FILES: list[tuple[EngineName, str, int, Changes, dict[str, Any]]] = [
-    ("onnxruntime", BACKBONE_DATA, 110, of_numbers, {"prefill": True}),
-    ("onnxruntime", PREFILL_DATA, 60, of_numbers, {"prefill": True}),
-    ("onnxruntime", SHARD, 30, of_numbers, {}),
-    ("onnxruntime", TOKEN_COUNTS, 20, of_numbers, {}),
-    ("ggml", GGUF, 80, of_numbers, {}),
-    ("onnxruntime", MANIFEST, 250, of_text, {}),
-    ("ggml", MANIFEST, 250, of_text, {}),
-    ("onnxruntime", f"{TABLES}/zarr.json", 50, of_text, {}),
-    ("onnxruntime", f"{TABLES}/records/zarr.json", 50, of_text, {}),
-    ("onnxruntime", TOKENIZER, 45, changed_json, {"texts": True}),
-    ("onnxruntime", TOKENIZER, 45, changed_bytes, {"texts": True}),
+    ("onnxruntime", BACKBONE_DATA, 12, of_numbers, {"prefill": True}),
+    ("onnxruntime", PREFILL_DATA, 8, of_numbers, {"prefill": True}),
+    ("onnxruntime", SHARD, 6, of_numbers, {}),
+    ("onnxruntime", TOKEN_COUNTS, 4, of_numbers, {}),
+    ("ggml", GGUF, 10, of_numbers, {}),
+    ("onnxruntime", MANIFEST, 20, of_text, {}),
+    ("ggml", MANIFEST, 20, of_text, {}),
+    ("onnxruntime", f"{TABLES}/zarr.json", 8, of_text, {}),
+    ("onnxruntime", f"{TABLES}/records/zarr.json", 8, of_text, {}),
+    ("onnxruntime", TOKENIZER, 6, changed_json, {"texts": True}),
+    ("onnxruntime", TOKENIZER, 6, changed_bytes, {"texts": True}),
 ]
 
 
@@ -143,7 +143,7 @@ def test_a_changed_file(
         forged.check(Case(str(out), engine, **options))
 
     load()
-    assert forged.found["ran"] or changes not in (of_numbers, of_text) or "zarr" in name
+    assert forged.found["ran"] or changes is not of_numbers
     assert forged.found["BundleError"] or name != MANIFEST
 
 
@@ -155,7 +155,7 @@ def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
     sealed_rows = np.frombuffer((bundle / SHARD).read_bytes(), np.uint8, nbytes)
     records = sealed_rows.reshape(-1, grid.stride)[:, :-CRC_NBYTES]
 
-    @cases(60)
+    @cases(8)
     @given(changed_bytes(records.tobytes(), resized=False))
     def load(changed: bytes) -> None:
         rows = np.frombuffer(changed, np.uint8).reshape(records.shape)
@@ -246,7 +246,7 @@ def test_tokenizer_config(bundles: dict[EngineName, Path], forged: Forged) -> No
     told = json.loads((bundle / TOKENIZER_CONFIG).read_bytes())
     written = [json.dumps(told | {"chat_template": text}).encode() for text in TEMPLATES]
 
-    @cases(60)
+    @cases(12)
     @given(st.sampled_from(written).flatmap(lambda d: st.one_of(st.just(d), changed_json(d))))
     def load(changed: bytes) -> None:
         out = sealed(bundle, forged.bundle(), {TOKENIZER_CONFIG: changed})
@@ -259,7 +259,7 @@ def test_tokenizer_config(bundles: dict[EngineName, Path], forged: Forged) -> No
 def test_arbitrary_models(engine: EngineName, forged: Forged) -> None:
     """Models of any description, with weights and tables of matching sizes."""
 
-    @cases(200)
+    @cases(15)
     @given(made_up(engine))
     def load(model: Callable[[Path], int]) -> None:
         out = forged.bundle()

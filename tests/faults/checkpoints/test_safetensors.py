@@ -8,7 +8,6 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ import pytest
 from contract import refused
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files import safetensors as safetensors_files
 from stem_edge.export.tensor_files.safetensors import INDEX, TensorFiles, open_tensors
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 
 HEADER: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -77,14 +74,6 @@ def test_c6_a_header_of_millions_of_values_is_refused_before_it_fills_the_memory
     tmp_path: Path,
 ) -> None:
     opened(tmp_path, encoded(b'{"a": [' + b"[]," * 5_000_000 + b"[]]}"), "more than 4194304 values")
-
-
-def test_where_tensors_lie(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(encoded(HEADER | {"__metadata__": {"format": "pt"}}))
-    found = open_tensors(tmp_path / "x")
-    assert [*found] == ["a", "b"]
-    assert (found["b"].name, found["b"].dtype, found["b"].nbytes) == ("b", "BF16", 8)
-    assert found["b"].at == (tmp_path / "x").stat().st_size - 8
 
 
 FILES: list[tuple[bytes, str]] = [
@@ -213,63 +202,3 @@ def test_c10_a_file_that_is_cut_while_it_is_read_is_an_error_and_not_a_signal(
     assert tensor.rows(0, 4096).sum() == 0
     os.truncate(path, 8192)
     refused(lambda: tensor.rows(2048, 4096), CheckpointError, path, "changed during the export")
-
-
-def read_file(folder: Path, data: bytes) -> dict[str, StoredTensor]:
-    (folder / "model.safetensors").write_bytes(data)
-    return open_tensors(folder / "model.safetensors")
-
-
-def test_the_length_of_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_file(tmp_path, encoded(b"{}", b"")) == {}
-    opened(tmp_path, encoded(b"1", b""), "a header of 1 bytes; expected 2")
-    size = len(json.dumps(HEADER))
-    monkeypatch.setattr(safetensors_files, "MAX_HEADER_NBYTES", size)
-    assert [*read_file(tmp_path, encoded())] == ["a", "b"]
-    monkeypatch.setattr(safetensors_files, "MAX_HEADER_NBYTES", size - 1)
-    opened(tmp_path, encoded(), f"a header of {size} bytes; expected 2 to {size - 1}")
-    opened(tmp_path, bytes(7), "a header of 0 bytes in a file of 7")
-    opened(tmp_path, struct.pack("<Q", 3) + b"{}", "a header of 3 bytes in a file of 10")
-
-
-def test_headers_that_begin_like_something_else(tmp_path: Path) -> None:
-    """The length of a header can be any bytes, those of a pickle as well."""
-    for length in (0x0280, 0x8B1F):
-        header = json.dumps(HEADER).encode().ljust(length)
-        assert [*read_file(tmp_path, encoded(header))] == ["a", "b"]
-        opened(tmp_path, encoded(b" " + header[:-1]), "it is a")
-
-
-def test_tensors_of_a_folder_are_taken_once(tmp_path: Path) -> None:
-    long = "x" * 200 + ".safetensors"
-    found = folder_of(tmp_path, {"a": ONE, "b": long}, {ONE: one("a"), long: one("b")})
-    assert (found.names, "a" in found, "c" in found) == (["a", "b"], True, False)
-    assert found.take("a").name == "a"
-    assert found.names == ["b"]
-    refused(lambda: found.take("a"), CheckpointError, tmp_path, "no tensor a")
-    refused(lambda: found.take("b", {"I64": 8}), CheckpointError, "b is F32")
-    (tmp_path / "model.safetensors").write_bytes(encoded())
-    assert TensorFiles(tmp_path).names == ["a", "b"]  # before an index
-
-
-@pytest.mark.parametrize("count", [8, 9])
-def test_as_many_problems_as_are_shown(tmp_path: Path, count: int) -> None:
-    read: Callable[[], object] = lambda: folder_of(
-        tmp_path, {str(n): "x" for n in range(count)}, {}
-    )
-    message = refused(read, CheckpointError, tmp_path, "tensor 0 is in", "7 is in")
-    assert ("8 is in" in message, ", and 1 more" in message) == (False, count == 9)
-
-
-def test_a_folder_without_weights(tmp_path: Path) -> None:
-    for n in range(9):
-        (tmp_path / f"f{n}").touch()
-    message = refused(lambda: TensorFiles(tmp_path), CheckpointError, tmp_path, "f0, f1", "f7;")
-    assert "f8" not in message
-
-
-def test_links_to_other_folders_are_followed(tmp_path: Path) -> None:
-    """Caches of models consist of such links."""
-    (tmp_path / "blob").write_bytes(encoded())
-    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
-    assert TensorFiles(tmp_path).names == ["a", "b"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
@@ -66,42 +65,6 @@ def test_d1_a_real_disk_that_is_full(
         patch.setattr("stem_edge.export.job.publish.free_nbytes", lambda _: 1 << 40)
         refused(lambda: export.run(out), ExportError, out, "the disk is full", "B free", kept=[out])
     command("mount", "-o", "remount,size=4m", folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Leftover)
-        export.run(out)
-    assert bundle_files(out) == bundle_files(export.new)
-    assert [path.name for path in folder.iterdir()] == ["out"]
-
-
-def fill(path: Path) -> None:
-    """Write zeros until the disk is full."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-
-
-@pytest.mark.parametrize(
-    "moment", [20, *(pytest.param(at, marks=pytest.mark.slow) for at in (3, 10, 30))]
-)
-def test_d1_a_real_disk_that_another_program_fills_meanwhile(
-    moment: int, exports: Exports, mount: Callable[..., Path]
-) -> None:
-    """There was room before the first byte, and there is none after so many changes."""
-    folder, export, count = (
-        mount("small", "-t", "tmpfs", "-o", "size=4m", "none"),
-        exports["force"],
-        Counter(),
-    )
-    out = export.prepare(folder)
-
-    def before(name: str) -> None:
-        if count(name) == moment:
-            fill(folder / "other")
-
-    with pytest.MonkeyPatch.context() as patch:
-        watch(patch, CHANGES, before)
-        refused(lambda: export.run(out), ExportError, out, "the disk is full", "B free", kept=[out])
-    (folder / "other").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Leftover)
         export.run(out)

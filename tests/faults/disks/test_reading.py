@@ -71,25 +71,6 @@ def test_d5_the_kth_read_fails_in_a_generation(
     assert errors == 0 if not for_ever else errors >= at - 1
 
 
-@pytest.mark.slow
-def test_d5_the_kth_read_fails_while_a_bundle_is_loaded(tiny_bundle: Path) -> None:
-    """It loads, or names what it could not read."""
-    refusals = 0
-    for at in range(MAX_CALLS):
-        failing = Failing(at, errno.EIO, for_ever=at % 2 == 1)
-        with pytest.MonkeyPatch.context() as patch:
-            watch(patch, READS, failing)
-            try:
-                load(tiny_bundle).close()
-            except BundleError as error:
-                checked_message(str(error), tiny_bundle)
-                refusals += 1
-        if not failing.failed:
-            break
-    assert refusals > 3
-    load(tiny_bundle).close()
-
-
 def test_d5_a_wrong_bit_that_is_read_once_is_read_again(
     tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

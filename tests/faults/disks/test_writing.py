@@ -101,15 +101,6 @@ def test_d2_quotas_limits_and_protection_at_every_change(exports: Exports, tmp_p
         assert os.strerror(numbers[at % 4]) in message
 
 
-def test_d2_a_folder_that_cannot_be_written(exports: Exports, tmp_path: Path) -> None:
-    """As root, only a path that is not a folder cannot be written to."""
-    (tmp_path / "file").write_text("x")
-    export = exports["new"]
-    refused(
-        lambda: export.run(tmp_path / "file" / "out"), ExportError, tmp_path / "file", seconds=60
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_d3_a_failed_sync_is_never_asked_again(

@@ -6,23 +6,19 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from changing import replaced, rewrite
 from contract import judged, refused, takes
 from faulty_disk import Failing, watch
-from manifests import REPORT, WEIGHTS_NBYTES, make_bundle
+from manifests import WEIGHTS_NBYTES, make_bundle
 from open_files import open_files
 
 from stem_edge.bundle import manifest as bundles
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import (
     MANIFEST,
-    TABLES,
     TOKENIZER,
-    FileEntry,
     Manifest,
     open_manifest,
     parse_manifest,
@@ -31,12 +27,7 @@ from stem_edge.bundle.opening import MAX_SMALL_NBYTES, open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files import hashing as hashes
-from stem_edge.graph import formats
-from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat, GgufFormat
-
-SHA = "0" * 64
-Fields = dict[str, Any]
 
 
 @pytest.fixture
@@ -95,13 +86,6 @@ def test_the_edges_of_each_field(bundle: Path, where: str, inside: object, outsi
     refused(lambda: changed(bundle, where, outside), BundleError, bundle / MANIFEST)
 
 
-def test_m13_the_sum_of_all_sizes(bundle: Path) -> None:
-    rest = open_manifest(bundle).nbytes - 2
-    name = f"files {TOKENIZER} nbytes"
-    assert changed(bundle, name, 2**63 - 1 - rest).nbytes == 2**63 - 1
-    refused(lambda: changed(bundle, name, 2**63 - rest), BundleError, str(2**63))
-
-
 def test_the_size_of_a_manifest(bundle: Path) -> None:
     whole = (bundle / MANIFEST).read_bytes()
 
@@ -134,75 +118,7 @@ def test_a_small_file_that_is_large(bundle: Path, name: str) -> None:
     takes(read, most, f"{name}: {most + 1} bytes found, expected at most {most}")
 
 
-def test_types_of_each_kind_of_matrix() -> None:
-    plain = BackboneFormat(weights="int4", head="int8", block_size=32)
-    bits = {kind: plain.bits(kind) for kind in formats.MATRIX_KINDS}
-    in_eight = (*formats.VOCABULARY_KINDS, *formats.SMALL_KINDS)
-    assert bits == dict.fromkeys(formats.MATRIX_KINDS, 4) | dict.fromkeys(in_eight, 8)
-    mixed = BackboneFormat(weights="fp32", head="fp32", block_size=32, kinds={"head": "int8"})
-    assert (mixed.type_of("head"), mixed.type_of("embedding")) == ("int8", "fp32")
-    assert mixed.quantized
-    assert not BackboneFormat(weights="fp32", head="fp32", block_size=32).quantized
-
-
-def both_engines(bundle: Path) -> Fields:
-    """Fields of a manifest with both backbones and a prefill graph."""
-    manifest = open_manifest(bundle)
-    names = [bundles.GGUF, PREFILL_DATA]
-    assert manifest.backbone is not None
-    return {
-        "backbone": msgspec.structs.replace(manifest.backbone, prefill=True),
-        "gguf": GgufFormat(weights="q8_0"),
-        "files": manifest.files | {name: FileEntry(5000, SHA) for name in names},
-        "reports": {"ggml": msgspec.structs.replace(REPORT, divergence=1.0), "onnxruntime": REPORT},
-    }
-
-
-def test_a_bundle_for_both_engines(bundle: Path) -> None:
-    plain = open_manifest(bundle)
-    both = msgspec.structs.replace(plain, **both_engines(bundle))
-    assert both.engines == ("onnxruntime", "ggml")
-    assert (both.report, plain.report) == (REPORT, REPORT)
-    assert (both.has_prefill, plain.has_prefill) == (True, False)
-    added = {bundles.GGUF, PREFILL_DATA}
-    assert set(both.required_files()) == set(plain.required_files()) | added
-    assert both.nbytes == plain.nbytes + 10000
-    only = msgspec.structs.replace(both, backbone=None, reports={"ggml": REPORT})
-    assert (only.engines, only.has_prefill) == (("ggml",), False)
-    assert BACKBONE_DATA not in only.required_files()
-    for name in sorted(added):
-        files = {n: entry for n, entry in both.files.items() if n != name}
-        with pytest.raises(ValueError, match=f"no entry for {name}"):
-            msgspec.structs.replace(both, files=files)
-
-
-@pytest.mark.parametrize("engines", [[], ["ggml"], ["onnxruntime", "ggml"]])
-def test_backbones_without_reports_and_reports_without_backbones(
-    bundle: Path, engines: list[str]
-) -> None:
-    reports = dict.fromkeys(engines, REPORT)
-    with pytest.raises(ValueError, match="reports of"):
-        msgspec.structs.replace(open_manifest(bundle), reports=reports)
-    if not engines:
-        with pytest.raises(ValueError, match="reports of"):
-            msgspec.structs.replace(open_manifest(bundle), backbone=None, reports={})
-
-
 # Folders that are no bundles
-
-
-def test_an_export_that_was_cut_off_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, working = tmp_path / "out", tmp_path / ".stem-edge-out"
-    refused(lambda: open_bundle(out), BundleError, out, "give the folder of an export")
-    working.mkdir()
-    refused(lambda: open_bundle(out), BundleError, out, "is not finished")
-    (tmp_path / ".stem-edge-out-old").mkdir()
-    refused(lambda: open_bundle(out), BundleError, out, "rename .stem-edge-out-old to out")
-    working.rmdir()
-    monkeypatch.chdir(tmp_path)
-    refused(lambda: open_bundle("out"), BundleError, "rename .stem-edge-out-old to out")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
@@ -216,20 +132,6 @@ def test_a_manifest_that_cannot_be_read(
 
 
 # Checksums
-
-
-@pytest.mark.parametrize("piece", [1000, WEIGHTS_NBYTES, WEIGHTS_NBYTES + 1, 1 << 22])
-def test_every_byte_is_hashed_in_pieces(
-    bundle: Path, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hashes, "HASH_PIECE_NBYTES", piece)
-    counted, before = list[int](), open_files()
-    results = verify(bundle, counted.append)
-    assert set(results.values()) == {"ok"}
-    assert list(results) == sorted(open_manifest(bundle).files)
-    assert sum(counted) == open_manifest(bundle).nbytes
-    assert (max(counted) == piece) == (piece <= WEIGHTS_NBYTES)
-    assert open_files() <= before
 
 
 @pytest.mark.parametrize(
@@ -258,15 +160,3 @@ def test_a_file_that_fails_or_is_cut_while_it_is_hashed(
     assert list(wrong) == [BACKBONE_DATA]
     assert wrong[BACKBONE_DATA].startswith(said)
     assert open_files() <= before
-
-
-def test_a_folder_that_cannot_be_listed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scandir = os.scandir
-
-    def refuse(path: Path) -> object:
-        if Path(path).name == "records":
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    refused(lambda: verify(bundle), BundleError, bundle / TABLES / "records", "permissions")

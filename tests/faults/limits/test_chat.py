@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contract import refused, takes
-from tokenizer_files import added, write
 
 from stem_edge.errors import BackendError, BundleError, InputError, StemEdgeError
-from stem_edge.runtime.text.chat import Chat
-from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text import chat_template
 from stem_edge.text.chat_template import ChatTemplate, read_template
 from stem_edge.text.messages import checked_messages
@@ -32,26 +28,6 @@ def test_p12_the_number_and_length_of_messages() -> None:
     refused(
         lambda: checked_messages([turn(half), turn(half + "x")]), InputError, "524,289 characters"
     )
-
-
-def test_p12_messages_of_every_role_are_rendered() -> None:
-    given = [turn(role, role) for role in ("system", "developer", "user", "assistant", "tool")]
-    assert checked_messages(tuple(given)) == given
-    for other in ("Hello", b"Hello", None, turn(), 3):
-        refused(partial(checked_messages, other), InputError, type(other).__name__)
-    # A message cannot bring a template or one of its variables, either.
-    more: list[dict[str, object]] = [{"chat_template": "x"}, {"tools": []}]
-    others: list[object] = [None, "Hello", [], {"role": "user"}, *(turn() | one for one in more)]
-    for one in others:
-        refused(partial(checked_messages, [turn(), one]), InputError, "messages[1] is not of")
-    message = refused(
-        lambda: checked_messages([turn(role="x" * 99)]), InputError, "system, develop"
-    )
-    assert "x" * 80 not in message
-    refused(lambda: checked_messages([turn(role="\x1b\n")]), InputError, "'\\x1b\\n'")
-    refused(lambda: checked_messages([turn() | {"content": 3}]), InputError, "of type int")
-    refused(lambda: checked_messages([turn() | {"role": ["user"]}]), InputError, "messages[0]")
-    refused(lambda: checked_messages([turn("\udcff")]), InputError, "content is not valid Unicode")
 
 
 @pytest.fixture
@@ -80,13 +56,6 @@ def test_the_size_of_a_config(config: Path) -> None:
 def test_a_file_that_is_not_a_config(config: Path, data: bytes) -> None:
     config.write_bytes(data)
     refused(lambda: read_template(config), BundleError, config, "not a JSON object")
-
-
-def test_a_missing_config_and_one_without_a_template(config: Path) -> None:
-    refused(lambda: read_template(config), BundleError, config, "(No such file")
-    for told in ({}, {"chat_template": None}, {"chat_template": [{"template": "x"}]}):
-        config.write_text(json.dumps(told))
-        refused(lambda: read_template(config), InputError, config, "no chat template")
 
 
 class Worker:
@@ -163,21 +132,6 @@ def test_invalid_answers(
         assert template.render([turn()]) == "again"
 
 
-def test_an_interrupt_ends_the_process(config: Path, worker: Worker) -> None:
-    worker.answers += [KeyboardInterrupt()]
-    with ChatTemplate(config) as template, pytest.raises(KeyboardInterrupt):
-        template.render([turn()])
-    assert worker.closed == 1
-
-
-def test_a_template_that_fails_at_once_leaves_no_process(config: Path, worker: Worker) -> None:
-    worker.answers[:] = [b'{"error": "odd"}\n']
-    refused(lambda: ChatTemplate(config), BundleError, "odd")
-    assert worker.closed == 1
-    worker.answers[:] = [b'{"refused": "other messages"}\n']
-    ChatTemplate(config).close()
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [(OSError(12, "No memory"), "No memory"), (TimeoutError(), "no reason given")],
@@ -190,27 +144,3 @@ def test_a_process_that_cannot_be_started(
 
     monkeypatch.setattr(chat_template, "_Worker", fails)
     refused(lambda: ChatTemplate(config), BackendError, config, said, "free some memory")
-
-
-def test_names_of_special_tokens_in_messages(tmp_path: Path, config: Path, worker: Worker) -> None:
-    worker.answers += [b'{"text": "a"}\n', b'{"text": "b"}\n']
-    tokens = [added(2, "<c>", special=True)]
-    codec = TextCodec(write(tmp_path / "tokenizer.json", added_tokens=tokens))
-    chat = Chat(config, codec)
-    chat.close()  # because it never had a process
-    said = refused(lambda: chat.prompt([turn(), turn("x<c>")]), InputError, "messages[1].content")
-    assert "'<c>'" in said
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"<c>": 1}}}
-    refused(lambda: chat.prompt([turn()], tools=[tool]), InputError, "a name in tools[0].function")
-    refused(
-        lambda: chat.prompt([turn()], template_arguments={"effort": "<c>"}),
-        InputError, "template_arguments.effort names",
-    )  # fmt: skip
-    assert not worker.asked
-    assert chat.prompt([turn()]) == "a"
-    assert chat.prompt([turn("<c>")], False, special_tokens_in_text=True) == "b"
-    prompts = [request["add_generation_prompt"] for request, _ in worker.asked]
-    assert prompts == [True, True, False]
-    chat.close()
-    chat.close()
-    assert worker.closed == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,11 @@ from contract import refused
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files import json as json_files
-from stem_edge.export.tensor_files import stored_tensor as stored
-from stem_edge.export.tensor_files.json import read_json, reason_of
+from stem_edge.export.tensor_files.json import read_json
 from stem_edge.export.tensor_files.stored_tensor import (
-    Checksum,
     SourceFile,
     StoredTensor,
     check_shape,
-    check_type,
-    joined,
     looks_like,
 )
 from stem_edge.files import disk
@@ -64,21 +58,6 @@ def test_the_size_of_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     not_json(file, b"[]", "object")
 
 
-def test_places_without_json(file: Path, tmp_path: Path) -> None:
-    refused(lambda: read_json(file, "a test", dict), CheckpointError, tmp_path, "no config.json")
-    refused(lambda: read_json(tmp_path, "a test", dict), CheckpointError, tmp_path, "regular file")
-    file.symlink_to(file)
-    refused(lambda: read_json(file, "a test", dict), CheckpointError, file, "a test")
-
-
-def test_reasons_are_short_lines() -> None:
-    assert reason_of(ValueError("a\nb.")) == "a b"
-    assert reason_of(OSError(5, "Input/output error.", "x")) == "Input/output error"
-    assert reason_of(ValueError()) == "ValueError"
-    assert reason_of(ValueError("x" * 160)) == "x" * 160
-    assert reason_of(ValueError("x" * 161)) == "x" * 160
-
-
 # Values that lie in files
 
 
@@ -118,22 +97,6 @@ def test_values_of_every_type(file: Path) -> None:
     assert huge.rows(0, 1).tolist() == [np.inf]
 
 
-def test_values_in_steps(file: Path) -> None:
-    data = np.arange(24, dtype="<f4")
-    whole = data.reshape(2, 3, 4)
-    for view in (whole, whole[:, 1:, ::2], whole.transpose(2, 0, 1), whole[1:, :, 3:]):
-        at = (view.__array_interface__["data"][0] - data.__array_interface__["data"][0]) // 4
-        strides = tuple(step // 4 for step in view.strides)
-        found = tensor(file, "F32", view.shape, data.tobytes(), at=4 * at, strides=strides)
-        assert found.rows(0, 9).tolist() == view.tolist()
-        assert found.rows(1, 9).tolist() == view[1:].tolist()
-        assert stored.extent(view.shape, strides) <= 24 - at
-    assert stored.extent((2, 0), (7, 1)) == 0
-    assert stored.extent((2, 3), (7, 1)) == 10
-    assert stored.extent((), ()) == 1
-    assert stored.plain_strides((2, 3, 4)) == (12, 4, 1)
-
-
 def test_shapes() -> None:
     most = 1 << 48
     assert check_shape("w", [most]) == (most,)
@@ -146,14 +109,6 @@ def test_shapes() -> None:
         assert len(str(caught.value)) < 100
     with pytest.raises(ValueError, match=f"has more than {most} values"):
         check_shape("w", [most, 2])
-
-
-def test_types(file: Path) -> None:
-    good = tensor(file, "F64", (1,), bytes(8))
-    assert check_type(good) is good
-    whole = tensor(file, "I64", (1,), bytes(8))
-    assert check_type(whole, stored.INTEGERS) is whole
-    refused(lambda: check_type(whole), CheckpointError, file, "w is I64", "BF16, F16, F32, F64")
 
 
 def test_paths_that_are_not_regular_files(tmp_path: Path) -> None:
@@ -182,34 +137,3 @@ def test_files_that_cannot_be_read_to_their_end(
 
     monkeypatch.setattr(disk, "pread", broken)
     refused(lambda: opened.read(7, 1), CheckpointError, file, "from byte 7", "Input/output error")
-
-
-@pytest.mark.parametrize("piece", [1, 3, 10, 11])
-def test_checksums(file: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(stored, "PIECE_NBYTES", piece)
-    data = bytes(range(20))
-    opened = source(file, data)
-    sum_of = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
-    found = StoredTensor(opened, "w", "I32", (2,), 5, checksum=sum_of)
-    assert found.named("x").part(0, 1).checksum is sum_of
-    assert found.integers().tolist() == list(struct.unpack("<2i", data[5:13]))
-    file.write_bytes(bytes(20))
-    found.integers()  # so it was compared only once
-    other = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
-    for _ in range(2):
-        refused(other.compare, CheckpointError, file, "10 bytes at byte 5", "checksum")
-
-
-def test_shards_beside_each_other(tmp_path: Path) -> None:
-    halves = []
-    for name, data in (("a", [[0.0, 1], [2, 3]]), ("b", [[4.0], [5]])):
-        values = np.array(data, "<f4")
-        halves.append(tensor(tmp_path / name, "F32", values.shape, values.tobytes()))
-    table = joined(halves, axis=1)
-    assert (table.shape, table.nbytes) == ((2, 3), 24)
-    assert table.rows(0, 2).tolist() == [[0, 1, 4], [2, 3, 5]]
-    assert joined(halves[:1], axis=1) is halves[0]
-    vector = np.array([4.0, 5], "<f4")
-    lines = joined([tensor(tmp_path / "b", "F32", (2,), vector.tobytes())] * 2, axis=0)
-    assert lines.shape == (4,)
-    assert [lines.rows(at, at + 2).tolist() for at in range(4)] == [[4, 5], [5, 4], [4, 5], [5]]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_disk import Failing, watch
 from open_files import DATA, open_files, posix
 
 from stem_edge.files import disk
@@ -61,15 +60,6 @@ def test_a_link_is_recognized_on_every_system(file: Path, monkeypatch: pytest.Mo
         disk.open_file(link)
     with pytest.raises(PermissionError):
         disk.open_file(file)
-
-
-@posix
-def test_only_a_regular_file_is_updated(file: Path) -> None:
-    os.mkfifo(other := file.with_name("other"))
-    before = open_files()
-    with pytest.raises(disk.NotRegularError, match="not a regular file"):
-        disk.update(other)
-    assert open_files() <= before
 
 
 def test_new_files_are_new_and_others_are_continued(file: Path) -> None:
@@ -131,21 +121,6 @@ def test_a_small_file_or_one_byte_more_than_the_limit(file: Path, limit: int, fo
     assert open_files() <= before
 
 
-def test_a_file_that_is_cut_while_it_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "size", lambda descriptor: 12)
-    assert disk.read_file(file, 99) == DATA
-
-
-def test_a_reader_that_fails_gives_its_file_back(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = open_files()
-    watch(monkeypatch, ["pread"], Failing(0, errno.EIO))
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        disk.read_file(file, 99)
-    assert open_files() <= before
-
-
 # Writing
 
 
@@ -171,18 +146,3 @@ def test_a_file_is_locked_for_one(file: Path) -> None:
     disk.close(other)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         lock(other)
-
-
-def test_numbers_are_written_as_bytes(tmp_path: Path) -> None:
-    descriptor = disk.create(tmp_path / "file")
-    disk.write_all(descriptor, memoryview(DATA[:8]).cast("I"))
-    disk.write_all(descriptor, memoryview(b"").cast("I"))
-    disk.close(descriptor)
-    assert (tmp_path / "file").read_bytes() == DATA[:8]
-
-
-def test_a_device_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "write", lambda descriptor, data: 0)
-    with pytest.raises(OSError, match="takes no more bytes") as caught:
-        disk.write_all(1, b"x")
-    assert caught.value.errno == errno.EIO

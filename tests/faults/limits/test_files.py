@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from contract import judged, refused
@@ -17,7 +15,7 @@ from open_files import DATA, open_files, posix
 from stem_edge.errors import BundleError
 from stem_edge.files import disk, plain_files
 from stem_edge.files.disk import write_whole
-from stem_edge.files.plain_files import PlainFolders, check_file, not_plain, read_plain, remedy_for
+from stem_edge.files.plain_files import check_file, not_plain, read_plain, remedy_for
 
 # Small files that are there whole or not at all
 
@@ -57,16 +55,6 @@ def test_a_step_that_fails_leaves_the_old_file_and_nothing_else(
         write_whole(file, b"new", durable=True)
     assert (file.read_bytes(), list(file.parent.iterdir())) == (DATA, [file])
     assert open_files() <= before
-
-
-def test_the_first_error_is_the_one_that_is_reported(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch(monkeypatch, ["rename"], Failing(0, errno.ENOSPC))
-    watch(monkeypatch, ["remove"], Failing(0, errno.EIO))
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        write_whole(file, b"new")
-    assert file.read_bytes() == DATA
 
 
 def test_the_name_beside_is_hidden_and_by_chance(
@@ -110,20 +98,6 @@ def test_what_is_there_is_said(
     assert ("cp -rL" in message) == (kind == "a link")
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (stat.S_IFSOCK, "a socket"), (stat.S_IFCHR, "a device"), (stat.S_IFBLK, "a device"),
-        (0, "something else"),
-    ],
-)  # fmt: skip
-def test_kinds_that_not_every_user_can_make(
-    kind: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Path, "lstat", lambda path: SimpleNamespace(st_mode=kind | 0o600))
-    assert f"(it is {said})" in str(not_plain(Path("x"), "folder"))
-
-
 REMEDIES = {
     errno.EMFILE: "ulimit -n", errno.ENFILE: "ulimit -n", errno.EACCES: "permissions",
     errno.EPERM: "permissions", errno.ENOMEM: "ulimit -v", errno.EIO: "storage device",
@@ -145,25 +119,6 @@ def test_each_error_of_the_system_has_its_remedy(
     refused(lambda: plain_files.check_folder(file), BundleError, file, REMEDIES[number])
 
 
-@posix
-def test_something_else_is_refused_by_what_opens_and_what_reads(tmp_path: Path) -> None:
-    (pipe := tmp_path / "pipe").parent.mkdir(exist_ok=True)
-    os.mkfifo(pipe)
-    refused(lambda: plain_files.open_plain(pipe, "x"), BundleError, pipe, "a pipe")
-    refused(lambda: read_plain(pipe, 9, "x"), BundleError, pipe, "a pipe")
-    refused(lambda: check_file(pipe, 0), BundleError, pipe, "a pipe")
-    refused(lambda: plain_files.check_folder(pipe), BundleError, pipe, "not a folder")
-
-
 @pytest.mark.parametrize(("nbytes", "valid"), [(9, False), (10, True), (11, False)])
 def test_the_size_of_a_file(file: Path, nbytes: int, valid: bool) -> None:
     judged(lambda: check_file(file, nbytes), valid, BundleError, file, f"10 bytes found, {nbytes}")
-
-
-def test_each_folder_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = list[Path]()
-    monkeypatch.setattr(plain_files, "check_folder", seen.append)
-    folders = PlainFolders(tmp_path)
-    for name in ("file", "a/file", "a/b/file", "a/b/other", "c/file"):
-        folders.check(tmp_path / name)
-    assert seen == [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "c"]

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from contract import judged, refused
-from damaged_stores import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, shard
+from damaged_stores import FORMAT, LAYOUT, RECORDS, STRIDE, shard
 from faulty_disk import Failing, watch
 from open_files import open_files
-from stores import check_shard, flip_bit, write_store
+from stores import check_shard, write_store
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.first_load import table_check
 from stem_edge.runtime.first_load.table_check import check_tables
-from stem_edge.runtime.rows.emulated_flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.tables import shards
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import open_grid
@@ -53,16 +48,6 @@ def stored(folder: Path, layout: RecordLayout, records: U8, **more: Any) -> Bund
     return bundle_of(folder, write_store(folder / TABLES, layout, records, 2, **more))
 
 
-def test_a_dense_model_has_no_tables_to_check(tmp_path: Path) -> None:
-    check_tables(bundle_of(tmp_path, None))
-
-
-def test_tables_of_another_bundle_are_not_checked(tmp_path: Path) -> None:
-    stored(tmp_path, FLOATS, good_records(FLOATS))
-    other = TableFormat(tokens=3, stored=msgspec.structs.replace(FLOATS, layers=(2, 6)))
-    refused(lambda: check_tables(bundle_of(tmp_path, other)), BundleError, tmp_path / TABLES)
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENODEV])
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_shard_that_cannot_be_read_while_it_is_opened(root: Path, number: int, at: int) -> None:
@@ -73,47 +58,6 @@ def test_a_shard_that_cannot_be_read_while_it_is_opened(root: Path, number: int,
         refused(lambda: check_shard(grid, 1), BundleError, shard(root, 1), *said)
         assert open_files() <= before
     check_shard(grid, 1)
-
-
-@pytest.mark.parametrize("entries", [1, 2, 3, 7, 8])
-def test_an_index_is_the_same_in_pieces(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten records in two shards of seven places leave four places empty."""
-    layout = msgspec.structs.replace(LAYOUT, records=10)
-    grid = shards.ShardGrid(root=Path("x"), layout=layout, records_per_shard=7)
-    monkeypatch.setattr(shards, "INDEX_PIECE_ENTRIES", entries)
-    for number, count in ((0, 7), (1, 3)):
-        pairs = [(place * STRIDE, STRIDE) for place in range(count)]
-        pairs += [(NOWHERE, NOWHERE)] * (7 - count)
-        assert grid.index_bytes(number) == index_of(*pairs)
-        assert grid.shard_nbytes(number) == count * STRIDE + 7 * 16 + 4
-
-
-def test_an_interrupt_while_a_shard_is_opened_gives_it_back(root: Path) -> None:
-    grid = open_grid(root / "records", LAYOUT)
-
-    def interrupt(name: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        watch(patch, ["pread"], interrupt)
-        before = open_files()
-        with pytest.raises(KeyboardInterrupt):
-            grid.open_shard(0)
-        assert open_files() <= before
-
-
-@pytest.mark.parametrize("piece", [1, 2 * STRIDE_OF_FLOATS, 1 << 30])
-def test_records_are_checked_in_pieces(
-    tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle, counted, stride = (
-        stored(tmp_path, FLOATS, good_records(FLOATS)),
-        list[int](),
-        STRIDE_OF_FLOATS,
-    )
-    monkeypatch.setattr(table_check, "PIECE_NBYTES", piece)
-    check_tables(bundle, counted.append)
-    assert counted == ([stride] * 3 if piece == 1 else [2 * stride, stride])
 
 
 @pytest.mark.parametrize(
@@ -160,19 +104,6 @@ def test_the_largest_value(
     judged(lambda: check_tables(bundle), valid, BundleError, *said, at)
 
 
-@pytest.mark.parametrize("record", range(3))
-@pytest.mark.parametrize("piece", [1, 1 << 30])
-def test_a_damaged_record_in_any_piece(
-    tmp_path: Path, record: int, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle, stride = stored(tmp_path, FLOATS, good_records(FLOATS)), STRIDE_OF_FLOATS
-    path, at = tmp_path / TABLES / "records" / "c" / str(record // 2) / "0", record % 2 * stride
-    flip_bit(path, at + stride - 5)
-    monkeypatch.setattr(table_check, "PIECE_NBYTES", piece)
-    said = [f"record {record} (token {record}) at byte {at}: its crc32c is"]
-    refused(lambda: check_tables(bundle), BundleError, path, *said)
-
-
 @pytest.mark.parametrize(("row_type", "half"), [("int8", 128), ("int4", 8)])
 def test_the_largest_scale(tmp_path: Path, row_type: Any, half: int) -> None:
     """The scale times the largest code must be finite, too."""
@@ -185,39 +116,6 @@ def test_the_largest_scale(tmp_path: Path, row_type: Any, half: int) -> None:
         bundle = stored(tmp_path / str(number), layout, records)
         said = "record 1 (token 1)", "scale 1 of layer 1"
         judged(partial(check_tables, bundle), number < 3, BundleError, *said)
-
-
-@pytest.mark.parametrize(("index", "user"), [([0, 2, 1, 2], "token 1"), ([0, 1, 1, 0], "of no")])
-def test_who_uses_a_record(tmp_path: Path, index: list[int], user: str) -> None:
-    records = good_records(FLOATS)
-    FLOATS.row_codes(records, 0)[2, 0] = np.nan
-    bundle = stored(tmp_path, FLOATS, records, index=index)
-    refused(lambda: check_tables(bundle), BundleError, f"record 2 ({user}")
-
-
-def test_emulated_flash_is_waited_for(root: Path) -> None:
-    """Each of five reads takes 100 ms, one after the other."""
-    flash = EmulatedFlash(FlashProfile(1e12, 0.1, 1))
-    with open_store(root, FORMAT, flash=flash) as store:
-        started = time.perf_counter()
-        assert np.array_equal(store.read(np.arange(5)), RECORDS)
-        assert time.perf_counter() - started >= 0.5
-
-
-def test_advice_is_given_for_each_record_as_it_lies(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advised = list[tuple[int, int, int]]()
-    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda file, *advice: advised.append(advice), raising=False
-    )
-    with open_store(root, FORMAT) as store:
-        store.read(np.array([1]))  # because a single one is read at once
-        assert advised == []
-        store.read(np.array([1, 2]))
-        assert advised == [(STRIDE, STRIDE, 3), (0, STRIDE, 3)]
 
 
 def test_what_was_read_wrongly_is_forgotten_before_it_is_read_again(

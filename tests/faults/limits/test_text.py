@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +14,6 @@ from stem_edge.errors import BundleError, InputError
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.runtime.text import codec as text
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.text import tokenizer_gate
 from stem_edge.text.tokenizer_gate import AddedToken, check_tokenizer
 
@@ -75,14 +73,6 @@ def test_the_ids_of_tokens(path: Path, size: int | None, most: int) -> None:
     takes(with_id, most, f"the token 'b' has the id {most + 1}, expected 0 to {most}")
 
 
-def test_ids_are_numbers_from_zero(path: Path) -> None:
-    for number in (-1, 1.5, True, "1", None):
-        write(path, WORDS | {"vocab": {"a": number}})
-        refused(lambda: check_tokenizer(path), BundleError, "not a tokenizer.json")
-        write(path, added_tokens=[added(number, "c")])  # type: ignore[arg-type]
-        refused(lambda: check_tokenizer(path), BundleError, "not a tokenizer.json")
-
-
 def test_what_is_left_out_of_a_file_has_the_librarys_defaults(path: Path) -> None:
     told = json.loads(check_tokenizer(write(path, added_tokens=[added(2, "c")])).json)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
@@ -96,38 +86,6 @@ def test_what_is_left_out_of_a_file_has_the_librarys_defaults(path: Path) -> Non
         "content",
         "normalized",
     }
-
-
-def test_fields_that_nobody_knows_and_other_versions(path: Path) -> None:
-    for parts in ({"other": 1}, {"added_tokens": [{**added(2, "c"), "other": 1}]}):
-        write(path, **parts)
-        refused(lambda: check_tokenizer(path), BundleError, "unknown field `other`")
-    refused(lambda: check_tokenizer(write(path, version="1.1")), BundleError, "'1.1'")
-    path.write_text(json.dumps({"model": WORDS}))
-    assert json.loads(check_tokenizer(path).json)["version"] == "1.0"
-    write(path, {"type": "WordLevel"})
-    refused(lambda: check_tokenizer(path), BundleError, "Expected `object`, got `null`")
-
-
-def test_long_reasons_are_cut(path: Path) -> None:
-    write(path, added_tokens=[added(2, "x" * 4096), added(3, "x" * 4096)])
-    message = refused(lambda: check_tokenizer(path), BundleError, "the token 'xxx")
-    assert f"(the token '{'x' * (500 - len('the token ') - 1)}); export" in message
-
-
-def test_special_tokens_and_growth_are_reported(path: Path) -> None:
-    tokens = [added(2, "<c>", special=True), added(3, "<d>"), added(4, "<e>", special=True)]
-    pattern = {"String": "a"}
-    step = {"type": "Replace", "pattern": pattern, "content": "aaa"}
-    found = check_tokenizer(write(path, added_tokens=tokens, normalizer=step))
-    assert (found.special_tokens, found.growth) == (("<c>", "<e>"), 3)
-
-
-def test_ids_of_a_list_are_places(path: Path) -> None:
-    write(
-        path, {"type": "Unigram", "vocab": [["a", 0.0], ["b", 0.0]]}, added_tokens=[added(1, "c")]
-    )
-    refused(lambda: check_tokenizer(path), BundleError, "'b' and 'c' both have id 1")
 
 
 # Text
@@ -158,17 +116,6 @@ def test_the_bytes_that_a_context_holds(path: Path) -> None:
     refused(lambda: TextCodec(path).encode_prompt("a" * 201, 2, 9), InputError, "at most 200")
 
 
-def test_special_tokens_of_a_codec(path: Path) -> None:
-    codec = growing(path, 1)
-    assert codec.special_tokens == ("<c>",)
-    assert codec._checked.json == b""  # because it is as large as the file
-    assert codec.encode("<c>") == [2]
-    assert codec.encode("<c>", special_tokens_in_text=False) == [0]
-    assert codec.encode_prompt("<c>", 4, 4) == [0]
-    assert codec.decode([0, 2]) == "a"
-    assert codec.decode([0, 2], skip_special_tokens=False) == "a <c>"
-
-
 class Fails:
     """A tokenizer whose methods raise an error."""
 
@@ -179,23 +126,6 @@ class Fails:
         raise self._error
 
     decode = encode
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_what_is_not_the_fault_of_a_file_passes(
-    error: type[BaseException], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise error
-
-    codec = TextCodec(write(path))
-    monkeypatch.setattr(codec, "_tokenizer", Fails(error()))
-    for call in (lambda: codec.encode("a"), lambda: codec.decode([0])):
-        with pytest.raises(error):
-            call()
-    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
-    with pytest.raises(error):
-        TextCodec(path)
 
 
 class Panic(BaseException):
@@ -216,26 +146,3 @@ def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
     refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json (at line\\x1b 3")
-
-
-class Letters(TextCodec):
-    """A tokenizer in which each id is a letter, independent of the text before it."""
-
-    def __init__(self) -> None:
-        pass
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
-        return "".join(chr(number) for number in token_ids)
-
-    def is_silent(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
-        return False
-
-
-def test_the_ids_that_a_stream_keeps() -> None:
-    stream = TokenStream(Letters(), ["xyz"])
-    for letter in "aaaaxy":
-        stream.push(ord(letter))
-        assert len(stream._ids) <= 2
-    assert stream.finish() == "xy"
-    assert not stream.stopped
-    assert stream.finish() == ""

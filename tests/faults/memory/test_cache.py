@@ -75,28 +75,6 @@ def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
     assert {0, 7} <= resident(cache)
 
 
-def share_of_hits(cache: RowCache, low: int, high: int) -> float:
-    """Share of hits of four hundred random records in a range."""
-    before, rng = cache.hits, np.random.default_rng(0)
-    for _ in range(50):
-        fetch(cache, rng.integers(low, high, 8))
-    return (cache.hits - before) / 400
-
-
-def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
-    cache, rng = RowCache(ArraySlots(LAYOUT, 64)), np.random.default_rng(0)
-    for _ in range(200):
-        fetch(cache, rng.integers(0, 32, 8))
-    for start in range(0, V, 8):  # every record once
-        fetch(cache, np.arange(start, start + 8))
-    assert share_of_hits(cache, 0, 32) > 0.8  # what an LRU cache of this size would have lost
-    # Records that were hot long ago must make room for those that are hot now.
-    for _ in range(2000):
-        fetch(cache, rng.integers(500, 548, 8))
-    assert share_of_hits(cache, 500, 548) > 0.9
-    assert cache._count.max() < 8 * 2 * cache.slots
-
-
 def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:
     """The plan includes the full KV cache; longer contexts are refused with both numbers."""
     with load_fixed(tiny, engine=engine, context_length=100, threads=1) as model:

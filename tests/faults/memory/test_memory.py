@@ -8,7 +8,6 @@ import mmap
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract import checked_message, fingerprint, refused
+from contract import checked_message, refused
 from installed import DEMO
 from loading import load_fixed
 from stores import rows_of
@@ -339,34 +338,6 @@ def test_r6_after_a_kill_for_memory_the_next_start_is_healthy(
     assert done.returncode == -signal.SIGKILL
     assert "alive" not in done.stdout
     check_healthy(own_cache_folder)
-
-
-KILLED = """
-import sys, stem_edge
-while True:  # closing writes counts into the cache folder
-    with stem_edge.load(sys.argv[1], threads=1) as model:
-        for chunk in model.generate("The capital of Peru is", max_new_tokens=10):
-            print(flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL on Windows")
-@pytest.mark.parametrize("after", [1, 8, 40])
-def test_r6_a_kill_at_any_moment_leaves_bundle_and_cache_folder_whole(
-    after: int, own_cache_folder: Path
-) -> None:
-    before = fingerprint(DEMO)
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(DEMO)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    for _ in range(after):
-        assert child.stdout.readline()
-    child.kill()
-    child.communicate()
-    check_healthy(own_cache_folder)
-    assert fingerprint(DEMO) == before
 
 
 def check_healthy(cache: Path) -> None:

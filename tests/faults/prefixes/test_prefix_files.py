@@ -22,8 +22,6 @@ from prefix_files import IDS, filled, found, prompt
 import stem_edge
 from stem_edge.runtime.prefixes.file import (
     MOST_HEADER_NBYTES,
-    MOST_IDS,
-    MOST_MESSAGES_NBYTES,
     PIECE_NBYTES,
     PrefixFile,
     Saved,
@@ -125,24 +123,6 @@ def test_messages_that_are_no_json(messages: str, path: Path) -> None:
     write_prefix(path, Saved("this", [], [], messages), [])
     with PrefixFile(path) as file, pytest.raises(UnusableError, match="JSON"):
         file.check()
-
-
-def test_messages_that_are_no_text(path: Path) -> None:
-    write_prefix(path, Saved("this", [], [], "text"), [])
-    path.write_bytes(path.read_bytes().replace(b"text", b"\xff\xff\xff\xff"))
-    with pytest.raises(UnusableError):
-        PrefixFile(path)
-
-
-@pytest.mark.parametrize(
-    "saved",
-    [Saved("", [], [], "x" * (MOST_MESSAGES_NBYTES + 1)), Saved("", [0] * (MOST_IDS + 1), [])],
-    ids=["messages", "ids"],
-)
-def test_what_could_not_be_read_is_not_written(saved: Saved, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="at most"):
-        write_prefix(tmp_path / "f", saved, [])
-    assert not list(tmp_path.iterdir())
 
 
 def test_one_layer_at_a_time_is_in_memory(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.rows import prefetch as background
 from stem_edge.runtime.rows.records import Flags
 
 pytestmark = pytest.mark.usefixtures("watchdog")
@@ -142,44 +141,6 @@ def test_k3_what_every_read_raises_comes_to_the_caller_and_harms_nothing(
     assert tokens(model, [5, 6, 7]) == expected
 
 
-def test_k3_without_threads_rows_are_read_when_they_are_needed(
-    tiny_bundle: Path, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, refused = tokens(model, [5, 6, 7]), list[str]()
-    real = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if thread.name.startswith("stem-edge"):
-            refused.append(thread.name)
-            raise RuntimeError("can't start new thread")
-        real(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with load_fixed(tiny_bundle, slots=16, threads=1) as other:
-        assert tokens(other, [5, 6, 7]) == expected
-        monkeypatch.undo()
-        assert tokens(other, [5, 6, 7]) == expected  # so a thread was started again
-    assert {name.rpartition("_")[0] for name in refused} == {"stem-edge-prefetch", "stem-edge-warm"}
-
-
-def test_k3_a_thread_that_died_is_noticed_and_replaced(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread can die like this when memory is too short even for an error."""
-    expected = tokens(model, [5, 6, 7])
-    tokens(model, list(range(100, 116)))
-    monkeypatch.setattr(background, "POLL_SECONDS", 0.05)
-    with monkeypatch.context() as patch:
-        patch.setattr("concurrent.futures.thread._WorkItem.run", _die)
-        assert tokens(model, [5, 6, 7], 4) == expected[:4]
-    assert tokens(model, [5, 6, 7]) == expected
-    check_rows(model)
-
-
-def _die(*_: object) -> None:
-    raise MemoryError
-
-
 def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
     """All ways into the model say so, too; closing twice is allowed."""
     model = load()
@@ -204,15 +165,6 @@ def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
         with pytest.raises(InputError, match="this model is closed; load it again"):
             way()
     assert list(stream) == []
-
-
-def test_k4_a_block_that_raises_closes(tiny_bundle: Path) -> None:
-    with pytest.raises(ZeroDivisionError), load_fixed(tiny_bundle) as model:
-        stream = model.generate([1, 2])
-        next(stream)
-        1 / 0  # noqa: B018
-    with pytest.raises(InputError, match="closed"):
-        next(stream)
 
 
 def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from damaged_stores import FORMAT, LAYOUT, RECORDS, STRIDE, shard
 from faulty_disk import shorten
 from loading import load_fixed
 from stores import write_store
-from threads import run_script
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
@@ -120,41 +117,6 @@ def test_z15_short_reads(root: Path, monkeypatch: pytest.MonkeyPatch, most: int)
         assert np.array_equal(tables.records(EVERY), RECORDS)
 
 
-MANY_SHARDS = """
-import resource, sys
-from pathlib import Path
-import numpy as np
-from stem_edge.errors import BundleError
-from stem_edge.runtime.rows.store import open_store
-from stem_edge.tables.store import open_table_store
-
-root = Path(sys.argv[1])
-format = open_table_store(root).format
-before = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
-try:
-    open_store(root, format).close()
-except BundleError as error:
-    print(error)
-# What was opened before the limit was met was given back.
-files = [open(sys.executable, "rb") for _ in range(40)]
-resource.setrlimit(resource.RLIMIT_NOFILE, before)
-with open_store(root, format) as store:
-    assert len(store.read(np.arange(200))) == 200
-print("whole")
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no RLIMIT_NOFILE")
-def test_z16_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
-    many = RecordLayout(records=200, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
-    write_store(tmp_path / "t", many, np.zeros((200, 20), np.uint8), records_per_shard=1)
-    done = run_script(MANY_SHARDS, tmp_path / "t")
-    message, whole = done.stdout.splitlines() or [done.stderr, ""]
-    assert str(tmp_path / "t") in message and "Too many open files" in message, done.stderr
-    assert "ulimit -n" in message and whole == "whole"
-
-
 def test_z16_a_hundred_thousand_shards(tmp_path: Path) -> None:
     """Such a store must have as many files, which are looked for before any is opened."""
     many = RecordLayout(
@@ -211,16 +173,6 @@ def test_z17_ids_that_tables_do_not_have(tiny_bundle: Path, token: Any, said: st
             refused(lambda: tables[token, 1], InputError, said)
         refused(lambda: tables[[token], 1], InputError, said)
         refused(lambda: tables[[5, token], 1], InputError)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_z17_ids_of_numpys_types(tiny_bundle: Path, kind: type[np.integer[Any]]) -> None:
-    with open_tables(tiny_bundle) as tables:
-        assert np.array_equal(tables[np.array([1, 2], kind), 1], tables[[1, 2], 1])
-        for limit in (np.iinfo(kind).min, np.iinfo(kind).max):
-            if not 0 <= limit < 300:
-                outside = np.array([limit], kind)
-                refused(partial(tables.__getitem__, (outside, 1)), InputError, "0..299")
 
 
 @pytest.mark.parametrize("tables", EXPORT_ROWS)

@@ -176,13 +176,6 @@ def test_z8_a_description_that_would_exhaust_a_parser(
         refused(lambda: reader(root), BundleError, root, "nested deeper")
 
 
-@READERS
-def test_z8_a_field_that_is_there_twice(root: Path, reader: Callable[[Path], None]) -> None:
-    path = root / "records" / "zarr.json"
-    path.write_text(path.read_text("utf-8").replace("{", '{"shape": [2, 2],', 1))
-    refused(lambda: reader(root), BundleError, path, "'shape' appears more than once")
-
-
 def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> None:
     """Reading a pickle filter would run code."""
     marker = tmp_path / "ran"

@@ -25,11 +25,6 @@ from stem_edge.runtime.sampling import Sampler
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.shown import shown
 
-NOT_APPLICABLE: dict[str, str] = {
-    "P6": "a call generates one text; there is neither n nor best_of",
-    "P7": "there is no logit_bias; the options are the fields of SamplingParams",
-    "P13": "there are no grammars, regular expressions or schemas that a caller could give",
-}
 INF, NAN = float("inf"), float("nan")
 HUGE = 10**400
 PROMPT = "The capital of France is"
@@ -79,12 +74,6 @@ def test_p2_a_prompt_that_cannot_fit_is_refused_untokenized(
             "this model takes no longer",
         )
         refused(lambda: model.generate(prompt), InputError, *told)
-
-
-def test_p2_then_tokens_are_counted(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(lambda: model.generate("a " * 500), InputError, "tokens, the context holds 256")
-    refused(lambda: model.generate([1] * 257), InputError, "257 tokens, the context holds 256")
-    command_refused(capsys, ["generate", DEMO, "-p", "a" * 100_000], "100,000 bytes", "16,384")
 
 
 def test_p2_a_prompt_from_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,23 +148,11 @@ OPTIONS: dict[str, tuple[list[object], str]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_p5_ranges_are_named(name: str) -> None:
+def test_p5_p7_ranges_are_named(name: str) -> None:
     values, allowed = OPTIONS[name]
     for value in values:
         given: dict[str, Any] = {name: value}
         refused(partial(SamplingParams, **given), InputError, f"{name} is", allowed)
-
-
-def test_p5_more_than_there_are_tokens(model: Model) -> None:
-    options: dict[str, Any] = {"top_k": 10**9, "temperature": 1.0, "seed": 1, "logprobs": 1024}
-    (chunk, *_) = list(model.generate(PROMPT, max_new_tokens=1, **options))
-    assert chunk.logprobs is not None
-    assert len(chunk.logprobs[0].top) == 1024
-
-
-def test_p8_as_many_as_allowed(model: Model) -> None:
-    stops = [f"{number} " + "x" * 1000 for number in range(63)] + ["Paris"]
-    assert model.generate_text(PROMPT, max_new_tokens=4, stop=stops) == " "
 
 
 def test_p9_values_are_shown_in_short() -> None:
@@ -250,7 +227,7 @@ def test_p14_every_token_masked_or_nan(logits: list[float], temperature: float) 
     )
 
 
-@pytest.mark.parametrize("name", ["n", "best_of", "mirostat", "n_discard", "chat_template"])
+@pytest.mark.parametrize("name", ["best_of", "mirostat", "n_discard", "chat_template"])
 def test_p15_options_that_there_are_not_are_never_passed_on(model: Model, name: str) -> None:
     unknown: Any = {name: -1}
     with pytest.raises(TypeError, match=name):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import psutil
@@ -53,14 +51,6 @@ def test_t10_a_template_renders_in_a_process_that_stays_and_ends(tmp_path: Path)
     with ChatTemplate(write(tmp_path, TURNS)) as template:
         template.close()
         assert template.render(HELLO, False) == text  # a closed one can start again
-
-
-def test_t10_a_forgotten_template_leaves_no_process(tmp_path: Path) -> None:
-    template: ChatTemplate | None = ChatTemplate(write(tmp_path, TURNS))
-    assert len(children()) == 1
-    del template
-    gc.collect()
-    assert not children()
 
 
 @pytest.mark.slow
@@ -123,27 +113,6 @@ def test_t11_a_process_that_does_not_read_is_ended(tmp_path: Path) -> None:
         assert template.render(HELLO).startswith("<s>")
 
 
-def test_t11_threads_take_turns(tmp_path: Path) -> None:
-    found: list[str] = []
-    with ChatTemplate(write(tmp_path, "{{ messages[0].content }}"), 30.0) as template:
-
-        def ask(number: int) -> None:
-            message = {"role": "user", "content": str(number)}
-            found.extend(template.render([message]) for _ in range(5))
-
-        threads = [threading.Thread(target=ask, args=[number]) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(found) == sorted(str(number) for number in range(4) for _ in range(5))
-
-
-def test_t12_up_to_the_bound_there_is_output(tmp_path: Path) -> None:
-    with ChatTemplate(write(tmp_path, "{{ 'é' * 2**20 }}"), 30.0) as template:
-        assert template.render(HELLO) == "é" * 2**20
-
-
 @pytest.mark.parametrize(
     ("template", "named"),
     [
@@ -173,12 +142,3 @@ def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:
     text = "{{ 7 * 7 }}{% for %}"
     with ChatTemplate(write(tmp_path, "{{ messages[0].content }}")) as template:
         assert template.render([{"role": "user", "content": text}]) == text
-
-
-def test_t15_what_the_template_refuses_is_an_error_of_the_messages(tmp_path: Path) -> None:
-    """It may also refuse the single user message that is tried first."""
-    refusal = "{{ raise_exception('one\nonly\x1b[31m') }}"
-    source = f"{{% if messages[0].role != 'system' %}}{refusal}{{% endif %}}ok"
-    with ChatTemplate(write(tmp_path, source)) as template:
-        refused(lambda: template.render(HELLO), InputError, "refuses these messages: one only")
-        assert template.render([{"role": "system", "content": ""}]) == "ok"

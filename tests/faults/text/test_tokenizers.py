@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from installed import DEMO
 from text_codecs import probe_texts
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from tokenizers import processors as posts
 
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.text.codec import TextCodec
@@ -167,14 +164,6 @@ def test_t7_tokens_that_are_named_twice(path: Path) -> None:
         refused(lambda: TextCodec(path), BundleError, path)
 
 
-def test_t7_ids_beyond_the_model_and_gaps(path: Path) -> None:
-    """A model may have more rows than its tokenizer has tokens: gaps are fine."""
-    shutil.copy(DEMO / "tokenizer.json", path)
-    refused(lambda: TextCodec(path, SIZE - 1), BundleError, path, "1755", "0 to 1754")
-    codec = TextCodec(write(path, model={"vocab": {"a": 3, "b": 900}, "merges": []}), SIZE)
-    assert codec.encode("ab", add_special_tokens=False) == [3, 900]
-
-
 @pytest.mark.parametrize(
     ("merges", "named"),
     [
@@ -213,60 +202,6 @@ def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
     write(file, model={"vocab": vocab})
     assert TextCodec(file, SIZE).encode("a") != CODEC.encode("a")
     command_refused(capsys, ["verify", bundle], "tokenizer.json", kept=[bundle])
-
-
-def byte_alphabet() -> dict[str, int]:
-    return {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-
-
-def sentencepiece() -> Tokenizer:
-    made = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0)], 0, False))
-    made.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return made
-
-
-def byte_level() -> Tokenizer:
-    made = Tokenizer(models.BPE(byte_alphabet(), []))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()]
-    )
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken("<s>", normalized=False), "</s>"])
-    made.post_processor = posts.Sequence(
-        [
-            posts.ByteLevel(),
-            posts.TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 256)]),
-        ]
-    )
-    return made
-
-
-def wordpiece() -> Tokenizer:
-    made = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
-    made.normalizer, made.decoder = normalizers.BertNormalizer(), decoders.WordPiece()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = posts.BertProcessing(("a", 1), ("[UNK]", 0))
-    return made
-
-
-@pytest.mark.parametrize("make", [sentencepiece, byte_level, wordpiece])
-def test_t5_good_tokenizers_pass_as_they_are(path: Path, make: Callable[[], Tokenizer]) -> None:
-    tokenizer = make()
-    tokenizer.save(str(path))
-    codec = TextCodec(path, 300)
-    for text in ("ab  a b", "", *probe_texts()):
-        assert codec.encode(text) == tokenizer.encode(text).ids
-    assert json.loads(read_tokenizer(path)) == json.loads(tokenizer.to_str())
 
 
 @given(st.text())
