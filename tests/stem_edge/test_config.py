@@ -82,15 +82,6 @@ def test_contradictions(changes: dict[str, object], said: str) -> None:
         config(**changes)
 
 
-def test_special_tokens_may_be_the_first_and_the_last() -> None:
-    assert config(bos_id=0, eos_ids=(0, 9)).eos_ids == (0, 9)
-
-
-@pytest.mark.parametrize("stem_layers", [(), (0,), (0, 1)])
-def test_any_ascending_choice_of_layers(stem_layers: tuple[int, ...]) -> None:
-    assert config(stem_layers=stem_layers).stem_layers == stem_layers
-
-
 def test_shapes_of_a_small_model() -> None:
     shapes = config().backbone_shapes()
     layer = {
@@ -113,11 +104,6 @@ def test_shapes_of_a_small_model() -> None:
     }
 
 
-def test_a_tied_model_has_no_head() -> None:
-    untied, tied = config().backbone_shapes(), config(tied_head=True).backbone_shapes()
-    assert untied.keys() - tied.keys() == {"head"}
-
-
 # One layer: norms 4+4, wq and wo 16 each, wk and wv 8 each, gate and down 24 each = 104;
 # both layers, one `up` of 24, the last norm 4, the embedding 40: 276. A head is 40 more.
 @pytest.mark.parametrize(
@@ -129,12 +115,6 @@ def test_parameter_counts(tied: bool, backbone: int, active: int) -> None:
     assert model.backbone_parameters == backbone
     assert model.table_parameters == 10 * 6
     assert model.active_parameters == active
-
-
-def test_a_table_more_is_an_up_projection_less() -> None:
-    model = config(stem_layers=(0, 1))
-    assert model.backbone_parameters == 316 - 24
-    assert model.table_parameters == 2 * 10 * 6
 
 
 def test_rows_that_are_mixed_lie_side_by_side_and_each_layer_has_a_router() -> None:
@@ -166,9 +146,3 @@ def test_a_model_of_several_streams_has_coefficients_in_layers_and_matrices_arou
     expected |= dict.fromkeys(around, (4, 4))
     found = more.backbone_shapes()
     assert {name: found[name] for name in found.keys() - one.keys()} == expected
-
-
-def test_a_share_of_gates_is_a_number_of_deviations() -> None:
-    kinds = (LayerKind(layers=(1,), sparsity=0.95),)
-    found = config(layer_kinds=kinds)
-    assert (found.layer(0).sparsity, round(found.layer(1).cutoff, 4)) == (0.0, 1.6449)

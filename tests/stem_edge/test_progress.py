@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from types import SimpleNamespace
 
@@ -35,13 +34,6 @@ def test_bytes_are_shown_as_layers(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_nothing_is_shown_where_nobody_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(100, "exporting", False) as bar:
-        bar.advance(50)
-        bar.begin("writing weights", 3000, layers=30)
-    assert capsys.readouterr().err == ""
-
-
 def test_without_a_terminal_long_parts_are_told_in_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,21 +62,3 @@ def test_without_a_terminal_long_parts_are_told_in_lines(
         bar.begin("choosing types", 30, layers=30)
         bar.advance(30)
         assert after(9) == "choosing types: layer 30 of 30\n"
-
-
-def test_a_process_that_stood_still_tells_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, looked = 0.0, threading.Semaphore(0)
-
-    def monotonic() -> float:
-        looked.release()
-        return now
-
-    monkeypatch.setattr(progress, "LINE_AFTER", 0.01)
-    monkeypatch.setattr(time, "monotonic", monotonic)
-    with Progress(0, "exporting", None):
-        now = 1000 * progress.LINE_EVERY
-        for _ in range(10):
-            assert looked.acquire(timeout=60)
-    assert capsys.readouterr().err == "stem-edge: exporting\n"

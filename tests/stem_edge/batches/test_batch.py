@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import thinking
 from hub_server import HubServer
 from installed import DEMO
 from open_files import posix
@@ -68,13 +67,6 @@ def test_rows(model: Model, written: Written) -> None:
     assert "Madrid" not in found["none"]["text"]
     assert found["form"]["text"] in (" Paris", " Rome")
     assert len(found) == 6
-
-
-def test_thoughts_are_beside_the_text(written: Written, tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "The capital of France is"}]
-    with thinking(tmp_path) as bundle, stem_edge.load(bundle) as model:
-        (found,) = run(model, written({"messages": messages}), max_new_tokens=11).values()
-    assert [found["text"], found["reasoning_content"]] == ["in Europe.", "Paris. It is a"]
 
 
 WRONG = [
@@ -249,13 +241,6 @@ def test_a_name_on_a_hub_means_one_commit(hub: HubServer, written: Written) -> N
     rows = written({"prompt": SPAIN, "id": "a"})
     assert run("hf:acme/model", rows, progress=False, max_new_tokens=1)["a"]["text"]
     assert hub.requests.count("GET /api/models/acme/model") == 1
-
-
-def test_a_closed_model_runs_no_row(written: Written) -> None:
-    with stem_edge.load(DEMO) as model:
-        pass
-    with pytest.raises(InputError, match="this model is closed"):
-        run(model, written({"prompt": "a"}))
 
 
 def test_http_and_clusters_are_not_imported() -> None:

@@ -61,31 +61,6 @@ def test_the_second_does_not_wait() -> None:
     assert reached == [1]
 
 
-def test_an_error_meanwhile_is_its_context() -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts_held():
-        ctrl_c_in_a_callback()
-        raise ValueError
-    assert isinstance(caught.value.__context__, ValueError)
-
-
-def test_nothing_is_raised_without_it() -> None:
-    with interrupts_held():
-        pass
-    with pytest.raises(ValueError, match="own"), interrupts_held():
-        raise ValueError("own")
-
-
-def test_other_handlers_stay() -> None:
-    came, usual = list[int](), signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        with interrupts_held():
-            ctrl_c()
-            assert came == [signal.SIGINT]
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
 def test_other_threads_change_nothing() -> None:
     seen = list[Any]()
 

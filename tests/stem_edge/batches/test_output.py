@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -20,7 +18,6 @@ from stem_edge.batches.output import ResultFile
 from stem_edge.batches.rows import Result, parse_result
 from stem_edge.errors import InputError
 from stem_edge.files import disk
-from stem_edge.files.lock import lock
 
 LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}}\n']
 
@@ -87,25 +84,6 @@ def _open_here() -> Iterator[Path]:
     for each in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
         with suppress(OSError):  # of the one that lists them
             yield each.readlink()
-
-
-def test_on_windows_no_byte_of_a_result_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, error = SimpleNamespace(LockFile=Mock(return_value=1)), Mock(return_value=33)
-    msvcrt = SimpleNamespace(get_osfhandle=lambda descriptor: descriptor + 100)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "msvcrt", msvcrt)
-        patch.setattr(ctypes, "WinDLL", lambda *_, **__: kernel, raising=False)
-        patch.setattr(ctypes, "get_last_error", error, raising=False)
-        patch.setattr(ctypes, "WinError", lambda number: OSError(number, ""), raising=False)
-        patch.setattr(sys, "platform", "win32")
-        assert lock(5)
-        handle, low, high, *length = kernel.LockFile.call_args.args
-        assert (handle, length) == (105, [1, 0]) and low + (high << 32) > 1 << 50
-        kernel.LockFile.return_value = 0
-        assert not lock(5)
-        error.return_value = 1  # ERROR_INVALID_FUNCTION
-        with pytest.raises(OSError, match="1"):
-            lock(5)
 
 
 def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:

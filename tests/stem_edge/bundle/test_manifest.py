@@ -115,11 +115,6 @@ def test_exact_bytes_of_a_manifest() -> None:
     assert encode_manifest(make_manifest(backwards)).decode() == text
 
 
-def test_a_manifest_comes_back(bundle: Path) -> None:
-    data = (bundle / MANIFEST).read_bytes()
-    assert encode_manifest(open_bundle(bundle).manifest) == data
-
-
 def test_a_backbone_of_ggml_that_only_onnxruntime_can_run(bundle: Path) -> None:
     manifest = open_bundle(bundle).manifest
     (bundle / GGUF).write_bytes(bytes(100_000))
@@ -226,16 +221,6 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
         msgspec.structs.replace(manifest, **changes)
 
 
-def test_a_dense_model_has_no_index() -> None:
-    manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
-    dense = msgspec.structs.replace(
-        manifest, model=config(dim=16, d_ff=16, stem_layers=()), stored=None
-    )
-    assert dense.table_format is None
-    with pytest.raises(ValueError, match="rare tables or index"):
-        msgspec.structs.replace(dense, indexed=True)
-
-
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
@@ -287,8 +272,3 @@ def test_folders_that_are_not_bundles(tmp_path: Path, name: str, said: str) -> N
 @pytest.mark.parametrize("name", ["acme/nosuch", "HF:acme/nosuch"])
 def test_a_name_on_a_hub_is_proposed(name: str) -> None:
     assert refusal(Path(name)).endswith("give the folder of an export, or hf:acme/nosuch")
-
-
-def test_opening_does_not_hash(bundle: Path) -> None:
-    (bundle / BACKBONE_GRAPH).write_bytes(b"BACKBONE")
-    open_bundle(bundle)

@@ -84,12 +84,6 @@ def test_byte_ranges(
     assert read(store, SHARD, byte_range) == (root / SHARD).read_bytes()[expected]
 
 
-def test_a_range_of_an_unknown_kind(store: MmapStore) -> None:
-    unknown: Any = (0, 4)
-    with pytest.raises(TypeError, match="unknown byte range"):
-        read(store, SHARD, unknown)
-
-
 @pytest.mark.parametrize("key", ["none", "records/c/9/0", "records", "zarr.json/below", ""])
 def test_a_key_without_a_file_is_none(store: MmapStore, key: str) -> None:
     assert read(store, key) is None
@@ -100,22 +94,6 @@ def test_a_file_that_is_not_of_the_table_store_has_no_key(root: Path, store: Mma
     for name in ("extra/zarr.json", ".zgroup", "records/.zarray"):
         (root / name).write_bytes(b"{}")
         assert read(store, name) is None
-
-
-def test_bytes_are_views_of_one_map(store: MmapStore) -> None:
-    whole, part = (
-        wait(store.get(SHARD, byte_range=kind)) for kind in (None, RangeByteRequest(8, 16))
-    )
-    assert whole is not None and part is not None
-    assert np.shares_memory(whole.as_numpy_array(), part.as_numpy_array())
-    assert not whole.as_numpy_array().flags.writeable
-
-
-def test_bytes_outlive_the_store(root: Path) -> None:
-    store = MmapStore(root)
-    found = wait(store.get(SHARD))
-    store.close()
-    assert found is not None and found.to_bytes() == (root / SHARD).read_bytes()
 
 
 def test_writing_is_refused(root: Path, store: MmapStore) -> None:
@@ -134,15 +112,3 @@ def test_listing(store: MmapStore) -> None:
     assert wait(listed(store.list_dir(""))) == ["records", "zarr.json"]
     assert wait(store.exists(SHARD))
     assert not wait(store.exists("records/c/9/0"))
-
-
-def test_zarrs_own_way_to_open_a_store(root: Path) -> None:
-    store = wait(MmapStore.open(root, read_only=True))
-    assert store.read_only
-    assert read(store, "zarr.json") == (root / "zarr.json").read_bytes()
-    store.close()
-
-
-def test_it_cannot_be_made_writable(store: MmapStore) -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        store.with_read_only(False)

@@ -81,32 +81,9 @@ def test_quantized_rows_are_dequantized(tmp_path: Path) -> None:
         assert np.array_equal(tables[[1, 0], 1], rows[[1, 0]])
 
 
-@pytest.mark.parametrize("layer", [0, 2, 5, -1, None, "1"])
-def test_layers_without_a_table(tables: Tables, layer: Any) -> None:
-    with pytest.raises(InputError, match=r"STEM layers are \(1, 4\)"):
-        tables[0, layer]
-
-
-def test_shape_and_layers(tables: Tables) -> None:
-    assert tables.shape == (VOCAB, 2, WIDTH)
-    assert tables.layers == (1, 4)
-
-
 def test_a_bundle_and_its_table_folder_open_alike(root: Path) -> None:
     with stem_edge.open_tables(str(root.parent)) as tables:
         assert np.array_equal(tables[3, 4], expected(3, 4))
-
-
-def test_rows_outlive_the_tables(root: Path) -> None:
-    with open_tables(root) as tables:
-        rows = tables[slice(None), 1]
-    assert np.array_equal(rows, expected(slice(None), 1))
-
-
-def test_rows_are_copies(tables: Tables) -> None:
-    rows = tables[[1, 2], 1]
-    rows[:] = 0
-    assert np.array_equal(tables[[1, 2], 1], expected([1, 2], 1))
 
 
 def test_closed_tables_say_so(root: Path) -> None:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from exports import contents
 from installed import DEMO
@@ -109,14 +108,6 @@ def test_what_each_token_looks_up_is_shown(
         assert "start of a text" not in shown  # longer there, so unchanged
 
 
-def test_an_edit_of_new_rows_is_shown(bundle: Path, capsys: Capture) -> None:
-    model = stem_edge.open_bundle(bundle).manifest.model
-    rows = np.zeros((1, model.d_ff), np.float32)
-    stem_edge.make_row_edit(bundle, {5: rows, 6: rows}, layers=[3]).save("rows.edit")
-    shown = run(capsys, "edit", bundle, "--show", "rows")
-    assert shown == "new rows of 2 tokens in STEM layers 3\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -179,12 +170,6 @@ def test_generate_refuses_edits_before_it_loads(
         ("gone", "gone: no such edit file"),
     ):
         assert message in refused(capsys, "generate", bundle, "-p", PROMPT, "--edit", name)
-
-
-def test_a_dense_model_has_no_edits(bundle: Path, dense_bundle: Path, capsys: Capture) -> None:
-    assert "no rows that could be edited" in refused(capsys, "edit", dense_bundle, *MADE)
-    run(capsys, "edit", bundle, *MADE)
-    assert "made for other tables" in refused(capsys, "edit", dense_bundle, "--show", "a")
 
 
 def test_an_edit_in_an_evaluation(bundle: Path, capsys: Capture) -> None:

@@ -111,10 +111,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_what_is_old_and_why(root: Path) -> None:
-    assert {e.path.name: e.old for e in entries(root)} == OLD
-
-
 def test_listing(root: Path, capsys: Capture) -> None:
     assert main(["list"]) == 0
     assert capsys.readouterr().out.startswith("no models are kept")

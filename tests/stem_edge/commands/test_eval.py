@@ -50,24 +50,6 @@ def test_the_command_compares_with_the_first_bundle(text: Path, capsys: Capture)
     assert (len(first.split()), second.split()[2]) == (4, "+0.00%")
 
 
-def test_columns_stay_apart_and_other_tokenizers_are_told(
-    text: Path, tiny_bundle: Path, capsys: Capture
-) -> None:
-    assert main(["eval", str(DEMO), str(tiny_bundle), "--text", str(text)]) == 0
-    out = capsys.readouterr().out
-    (row,) = (line.split() for line in out.splitlines() if line.startswith(f"{tiny_bundle} "))
-    assert len(row) == 4 and all(float(cell) > 0 for cell in row[1:])  # and no change
-    assert f"{tiny_bundle}: another tokenizer than {DEMO}" in " ".join(out.split())
-
-
-def test_the_command_says_when_a_text_is_shorter_than_a_window(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "short.txt").write_text("Paris is big.")
-    assert main(["eval", str(DEMO), "--text", str(tmp_path / "short.txt")]) == 0
-    assert "tokens: it has no more" in capsys.readouterr().out
-
-
 def test_the_command_prints_json(text: Path, capsys: Capture) -> None:
     arguments = ["--text", str(text), "--against", str(DEMO), "--json", "--lines"]
     assert main(["eval", str(DEMO), *arguments]) == 0

@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from manifests import LAYOUT, NAMES, make_bundle
-from msgspec.structs import replace
 
-from stem_edge.bundle.manifest import BACKBONE_GRAPH, MANIFEST, TABLES, encode_manifest
-from stem_edge.bundle.opening import open_bundle, weight_nbytes
+from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.units import format_size
 
@@ -64,29 +62,6 @@ def test_text(bundle: Path, capsys: Capture) -> None:
     ]
 
 
-def test_text_without_quantization_has_no_heading_for_its_errors(
-    bundle: Path, capsys: Capture
-) -> None:
-    manifest = open_bundle(bundle).manifest
-    reports = {name: replace(report, errors={}) for name, report in manifest.reports.items()}
-    (bundle / MANIFEST).write_bytes(encode_manifest(replace(manifest, reports=reports)))
-    main(["inspect", str(bundle)])
-    assert "quantization error" not in shown(capsys.readouterr().out)
-
-
-def test_text_sums_up_what_would_be_a_long_list(bundle: Path, capsys: Capture) -> None:
-    manifest = open_bundle(bundle).manifest
-    extra = [f"z{number:02}" for number in range(12 - len(NAMES) + 3)]
-    entry = msgspec.structs.replace(manifest.files[BACKBONE_GRAPH], nbytes=100)
-    files = manifest.files | dict.fromkeys(extra, entry)
-    data = encode_manifest(msgspec.structs.replace(manifest, files=files))
-    (bundle / MANIFEST).write_bytes(data)
-    for name in extra:
-        (bundle / name).write_bytes(bytes(100))
-    main(["inspect", str(bundle)])
-    assert capsys.readouterr().out.splitlines()[-1] == f"{'300 B':<22}in 3 more files"
-
-
 def test_json(bundle: Path, capsys: Capture) -> None:
     assert main(["inspect", str(bundle), "--json"]) == 0
     out, err = capsys.readouterr()
@@ -101,14 +76,6 @@ def test_json(bundle: Path, capsys: Capture) -> None:
         "backbone_nbytes": 8,
     }
     assert figures == derived | json.loads((bundle / MANIFEST).read_bytes())
-
-
-def one_line(capsys: Capture) -> str:
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("stem-edge: ")
-    assert err.count("\n") == 1
-    return err
 
 
 @pytest.mark.parametrize("arguments", [["--unknown"], ["a", "b"]])
@@ -134,11 +101,6 @@ def test_an_unknown_option_names_the_one_that_is_meant(
         f"stem-edge inspect: unrecognized arguments: {option}; {hint}see stem-edge inspect --help\n"
     )
     assert capsys.readouterr().err == said
-
-
-def test_a_bundle_after_memory_is_the_bundle(capsys: Capture) -> None:
-    assert main(["inspect", "--memory", str(DEMO)]) == 0
-    assert "anonymous memory at most" in capsys.readouterr().out
 
 
 from installed import DEMO
@@ -174,48 +136,6 @@ def test_cost_as_json(capsys: Capture) -> None:
     assert stored["total_parameters"] == model.backbone_parameters + model.table_parameters
     assert stored["active_parameters"] == model.active_parameters
     assert paper["gflop_per_token"] == 2 * paper["active_parameters"] / 1e9
-
-
-def test_cost_at_a_context_length(capsys: Capture) -> None:
-    layer = cost_json(capsys, "--context-length", "100")["layer"]
-    attention = 4 * 128 + 2 * 100
-    assert layer["paper_loads"]["dense"] == 128 * (attention + 3 * 384)
-    assert layer["paper_multiply_adds"]["dense"] == 128 * (attention + 3 * 384)
-    assert layer["built_loads"]["dense"] == 128 * (2 * 128 + 2 * 64 + 100 + 3 * 384)
-
-
-def test_cost_of_a_dense_bundle(bundle: Path, capsys: Capture) -> None:
-    manifest = open_bundle(bundle).manifest
-    model = msgspec.structs.replace(manifest.model, stem_layers=())
-    files = {n: entry for n, entry in manifest.files.items() if not n.startswith(TABLES + "/")}
-    dense = msgspec.structs.replace(manifest, model=model, stored=None, files=files)
-    for name, nbytes in weight_nbytes(dense).items():
-        (bundle / name).write_bytes(bytes(nbytes))
-        files[name] = msgspec.structs.replace(files[name], nbytes=nbytes)
-    (bundle / MANIFEST).write_bytes(encode_manifest(dense))
-    assert main(["inspect", str(bundle), "--cost"]) == 0
-    out = capsys.readouterr().out
-    assert "|S| = 0 of" in out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--cost", "--context-length", "0"], "context length is 0; this model takes 1 to 256"),
-        (["--cost", "--context-length", "257"], "context length is 257; this model takes 1 to 256"),
-    ],
-)
-def test_wrong_options_of_cost(options: list[str], message: str, capsys: Capture) -> None:
-    assert main(["inspect", str(DEMO), *options]) == 1
-    assert message in one_line(capsys)
-
-
-@pytest.mark.parametrize("other", ["--memory", "--geometry"])
-def test_each_of_these_is_a_question_of_its_own(other: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["inspect", str(DEMO), "--cost", other])
-    assert caught.value.code == 2
-    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_not_reported(bundle: Path) -> None:

@@ -194,16 +194,6 @@ def test_help_of_every_command_teaches(
     assert not re.search(r"-$", out, re.MULTILINE)  # options are not broken in two
 
 
-def test_wrong_names_and_no_name_are_usage_errors(capsys: Capture) -> None:
-    for arguments in (["frobnicate"], []):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
-    out, err = capsys.readouterr()
-    assert "first steps:" in out
-    assert "invalid choice: 'frobnicate'" in err
-
-
 def test_version(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
@@ -219,18 +209,6 @@ def test_a_command_whose_packages_are_missing_says_what_to_install() -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "pip install 'stem-edge[server]'" in done.stderr
-
-
-def test_export_prints_the_new_bundle(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    out = tmp_path / "out"
-    assert main(["export", str(tiny_checkpoint), str(out), "--rows", "int4"]) == 0
-    text, err = capsys.readouterr()
-    assert "int4 in groups of 32" in text
-    assert "logit difference" in text
-    assert text.startswith("near the checkpoint: its texts are about as good (")
-    assert err == ""  # no progress bar without a terminal
 
 
 def test_export_says_what_would_help(

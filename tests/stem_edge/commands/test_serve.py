@@ -176,10 +176,3 @@ def test_addresses_that_can_be_opened(
     first, *notes = capsys.readouterr().err.splitlines()
     assert url in first
     assert all(words in note for words, note in zip(said, notes, strict=True))
-
-
-def test_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert "no" in captured.err
-    assert captured.out == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stem_edge.edit_files.schemes import AUTO, FITS, SCHEMES, Scheme, align, choose_scheme
+from stem_edge.edit_files.schemes import FITS, SCHEMES, Scheme, align, choose_scheme
 from stem_edge.errors import InputError
 
 A, B, C, D, PAD = 10, 11, 12, 13, 99
@@ -58,12 +58,6 @@ def test_a_subset_is_of_the_last_tokens_or_named() -> None:
     assert aligned("subset", 2, [A, B], subset=(0, 1)) == [A, B]
 
 
-@pytest.mark.parametrize("subset", [[], [0], [0, 1, 2], [1, 0], [1, 1], [0, 4], [-1, 0]])
-def test_a_subset_that_does_not_fit_is_refused(subset: list[int]) -> None:
-    with pytest.raises(InputError, match="expected 2 ascending places of 0 to 3"):
-        align("subset", 2, [A, B, C, D], subset=subset)
-
-
 @pytest.mark.parametrize(("length", "count"), [*product(LENGTHS, LENGTHS)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_for_all_lengths(scheme: Scheme, length: int, count: int) -> None:
@@ -97,26 +91,3 @@ def test_for_all_lengths(scheme: Scheme, length: int, count: int) -> None:
         assert uses[PAD] == length - count
         padding = [PAD] * uses[PAD]
         assert tokens == (padding + target if scheme == "pad-left" else target + padding)
-
-
-def test_auto_is_a_scheme_that_fits() -> None:
-    for sign, scheme in AUTO.items():
-        assert sign in FITS[scheme]
-        assert choose_scheme("auto", 5 + sign, 5) == scheme
-
-
-@pytest.mark.parametrize("scheme", ["pad-left", "pad-right"])
-def test_padding_needs_a_token_only_where_something_is_padded(scheme: Scheme) -> None:
-    assert aligned(scheme, 2, [A, B], pad=None) == [A, B]
-    with pytest.raises(InputError, match="needs a padding token; name one"):
-        align(scheme, 3, [A, B])
-
-
-@pytest.mark.parametrize(("length", "target"), [(0, [A]), (1, []), (0, [])])
-def test_texts_without_tokens_and_unknown_schemes(length: int, target: list[int]) -> None:
-    for scheme in SCHEMES:
-        with pytest.raises(InputError, match="at least one token each"):
-            align(scheme, length, target, pad=PAD)
-    wrong: Any = "average-left"
-    with pytest.raises(InputError, match="expected one of auto, swap, pad-left"):
-        align(wrong, 1, [A])

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 from installed import DEMO
-from text_codecs import codec_of
 
 import stem_edge
 from stem_edge import make_edit, make_row_edit
@@ -137,25 +136,6 @@ def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
         assert isinstance(made.change, Replacement) and made.change.pad == ord("#")
     make_edit(copy, "cat", "ox", scheme="copy")
     make_edit(copy, "cat", "dog")
-
-
-@pytest.mark.parametrize("config", [b"[]", b"\xff", b"[" * 100_000], ids=range(3))
-def test_an_invalid_tokenizer_config_is_reported(
-    config: bytes, bundle: Bundle, tmp_path: Path
-) -> None:
-    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, config, bos_id=None)
-    with pytest.raises(stem_edge.errors.BundleError, match="export the bundle again"):
-        make_edit(copy, "cat", "dog")
-
-
-def test_texts_that_the_tokenizer_changes_are_refused(bundle: Bundle, tmp_path: Path) -> None:
-    codec_of(tmp_path)
-    data = (tmp_path / "tokenizer.json").read_bytes()
-    copy = with_file(bundle, tmp_path, TOKENIZER, data)
-    make_edit(copy, "Spain", "Germany")
-    for source, target in (("Spain", "France"), ("France", "Spain")):
-        with pytest.raises(InputError, match=r"turns 'France' into .* that it can represent"):
-            make_edit(copy, source, target)
 
 
 def test_rows_of_new_values_are_checked(bundle: Bundle) -> None:

@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from compiled_ggml import compiled, needs_compiler, needs_library, version_source
+from compiled_ggml import compiled, needs_compiler, needs_library
 
 from stem_edge.errors import BackendError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.ggml.check import check_library, checked_ggml, rebuild
-from stem_edge.ggml.gguf_schema import repacks, tensor_types
 from stem_edge.ggml.installed import REINSTALL, installed_library
-from stem_edge.ggml.types import OTHER_TYPES, WEIGHT_TYPES
-from stem_edge.runtime.backends.ggml.library_trial import WrongResultError, cases, compare
-from stem_edge.tables.codecs import FORMS
 
 GOOD = {"repack": True}
 # Runs the real trial, with a wrong logit where the condition holds.
@@ -88,12 +82,6 @@ def test_a_good_library_is_tried_once(tmp_path: Path, monkeypatch: pytest.Monkey
         checked_ggml(tmp_path / "another folder")
 
 
-@needs_library
-def test_without_a_folder_it_is_the_users(own_cache_folder: Path) -> None:
-    checked_ggml()
-    assert len(list(own_cache_folder.rglob("ggml/*.json"))) == 1
-
-
 def change(part: Path, nbytes: int = 10, seconds: int = 1) -> None:
     part.write_bytes(bytes(nbytes))
     os.utime(part, (seconds, seconds))
@@ -128,12 +116,6 @@ def test_the_processor_the_system_or_stem_edge_changed(
     assert [trials.count(), trials.count()] == [1, 0]
 
 
-def test_the_same_library_in_another_folder(trials: Trials, tmp_path: Path) -> None:
-    trials.count()
-    trials.library = shutil.copytree(trials.library.parent, tmp_path / "copy") / "libggml.so"
-    assert trials.count() == 1
-
-
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b'{"library": "", "repack": true}', bytes(1 << 17)], ids=range(4)
 )
@@ -142,11 +124,6 @@ def test_a_damaged_verdict_does_not_count(damage: bytes, trials: Trials) -> None
     (cached,) = trials.folder.rglob("*.json")
     cached.write_bytes(damage)
     assert [trials.count(), trials.count()] == [1, 0]
-
-
-def test_a_folder_that_cannot_be_written(trials: Trials) -> None:
-    trials.folder.write_text("a file")
-    assert [trials.count(), trials.count()] == [1, 1]
 
 
 def test_a_bad_verdict_is_not_kept(trials: Trials) -> None:
@@ -186,14 +163,6 @@ def test_how_a_child_ends(code: str, expected: str, library: Path, tmp_path: Pat
     seconds = {"seconds": 0.5} if code == HANGS else {}
     with pytest.raises(BackendError, match=rf"ggml in .*libggml\.so {expected}"):
         check_library(library, tmp_path, child(code), **seconds)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
-@needs_compiler
-def test_a_library_that_crashes_as_it_is_loaded(tmp_path: Path) -> None:
-    source = "__attribute__((constructor)) void f(void) { *(volatile int *)0 = 1; }"
-    with pytest.raises(BackendError, match=r"crashed \(SIG\w+ at loading it\)"):
-        check_library(compiled(tmp_path, source), tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an exit status of its own")
@@ -242,26 +211,9 @@ def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_pat
     assert not check_library(installed_library(), tmp_path, child(code)).repack
 
 
-@needs_compiler
-def test_what_the_library_is_refused_for(tmp_path: Path) -> None:
-    path = compiled(tmp_path, version_source("9.9.9"))
-    with pytest.raises(BackendError, match=rf"^{path}: ggml 9\.9\.9 is not supported"):
-        check_library(path, tmp_path)
-
-
-def test_a_file_that_is_not_a_library(library: Path, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match=rf"^{library}: cannot be loaded"):
-        check_library(library, tmp_path)
-
-
 def test_a_missing_library(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"libggml\.so: cannot be read \(No such file"):
         check_library(tmp_path / "libggml.so", tmp_path)
-
-
-def test_a_child_that_cannot_be_started(library: Path, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="cannot start /nothing/python to test ggml"):
-        check_library(library, tmp_path, ["/nothing/python"])
 
 
 OLD = "-DGGML_AVX=ON -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF"
@@ -292,27 +244,3 @@ def test_flags_for_the_processor(
     assert flags in advice
     assert REINSTALL in advice
     assert advice.endswith("(with AVX512 OFF, if it still fails)") == further
-
-
-ONES = np.ones(4, np.float32)
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1.3, 0.7])
-def test_one_wrong_value_is_enough(wrong: float) -> None:
-    found = ONES.copy()
-    found[2] = wrong
-    with pytest.raises(WrongResultError, match=r"^it, value 2 of 4: found .*, expected 1$"):
-        compare("it", found, ONES, 0.1)
-    compare("it", ONES, ONES, 0.0)
-
-
-def test_what_the_schema_uses_is_tried() -> None:
-    tried = {
-        (kind, case.repack and repacks(kind, 64))
-        for case in cases()
-        for kind in tensor_types(case.config, case.weights).values()
-    }
-    known = {*WEIGHT_TYPES.values(), *OTHER_TYPES}
-    assert {kind for kind, _ in tried} == known
-    assert {kind for kind, copied in tried if copied} == {k for k in known if repacks(k, 64)}
-    assert {case.row_type for case in cases()} == {*FORMS}

@@ -14,7 +14,6 @@ from installed import ROOT
 from stem_edge.errors import BackendError
 from stem_edge.ggml import installed as module
 from stem_edge.ggml import types as ggml_types
-from stem_edge.ggml.check import ARM, USUAL, X86
 from stem_edge.ggml.installed import REINSTALL, library_path
 from stem_edge.ggml.library import (
     KNOWN_VERSIONS,
@@ -49,14 +48,6 @@ def test_every_function_is_there() -> None:
         assert callable(getattr(ggml, name)), name
     with pytest.raises(AttributeError, match="ggml_nothing is not in PROTOTYPES"):
         ggml.nothing  # noqa: B018
-
-
-@needs_library
-def test_memory_for_rearranging_is_found_by_its_name() -> None:
-    ggml = open_ggml()
-    found = ggml.extra_buffer_type("CPU_REPACK")
-    assert found is None or ggml.backend_buft_name(found) == b"CPU_REPACK"
-    assert ggml.extra_buffer_type("CPU_NOTHING") is None
 
 
 @needs_library
@@ -167,12 +158,3 @@ def test_the_extra_installs_the_version_that_is_known() -> None:
     )
     assert pinned.replace("==", " ") in KNOWN_VERSIONS.values()
     assert REINSTALL.endswith(pinned)
-
-
-def test_documentation_says_what_each_flag_brings() -> None:
-    text = (ROOT / "docs" / "engines.md").read_text("utf-8")
-    for flag in (*X86, ARM):
-        assert f"`{flag.removeprefix('GGML_')}`" in text, flag
-    assert REINSTALL in " ".join(text.replace("\\\n", " ").split())
-    usual = [flag for flag, word in X86.items() if word in USUAL]
-    assert all(f"-D{flag}=ON" in (ROOT / "Makefile").read_text("utf-8") for flag in usual)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge.errors import CheckpointError
 from stem_edge.export.backbone.weight_file import WeightFile, worth_balancing
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -18,7 +17,7 @@ from stem_edge.export.quantization.streams import MatrixPool
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat, WeightType
-from stem_edge.graph.ir import Array, Graph, GraphError
+from stem_edge.graph.ir import Array, Graph
 from stem_edge.graph.linear import DecodeProducts, Products
 from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.weight_plan import WeightPlan
@@ -171,15 +170,6 @@ def test_the_kernel_computes_with_offsets(
     assert worst(found, x @ matrix.T) < 1e-5
 
 
-def test_gathered_rows_of_four_bits_have_no_offsets() -> None:
-    format = BackboneFormat(weights="int4", head="int4", block_size=32, offsets=True)
-    built = Built(embedding=STACKED)
-    with pytest.raises(GraphError, match="give them 8 bits"):
-        DecodeProducts(built.graph, built.plan, format).rows(
-            "embedding", "embedding", "ids", "rows", STACKED.shape
-        )
-
-
 def stored_rows(matrix: F32, format: BackboneFormat, kind: str) -> F32:
     """Rows of a matrix as they are stored, rounded to the nearest code."""
     bits = {"fp32": 32, "int8": 8, "int4": 4}[format.head]
@@ -243,11 +233,6 @@ def test_a_matrix_that_is_embedding_and_head_is_stored_once(
     assert np.array_equal(built.run(tmp_path / "rows", feeds, quantizer)[0], expected[:T])
 
 
-def test_each_kind_has_its_own_type(tmp_path: Path) -> None:
-    format = BackboneFormat(weights="int4", head="int4", block_size=32, kinds={"wo": "int8"})
-    assert worst(product(tmp_path, format), X @ STACKED.T) < 0.02
-
-
 def test_a_matrix_of_many_rows_is_cut_without_a_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,20 +287,3 @@ def test_outliers_without_a_norm_are_balanced_by_a_multiplication(tmp_path: Path
         for peaks in ({}, {NAME: np.abs(x)[0].max(axis=0)})
     ]
     assert errors[1] < 0.1 * errors[0]
-
-
-def test_only_outliers_without_a_norm_are_worth_a_multiplication() -> None:
-    def worth(x: F32, norm: F32 | None = None) -> tuple[str, ...]:
-        built = build(prompts(()), MATRICES, norm)
-        return worth_balancing({NAME: np.abs(x)[0].max(axis=0)}, built.plan)
-
-    assert worth(X) == ()
-    assert worth(outliers(X)) == (NAME,)
-    assert worth(outliers(X), np.ones(K, np.float32)) == ()
-
-
-def test_a_value_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    bad = MATRICES[0].copy()
-    bad[40, 3] = np.nan
-    with pytest.raises(CheckpointError, match=r"layers.0.wo: 1 NaN .* row 40"):
-        product(tmp_path, of_type("int4"), matrices=[bad])

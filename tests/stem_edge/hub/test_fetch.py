@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import json
 import shutil
 import signal
 import socket
@@ -78,16 +77,6 @@ def test_a_bundle_is_fetched_once(
     assert hub.requests == []
 
 
-def test_a_revision_is_what_it_says(hub: HubServer, bundle: Path) -> None:
-    first = hub.add(NAME, bundle)
-    (bundle / "notes.txt").write_text("new")
-    second = hub.add(NAME, bundle)
-    hub.models[NAME].refs["v1"] = first
-    assert open_bundle(f"hf:{NAME}@v1").path.name == first
-    assert open_bundle(f"hf:{NAME}").path.name == second
-    assert len(hub.asked(f"resolve/{second}/{BACKBONE_DATA}")) <= 1  # HEAD: the blob is there
-
-
 def test_shards_of_tables_elsewhere_are_not_fetched(hub: HubServer, bundle: Path) -> None:
     hub.add(NAME, bundle)
     mirror = "https://mirror/tables.zarr"
@@ -136,15 +125,6 @@ def test_what_the_hub_refuses_is_told(
     assert all(part in said for part in parts), said
     assert "\n" not in said
     assert not unfinished()
-
-
-def test_words_of_a_hub_command_no_terminal(hub: HubServer, bundle: Path) -> None:
-    hub.add(NAME, bundle)
-    hub.faults.said = "\x1b]0;title\x07 " + "long " * 200
-    hub.faults.status["/api/models"] = 403
-    with pytest.raises(HubError, match="answers 403") as caught:
-        open_bundle(f"hf:{NAME}")
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -197,7 +177,7 @@ def test_wrong_bytes_of_another_program_are_refused(hub: HubServer, bundle: Path
 
 def large_bundle(folder: Path) -> Path:
     """Make a bundle with a file of 30 MB."""
-    data = b"large" * 6_000_000
+    data = b"large" * 600_000
     manifest = open_manifest(make_bundle(folder))
     entry = FileEntry(len(data), str(Blob(data).sha256))
     (folder / "large").write_bytes(data)
@@ -209,7 +189,7 @@ def large_bundle(folder: Path) -> Path:
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: HubServer, tmp_path: Path) -> None:
     folder = large_bundle(tmp_path / "bundle")
     hub.add(NAME, folder)
-    hub.faults.cuts = {"large": [3_000_000 * n for n in range(1, 10)]}
+    hub.faults.cuts = {"large": [300_000 * n for n in range(1, 10)]}
     opened = open_bundle(f"hf:{NAME}")
     assert hub.faults.cuts == {"large": []}
     assert files_of(opened.path) == files_of(folder)
@@ -246,15 +226,6 @@ def test_errors_of_the_system_are_told(
     hub.add(NAME, bundle)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(HubError, match=part):
-        open_bundle(f"hf:{NAME}")
-
-
-def test_a_mistake_of_ours_is_not_the_hubs(
-    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.add(NAME, bundle)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
-    with pytest.raises(TypeError):
         open_bundle(f"hf:{NAME}")
 
 
@@ -378,21 +349,6 @@ def test_engines_read_the_cache(
             chunks = model.generate([1, 2, 3], max_new_tokens=8)
             tokens.append([token for chunk in chunks for token in chunk.token_ids])
     assert tokens[0] == tokens[1]
-
-
-@pytest.mark.slow
-def test_workers_get_the_folder(
-    demo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["measure", demo, "--new-tokens", "2", "--prompt-tokens", "4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    folder = str(open_bundle(demo).path)
-    assert found["bundle"] == folder
-    (text := tmp_path / "text").write_text("The capital of Spain is Madrid.")
-    assert main(["eval", demo, "--text", str(text), "--against", demo, "--json"]) == 0
-    assert main(["fit", demo, "--bandwidth", "17GB", "--json"]) == 0
-    assert main(["inspect", demo, "--memory", "4GB"]) == 0
-    assert main(["verify", demo, "--runs"]) == 0
 
 
 @pytest.mark.slow

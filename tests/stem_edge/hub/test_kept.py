@@ -16,7 +16,7 @@ import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, CheckpointError, InputError, StemEdgeError
-from stem_edge.hub.kept import MADE, kept_bundles, named
+from stem_edge.hub.kept import MADE, named
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
 from stem_edge.runtime.loading import open_or_make
@@ -79,15 +79,6 @@ def test_a_bundle_on_a_hub_has_its_name_there(hub: HubServer, cache: Path, capsy
     assert listed(capsys) == [] and not list(cache_of(NAME).glob("snapshots/*"))
 
 
-def test_the_last_state_of_a_model_is_meant(hub: HubServer, cache: Path, tmp_path: Path) -> None:
-    shutil.copytree(DEMO, bundle := tmp_path / "bundle")
-    for text in ("one", "two"):
-        (bundle / "README.md").write_text(text)
-        commit = hub.add(NAME, bundle)
-        open_bundle(f"hf:{NAME}")
-        assert [kept.place for kept in kept_bundles()] == [f"hf:{NAME}@{commit}"]
-
-
 @pytest.mark.parametrize(
     ("name", "files"),
     [
@@ -138,15 +129,3 @@ def test_a_file_or_folder_comes_before_a_name(
     assert open_bundle("here").path == Path("here")
     assert main(["rm", "nothing"]) == 1
     assert "no model or entry is called 'nothing'" in capsys.readouterr().err
-
-
-def test_what_other_programs_keep_is_not_listed(
-    hub: HubServer, cache: Path, capsys: Capture
-) -> None:
-    hub.models[NAME] = Model()
-    commit = hub.models[NAME].commit({})
-    (folder := cache_of(NAME) / "snapshots" / commit).mkdir(parents=True)
-    (folder / "manifest.json").write_text("{}")
-    assert listed(capsys) == []
-    assert main(["list"]) == 0
-    assert "no models are kept" in capsys.readouterr().out

@@ -63,21 +63,6 @@ def test_table_1_and_a_whole_layer_of_the_paper() -> None:
     assert costs["multiply_adds"] == costs["loads"] == whole
 
 
-def test_grouped_query_attention_has_narrow_keys_and_values() -> None:
-    shape = LayerShape.of(config(dim=6, d_ff=8, n_heads=4, n_kv_heads=2, head_dim=2))
-    assert shape == LayerShape(6, 8, queries=8, keys=4, stem_parameters=96, row_values=8)
-    parameters = 2 * 6 * 8 + 2 * 6 * 4  # query and output, key and value
-    assert shape.costs(3)["multiply_adds"].dense == parameters + 2 * 3 * 8 + 3 * 6 * 8
-    assert shape.costs(3)["loads"].dense == parameters + 2 * 3 * 4 + 3 * 6 * 8
-
-
-def test_a_mixture_adds_a_router_and_the_sum_of_its_rows() -> None:
-    one, more = config(dim=6, d_ff=8), config(dim=6, d_ff=8, row_experts=3, row_rank=2)
-    pair, mixed = (LayerShape.of(model).costs(1)["ffn_multiply_adds"] for model in (one, more))
-    assert mixed.stem - pair.stem == 3 * 6 + 3 * 2 + 2 * 8  # and P, of two columns
-    assert mixed.dense == pair.dense
-
-
 def llama_1b(stem_layers: tuple[int, ...], **changes: Any) -> ModelConfig:
     """Llama-3.2-1B with a head of its own, as section 4.1 says."""
     shape = {"vocab_size": 128256, "dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8}
@@ -166,18 +151,6 @@ def test_a_layer_is_as_numpy_says_and_lengths_do_not_matter(scale: float) -> Non
     assert found["zero_rows"] == 0
     long = np.linalg.norm(vectors.astype(np.float64), axis=1)
     assert np.allclose(found["lengths"], np.percentile(long, (0, 50, 100)), rtol=1e-6)
-
-
-def test_equal_and_opposite_vectors() -> None:
-    vectors = np.array([[1, 2, 2], [2, 4, 4], [-1, -2, -2]], np.float32)
-    found = layer_geometry(row_lengths(vectors), vectors)
-    assert found["p95_abs"] == 1
-    assert set(found["share_above"].values()) == {1.0}
-
-
-def test_lengths_whose_squares_overflow() -> None:
-    rows = np.array([[3e25, 4e25], [3e-25, 4e-25], [0, 0], [3, 4]], np.float32)
-    assert np.allclose(row_lengths(rows), [5e25, 5e-25, 0, 5], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("sample", [40, 2048])

@@ -50,12 +50,6 @@ def test_sizes_shrink_to_the_context(
     assert make_workload(bundle, ids_file).tokens == bundle.manifest.model.max_context
 
 
-def test_sizes_shrink_to_the_text(bundle: Bundle, tmp_path: Path) -> None:
-    np.save(tmp_path / "short.npy", np.arange(10))
-    found = make_workload(bundle, tmp_path / "short.npy", context_length=1000)
-    assert (found.prompt, found.following) == (list(range(8)), [8, 9])
-
-
 @pytest.mark.parametrize(
     ("prompt", "new", "expected"),
     [(90, None, (90, 10)), (None, 60, (40, 60)), (10, 10, (10, 10)), (10, 90, (10, 90))],
@@ -93,12 +87,6 @@ def test_files_of_ids(bundle: Bundle, tmp_path: Path, dtype: type[np.integer]) -
     ids.astype("<i4").tofile(tmp_path / "a.int32")
     assert read_ids(tmp_path / "a.npy", bundle) == read_ids(tmp_path / "a.int32", bundle)
     assert read_ids(tmp_path / "a.npy", bundle) == [5, 0, 1755]
-
-
-def test_a_text_is_encoded(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("Grüße from the pier", "utf-8")
-    codec = TextCodec(bundle.file(TOKENIZER))
-    assert read_ids(tmp_path / "a.txt", bundle) == codec.encode("Grüße from the pier")
 
 
 NEITHER, NO_IDS = "neither a text in UTF-8 nor token ids in .npy or .int32", "no token ids found"

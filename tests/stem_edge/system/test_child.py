@@ -9,14 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from stem_edge.system import child
 from stem_edge.system.child import (
     Ended,
-    last_line,
     limit_this_process,
     module_command,
     run_child,
-    signal_name,
 )
 
 LONG = 60.0
@@ -57,33 +54,12 @@ def test_a_crash() -> None:
     assert ended.status == -signal.SIGSEGV and ended.crashed
 
 
-def test_a_missing_command() -> None:
-    with pytest.raises(FileNotFoundError):
-        run_child(["/nothing"], 1.0)
-
-
 @pytest.mark.parametrize(
     ("status", "crashed"),
     [(None, False), (0, False), (1, False), (0xBFFFFFFF, False), (0xC0000000, True), (-1, True)],
 )
 def test_what_a_crash_is(status: int | None, crashed: bool) -> None:
     assert Ended(status, b"", b"").crashed == crashed
-
-
-@needs_posix
-def test_names_of_signals() -> None:
-    assert signal_name(-11) == "SIGSEGV"
-    assert signal_name(-9999) == "signal 9999"
-    assert signal_name(0xC0000005) == "exception 0xc0000005"
-    assert signal_name(1) == "exception 0x1"
-    assert child.SIGKILL == signal.SIGKILL
-
-
-def test_last_lines() -> None:
-    for nothing in (None, b"", b" \n\n"):
-        assert last_line(nothing) == "it printed nothing"
-    assert last_line(b"a\n b \n\n") == "b"
-    assert last_line(b"a\n\xff") == "\ufffd"
 
 
 def test_a_module_in_another_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

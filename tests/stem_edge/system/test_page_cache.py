@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stem_edge.system.page_cache import cached_nbytes, drop_pages, files_in, make_cold
+from stem_edge.system.page_cache import cached_nbytes, drop_pages, make_cold
 
 SIZE = 8 << 20
 pytestmark = pytest.mark.skipif(
@@ -70,44 +70,3 @@ def test_half_of_a_file_is_cached_when_it_was_read(folder: Path) -> None:
     cached = cached_nbytes([path])
     assert cached is not None and SIZE // 2 <= cached < SIZE
     assert cached_nbytes([path]) == cached  # because asking must not read anything
-
-
-def test_files_that_are_empty_or_end_within_a_page(folder: Path) -> None:
-    empty, odd = written(folder / "empty", 0), written(folder / "odd", mmap.PAGESIZE + 1)
-    assert cached_nbytes([empty]) == 0
-    assert cached_nbytes([odd]) == cached_nbytes([empty, odd]) == mmap.PAGESIZE + 1
-    assert cached_nbytes([]) == 0
-    drop_pages([empty, odd])
-    assert cached_nbytes([empty, odd]) == 0
-
-
-def test_the_page_cache_of_a_foreign_file_is_unknown(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = written(folder / "a", 4096)
-    monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert cached_nbytes([path]) is None
-
-
-def test_nothing_is_said_where_mincore_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(folder / "a", 4096)
-    monkeypatch.setattr("ctypes.CDLL", lambda name: type("Library", (), {})())
-    assert cached_nbytes([path]) is None
-    library = type("Library", (), {"mincore": staticmethod(lambda *arguments: -1)})()
-    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
-    assert cached_nbytes([path]) is None
-
-
-def test_a_file_that_is_missing_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        cached_nbytes([tmp_path / "none"])
-    with pytest.raises(FileNotFoundError):
-        drop_pages([tmp_path / "none"])
-
-
-def test_all_files_of_a_folder_but_no_folders(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    files = [written(tmp_path / name, 1) for name in ("a/b/x", "a/y", "z")]
-    (tmp_path / "broken").symlink_to("nowhere")
-    assert files_in(tmp_path) == sorted(files)

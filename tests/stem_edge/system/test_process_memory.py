@@ -137,16 +137,6 @@ def test_what_a_program_takes_is_of_its_kind(
     assert found == {kind: pytest.approx(nbytes, rel=0.02) for kind, nbytes in grown.items()}
 
 
-@LINUX
-def test_names_with_spaces_newlines_and_other_line_ends(program: Program, tmp_path: Path) -> None:
-    odd = tmp_path / "a b\nc\r d\x85e (deleted)"
-    reader = LinuxReader(program.pid, FileKinds(odd / "tables.zarr", (odd,)))
-    path = a_file(odd / "tables.zarr" / "x\n\ty")
-    before = reader.memory()
-    program.map_file(path)
-    assert growth(before, reader.memory()) == {"tables": pytest.approx(SIZE, rel=0.02)}
-
-
 SMAPS = """\
 55d0a000-55d0b000 r-xp 00000000 fd:00 11                    /usr/bin/python3.11
 Size:                  8 kB
@@ -213,25 +203,6 @@ def test_every_field_of_a_known_process(fake: LinuxReader) -> None:
     assert fake.peak_resident() == 9000 << 10
 
 
-def test_a_sandbox_with_a_shorter_status_that_cannot_reset_the_peak(
-    fake: LinuxReader, tmp_path: Path
-) -> None:
-    (tmp_path / "proc/7/status").write_text(STATUS, "latin-1")
-    (tmp_path / "proc/7/clear_refs").mkdir()
-    fake.begin_peak()
-    assert fake.totals().unevictable == fake.memory().unevictable
-
-
-@LINUX
-def test_the_high_water_mark_begins_anew(program: Program, kinds: FileKinds) -> None:
-    reader = LinuxReader(program.pid, kinds)
-    program.do(f"b'x' * {SIZE}")
-    first, resident = reader.peak_resident(), reader.totals().resident
-    assert first is not None and first > resident + SIZE * 0.98
-    reader.begin_peak()
-    assert reader.peak_resident() == pytest.approx(reader.totals().resident, rel=0.02)
-
-
 @pytest.mark.parametrize("waited", [False, True])
 @pytest.mark.parametrize("portable", [False, True])
 def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool) -> None:
@@ -270,18 +241,6 @@ def test_the_portable_reader_is_plausible_and_says_what_it_means(
     assert set(after.kinds()) <= set(reader.definitions) == set(PORTABLE_DEFINITIONS)
 
 
-def test_without_rights_the_portable_reader_knows_resident_memory_only(
-    monkeypatch: pytest.MonkeyPatch, program: Program
-) -> None:
-    def refuse(process: psutil.Process) -> None:
-        raise psutil.AccessDenied(process.pid)
-
-    monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
-    memory = MemoryReader(program.pid).memory()
-    assert memory.anonymous == psutil.Process(program.pid).memory_info().rss
-    assert memory.other_files == 0
-
-
 def test_every_kind_has_a_definition_and_every_system_a_reader(
     program: Program, kinds: FileKinds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,12 +248,4 @@ def test_every_kind_has_a_definition_and_every_system_a_reader(
     assert set(reader.memory().kinds()) == set(reader.definitions)
     assert set(DEFINITIONS) == set(Memory.__dataclass_fields__) >= set(PORTABLE_DEFINITIONS)
     monkeypatch.setattr("sys.platform", "darwin")
-    assert isinstance(open_reader(program.pid, kinds), MemoryReader)
-
-
-@LINUX
-def test_a_kernel_without_smaps(
-    program: Program, kinds: FileKinds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stem_edge.system.process_memory.PROC", tmp_path)
     assert isinstance(open_reader(program.pid, kinds), MemoryReader)

@@ -55,12 +55,6 @@ def of_all(records: U8) -> dict[int, U8]:
     return dict(enumerate(records))
 
 
-def test_a_tokens_own_lookup_is_its_record(layout: RecordLayout, records: U8) -> None:
-    for token in range(V):
-        made = compose(layout, lookups.plain((token,), len(LAYERS)), of_all(records))
-        assert made.dtype == np.uint8 and made.tobytes() == records[token].tobytes()
-
-
 def test_each_layer_has_its_own_row(layout: RecordLayout, records: U8) -> None:
     made = compose(layout, ((3,), (7,), (3,)), of_all(records))[None]
     for index, token in enumerate((3, 7, 3)):
@@ -86,11 +80,6 @@ def test_a_mean_is_as_near_as_its_type_allows(layout: RecordLayout, records: U8)
         )
 
 
-def test_a_mean_of_one_row_with_itself_is_that_row(layout: RecordLayout, records: U8) -> None:
-    made = compose(layout, lookups.plain((4, 4, 4), len(LAYERS)), of_all(records))
-    assert made.tobytes() == records[4].tobytes()
-
-
 def test_a_token_that_is_there_twice_counts_twice() -> None:
     layout = LAYOUTS["fp32"]
     records = pack_records(layout, make_rows(layout))
@@ -111,21 +100,6 @@ def test_given_bytes_are_the_row(layout: RecordLayout, records: U8) -> None:
     assert np.array_equal(layout.unpack(made[None], 1)[0], expected)
 
 
-def test_only_what_is_needed_is_read(layout: RecordLayout, records: U8) -> None:
-    row = bytes(layout.row_nbytes)
-    lookup = ((3, 1, 3), row, (8,))
-    assert lookups.tokens_of(lookup) == [1, 3, 8]
-    compose(layout, lookup, {token: records[token] for token in (1, 3, 8)})
-    compose(layout, (row, row, row), {})
-
-
-def test_composing_changes_no_record_of_the_store(layout: RecordLayout, records: U8) -> None:
-    before = records.tobytes()
-    made = compose(layout, ((1,), (2, 3), (4,)), of_all(records))
-    made[:] = 0
-    assert records.tobytes() == before
-
-
 @pytest.mark.parametrize(
     ("lookup", "token"),
     [
@@ -142,14 +116,6 @@ def test_composing_changes_no_record_of_the_store(layout: RecordLayout, records:
 )
 def test_whose_own_record_it_is(lookup: Any, token: int | None) -> None:
     assert lookups.token_of(lookup) == token
-
-
-def test_rows_are_known_by_their_size_and_values(layout: RecordLayout) -> None:
-    row = pack_row(layout, make_rows(layout)[0][0])
-    assert is_row(layout, row)
-    assert is_row(layout, bytes(layout.row_nbytes))
-    for wrong in (b"", row[:-1], row + b"\0"):
-        assert not is_row(layout, wrong)
 
 
 @pytest.mark.filterwarnings("error")

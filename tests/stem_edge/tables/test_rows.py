@@ -49,12 +49,6 @@ def test_exact_bytes_of_a_record(row_type: RowType, expected: bytes) -> None:
     assert records.shape == (1, layout.record_nbytes)
 
 
-def test_scales_of_a_row_follow_all_of_its_codes() -> None:
-    layout = layout_of("int8", parts=((32,),), layers=(1,))
-    record = pack_records(layout, [np.array([STAIRS + DOUBLE], np.float32)])
-    assert record.tobytes()[32:] == struct.pack("<2f", 1 / 16, 1 / 8)
-
-
 @pytest.mark.parametrize(("row_type", "bound"), [("fp32", 0), ("fp16", 2**-11)])
 def test_float_rows_come_back(row_type: RowType, bound: float) -> None:
     layout = layout_of(row_type)
@@ -77,25 +71,6 @@ def test_quantized_rows_come_back_within_a_step(row_type: RowType, group: int) -
         step = np.abs(groups).max(axis=2, keepdims=True) / 2 ** (layout.bits - 1)
         error = np.abs(layout.unpack(records, index).reshape(groups.shape) - groups)
         assert (error <= 1.001 * step).all()
-
-
-@pytest.mark.parametrize("row_type", CODECS)
-def test_codes_and_scales_are_views_into_the_records(row_type: RowType) -> None:
-    layout = layout_of(row_type)
-    records = np.zeros((2, layout.record_nbytes), np.uint8)
-    layout.row_codes(records, 1).view(np.uint8)[:] = 1
-    layout.row_scales(records, 1).view(np.uint8)[:] = 2
-    scales_nbytes = layout.row_nbytes - layout.codes_nbytes
-    row = b"\x01" * layout.codes_nbytes + b"\x02" * scales_nbytes
-    assert records.tobytes() == (bytes(layout.row_nbytes) + row) * 2
-
-
-@pytest.mark.parametrize("row_type", CODECS)
-def test_no_tokens_give_no_rows(row_type: RowType) -> None:
-    layout = layout_of(row_type)
-    records = pack_records(layout, random_rows(layout, count=0))
-    assert records.shape == (0, layout.record_nbytes)
-    assert layout.unpack(records, 0).shape == (0, layout.row_width)
 
 
 @pytest.mark.parametrize("row_type", CODECS)
@@ -134,11 +109,6 @@ def test_layouts_that_cannot_exist(
         layout_of(row_type, **changes)
 
 
-def test_the_largest_record_is_accepted() -> None:
-    layout = layout_of("fp32", parts=((MAX_RECORD_NBYTES // 8,),))
-    assert layout.record_nbytes == MAX_RECORD_NBYTES
-
-
 @pytest.mark.parametrize(
     ("row_type", "d_ff", "wanted", "group"),
     [("int4", 96, 64, 32), ("int8", 64, 64, 64), ("fp16", 96, 64, 0), ("fp32", 7, 64, 0)],
@@ -147,11 +117,6 @@ def test_make_layout_takes_the_largest_group_that_fits(
     row_type: RowType, d_ff: int, wanted: int, group: int
 ) -> None:
     assert make_layout(5, [1, 3], ((d_ff,),), row_type, wanted).group_size == group
-
-
-def test_no_group_spans_two_rows_that_are_mixed() -> None:
-    found = [make_layout(5, [1], ((192,),), "int8", 64, mixed=n).group_size for n in (1, 2, 4)]
-    assert found == [64, 32, 16]
 
 
 @pytest.mark.parametrize(("row_type", "expected"), [("int4", "88"), ("int8", "8080")])
@@ -182,20 +147,6 @@ def test_parts_follow_each_other_and_scales_follow_all_parts(row_type: RowType) 
             expected = pack_records(alone, [np.ascontiguousarray(row[:, columns])])
             assert np.array_equal(codes[part], alone.row_codes(expected, 0))
             assert np.array_equal(scales[part], alone.row_scales(expected, 0))
-
-
-@pytest.mark.parametrize(
-    ("row_type", "codes"),
-    [
-        ("fp32", [(3, 16), (2, 32)]), ("fp16", [(3, 16), (2, 32)]), ("int8", [(3, 16), (2, 32)]),
-        ("int4", [(3, 8), (2, 16)]),
-    ],
-)  # fmt: skip
-def test_shapes_of_parts_in_a_slot(row_type: RowType, codes: list[tuple[int, ...]]) -> None:
-    layout = layout_of(row_type, parts=MATRICES)
-    assert [layout.codes_shape(part) for part in range(2)] == codes
-    if layout.quantized:
-        assert [layout.scales_shape(part) for part in range(2)] == [(3, 1), (2, 2)]
 
 
 def test_exact_bytes_with_fp16_scales() -> None:

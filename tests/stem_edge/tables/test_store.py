@@ -21,7 +21,6 @@ from stem_edge.tables.packing import make_layout, pack_records
 from stem_edge.tables.rows import ScaleType
 from stem_edge.tables.store import TableFormat, open_table_store
 
-PLAIN = TableFormat(tokens=3, stored=LAYOUT)
 # Of four records, of which two are rare, and six tokens.
 TABLES = msgspec.structs.replace(LAYOUT, records=4)
 RARE = msgspec.structs.replace(LAYOUT, records=2, row_type="int4")
@@ -41,13 +40,6 @@ def mixed(tmp_path: Path) -> Path:
     root = tmp_path / "mixed.zarr"
     write_store(root, TABLES, RECORDS[:2], 2, index=INDEX, rare=(RARE, RARE_RECORDS))
     return root
-
-
-def test_a_plain_store_opens_as_it_was_written(root: Path) -> None:
-    found = open_table_store(root)
-    assert (found.format, found.index) == (PLAIN, None)
-    assert [grid.root for grid in found.grids] == [root / "records"]
-    assert [grid.layout for grid in found.grids] == [LAYOUT]
 
 
 def test_a_mixed_store_opens_as_it_was_written(mixed: Path) -> None:
@@ -99,13 +91,6 @@ def test_records_widen(usual: RowType, stored: RowType, form: Form, scales: Scal
         assert np.array_equal(tables.row_scales(found, index), layout.row_scales(narrow, index))
     codes = unpack_codes(tables.row_codes(found, 0).view(np.uint8), tables.bits)
     assert len(np.unique(codes)) == 1 << layout.bits
-
-
-def test_sizes_on_flash(root: Path, mixed: Path) -> None:
-    for path, format in ((root, PLAIN), (mixed, MIXED)):
-        files = [p for p in path.rglob("*") if p.is_file() and p.name != "zarr.json"]
-        found = sum(p.stat().st_size for p in files)
-        assert 0 <= found - format.nbytes() <= 16 * len(files)
 
 
 @pytest.mark.parametrize(
@@ -184,45 +169,3 @@ def test_layouts_that_are_wrong_or_contradict_the_array(root: Path, where: str) 
         edit(path, where, value)
         # If layout and array contradict each other, either file may be the wrong one.
         assert_refused(root, root)
-
-
-EVERY = pytest.mark.parametrize(
-    "name", ["zarr.json", "records/zarr.json", "rare_records/zarr.json", "index/zarr.json"]
-)
-
-
-@EVERY
-@pytest.mark.parametrize(
-    "data",
-    [
-        *[
-            b"", b"{", b"[]", b"{}{}", b'{"a": NaN}', b"\xef\xbb\xbf{}",
-            b'{"a": ' + b"9" * 5000 + b"}",
-        ]
-    ],
-    ids=lambda data: repr(data[:12]),
-)  # fmt: skip
-def test_not_json(mixed: Path, name: str, data: bytes) -> None:
-    path = mixed / name
-    path.write_bytes(data)
-    with pytest.raises(BundleError) as caught:
-        open_table_store(mixed)
-    assert str(caught.value).startswith(f"{path}: not a zarr.json (")
-
-
-@EVERY
-def test_missing_json(mixed: Path, name: str) -> None:
-    path = mixed / name
-    path.unlink()
-    with pytest.raises(BundleError) as caught:
-        open_table_store(mixed)
-    assert str(caught.value).startswith(
-        f"{path}: cannot read this description of tables (No such file"
-    )
-    assert "the bundle is incomplete" in str(caught.value)
-
-
-def test_a_missing_index(root: Path) -> None:
-    edit(root / "zarr.json", f"{LAYOUT_AT} indexed", True)
-    with pytest.raises(BundleError, match=r"index: cannot read this folder \(No such file"):
-        open_table_store(root)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stem_edge.tables.token_counts import count_tokens, encode_counts, read_counts, write_counts
+from stem_edge.tables.token_counts import encode_counts, read_counts, write_counts
 
 COUNTS = np.array([3, 0, 1, 4294967295], np.uint32)
 
@@ -74,9 +74,3 @@ def test_missing_odd_and_sparse_files_are_ignored(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe.npy")
     for name in ("sparse.npy", "link.npy", "pipe.npy", "none", "."):
         assert read_counts(tmp_path / name, 4) is None
-
-
-def test_counting() -> None:
-    counts = count_tokens(np.array([5, 1, 5, 5], np.int64), 7)
-    assert counts.tolist() == [0, 1, 0, 0, 0, 3, 0]
-    assert counts.dtype == np.uint32

@@ -11,7 +11,7 @@ from tokenizer_files import added
 from tokenizer_files import write as write_tokenizer
 from tool_families import TOOLS, template
 
-from stem_edge.errors import BundleError, InputError
+from stem_edge.errors import InputError
 from stem_edge.runtime.text.chat import Chat
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text.chat_template import MAX_TEMPLATE_NBYTES, ChatTemplate, read_template
@@ -43,19 +43,6 @@ def test_one_of_several_templates_is_for_tools(tmp_path: Path) -> None:
 )
 def test_lists_without_a_template_for_every_conversation(tmp_path: Path, given: object) -> None:
     refused(lambda: read_template(write(tmp_path, given)), InputError, "no chat template")
-
-
-def test_a_template_for_tools_that_is_too_long(tmp_path: Path) -> None:
-    path = write(tmp_path, [SEVERAL[0], SEVERAL[2] | {"name": "tool_use"}])
-    assert read_template(path)[0] == "plain"
-    refused(lambda: ChatTemplate(path), BundleError, path, "expected at most 65,536")
-
-
-def test_a_template_without_a_place_for_tools(tmp_path: Path) -> None:
-    path = write(tmp_path, "{{ messages[0].content }}{{ toolset is defined }}")
-    with ChatTemplate(path) as chat:
-        refused(lambda: chat.render(HELLO, tools=TOOLS), InputError, "has no place for tools")
-        assert chat.render(HELLO) == "HelloFalse"
 
 
 def test_variables_for_a_template(tmp_path: Path) -> None:

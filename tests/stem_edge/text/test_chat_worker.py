@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stem_edge.system.child import module_command, run_child
 from stem_edge.text import chat_template, chat_worker
 from stem_edge.text.chat_template import _end, _Worker
 from stem_edge.text.chat_worker import answer, serve
@@ -88,26 +87,6 @@ def test_what_is_wrong_has_its_line(template: str, found: object) -> None:
         assert (told["line"], "error" in told) == (found, True)
 
 
-def test_reasons_are_cut_and_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(ask("{% " + "x" * 600 + " %}")["error"]) == 500
-    assert len(ask("{{ " + "x" * 600 + " }}")["error"]) == 500
-
-    def fails(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(chat_worker, "render", fails)
-    error: Exception = ValueError()
-    assert ask("") == {"error": "ValueError", "line": None}
-    error = MemoryError()
-    assert ask("") == {"error": "it takes more than 512 MiB of memory"}
-
-
-def test_prompts_are_asked_for_with_a_truth_value() -> None:
-    for given, shown in ((0, "False"), (1, "True"), ("", "False")):
-        told = ask("{{ add_generation_prompt }}", add_generation_prompt=given)
-        assert told == {"text": shown}
-
-
 def test_a_template_is_compiled_once() -> None:
     chat_worker.compiled.cache_clear()
     for _ in range(3):
@@ -133,11 +112,6 @@ def test_it_serves_until_the_input_ends(monkeypatch: pytest.MonkeyPatch) -> None
     assert json.loads(sent[2])["error"] == "division by zero"
     assert all(one.endswith(b"\n") and one.count(b"\n") == 1 for one in sent)
     assert bounds == [(2**29, 20)] * 2
-
-
-def test_without_requests_it_ends() -> None:
-    ended = run_child(module_command("stem_edge.text.chat_worker"), 60)
-    assert (ended.status, ended.stdout.strip()) == (0, b"ready")
 
 
 def test_a_process_belongs_to_who_started_it() -> None:
@@ -169,14 +143,3 @@ def test_a_process_that_does_not_get_ready(
     monkeypatch.setattr(chat_template, "module_command", lambda name: [sys.executable, "-c", code])
     with pytest.raises(error):
         _Worker()
-
-
-def test_half_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import sys; print('ready', flush=True); input(); sys.stdout.write('half')"
-    monkeypatch.setattr(chat_template, "module_command", lambda name: [sys.executable, "-c", code])
-    worker = _Worker()
-    try:
-        with pytest.raises(BrokenPipeError):
-            worker.ask(b"{}\n", 60.0)
-    finally:
-        worker.close()

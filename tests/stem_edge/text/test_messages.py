@@ -15,7 +15,6 @@ from stem_edge.text.messages import (
     checked_messages,
     checked_template_arguments,
     checked_tools,
-    texts,
 )
 
 USER = {"role": "user", "content": "Hello"}
@@ -143,11 +142,3 @@ def test_template_arguments() -> None:
     others: list[object] = [[], "x", 3, {f"a{n}": 1 for n in range(65)}]
     for other in others:
         refused(partial(checked_template_arguments, other), InputError, "at most 64 values")
-
-
-def test_every_text_can_be_asked_for() -> None:
-    value = {"a": ["b", {"c": "d"}], "e": 1, "f": None}
-    assert list(texts("t", value)) == [
-        ("a name in t", "a"), ("t.a[0]", "b"), ("a name in t.a[1]", "c"), ("t.a[1].c", "d"),
-        ("a name in t", "e"), ("a name in t", "f"),
-    ]  # fmt: skip

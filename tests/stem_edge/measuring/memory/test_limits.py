@@ -92,19 +92,6 @@ def test_a_group_is_made_where_memory_is_handed_down(
     assert not list(groups.rglob("stem-edge-*"))
 
 
-def test_several_processes_have_a_group_each(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: None, raising=False)
-    use_group(monkeypatch, (groups, 1))
-    others = f"stem-edge-{os.getppid()}-0"
-    (groups / others).mkdir()
-    (groups / "stem-edge-999999999-0").mkdir()  # of a run that was killed
-    with ProcessLimits(DEVICE) as found:
-        for pid in (1001, 1002):
-            found.confine(pid)
-        assert len(list(groups.iterdir())) == 3
-    assert [path.name for path in groups.iterdir()] == [others]
-
-
 @pytest.mark.parametrize(
     ("refused", "how"),
     [
@@ -170,26 +157,6 @@ def test_cpus_are_bound(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
         ("flash", "emulated"),
         ("speed", "not applied"),
     ]
-
-
-def test_cpus_where_nothing_can_be_bound(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(pid: int, cpus: list[int]) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    use_group(monkeypatch, None)
-    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
-    found = ProcessLimits(DEVICE)
-    found.confine(child)
-    assert found.limits[1].how == "emulated" and "not permitted" in found.limits[1].words
-    monkeypatch.delattr(os, "sched_setaffinity")
-    found.confine(child)
-    assert found.limits[1].how == "emulated"
-
-
-def test_without_a_device_nothing_is_limited(child: int) -> None:
-    with ProcessLimits(None) as found:
-        found.confine(child)
-        assert found.limits == []
 
 
 def test_a_worker_that_takes_too_much_is_killed_and_says_so(

@@ -16,8 +16,7 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.commands.main import main
-from stem_edge.commands.measuring.fit import report_table
-from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.errors import InputError
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.fit import Fit, fit, hit_rate
@@ -64,19 +63,6 @@ def test_the_first_line_says_if_it_fits_and_the_least_that_is_named_suffices() -
     assert words[:2] == ["stem-edge", "generate"]
     done = run(*words[1:], "-p", "The", "-n", "1")
     assert done.returncode == 0, done.stderr
-
-
-def test_more_memory_gives_more_slots_and_hits() -> None:
-    plans = [planned(more) for more in (18_500_000, 60_000_000)]
-    few, all_of_them = (one.plan.slots for one in plans)
-    assert few < all_of_them == 1756
-    assert 0 < plans[0].hit_rate < plans[1].hit_rate == 1
-
-
-def test_several_sequences_are_planned() -> None:
-    one, four = (planned(60_000_000, sequences=count) for count in (1, 4))
-    assert four.plan.kv_cache == 4 * one.plan.kv_cache
-    assert report_table([four], "model", bundle=True).endswith("--sequences 4")
 
 
 @pytest.mark.parametrize(("slots", "share"), [(0, 0), (1, 0.5), (2, 0.75), (3, 1), (9, 1)], ids=str)
@@ -133,11 +119,6 @@ def test_a_checkpoint_gets_types_to_export_it_with(
 def test_bad_input(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         fit(DEMO, bandwidth="10GB", **options)
-
-
-def test_weights_that_exceed_the_memory(tiny_gguf: Path) -> None:
-    with pytest.raises(MemoryPlanError, match=r"1 kB are too little: every token reads .* weights"):
-        fit(tiny_gguf, "1kB", bandwidth="10GB")
 
 
 def test_prompts_take_the_matrices_that_decode_where_both_sets_do_not_fit(

@@ -21,8 +21,7 @@ from stem_edge.errors import BundleError, InputError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.quality.logit_source import checkpoint_logits
 from stem_edge.measuring.quality.quality import Quality
-from stem_edge.measuring.quality.scores import side_by_side, split, windows
-from stem_edge.numerics.distributions import log_softmax
+from stem_edge.measuring.quality.scores import split, windows
 from stem_edge.numerics.quantize import F64
 from stem_edge.numerics.reference import forward
 
@@ -170,33 +169,6 @@ def test_the_reference_model_in_pieces_is_the_whole_one(
     assert np.concatenate(pieces) == pytest.approx(expected[3:], abs=1e-5)
 
 
-def test_streams_of_different_pieces_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.numerics.distributions.PIECE_VALUES", 3 * 2)
-    rows = np.arange(22, dtype=np.float32).reshape(11, 2)
-    cuts = ([5, 6], [1, 8, 2])
-    streams = [iter(np.split(rows, np.cumsum(cut)[:-1])) for cut in cuts]
-    pairs = list(side_by_side(streams))
-    assert all(np.array_equal(one, other) and len(one) <= 3 for one, other in pairs)
-    assert np.array_equal(np.concatenate([one for one, _ in pairs]), rows)
-
-
-def test_logits_of_a_text_are_never_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("all logits at once")
-
-    monkeypatch.setattr("stem_edge.runtime.model.Model.logits", refuse)
-    held: list[int] = []
-
-    def watch(logits: Any) -> F64:
-        held.append(len(logits))
-        return log_softmax(logits)
-
-    monkeypatch.setattr("stem_edge.measuring.quality.scores.log_softmax", watch)
-    monkeypatch.setattr("stem_edge.numerics.distributions.PIECE_VALUES", 1756 * 10)
-    evaluate(DEMO, TEXT * 6)
-    assert max(held) == 10
-
-
 def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) -> None:
     found = evaluate(DEMO, TEXT, prefill_graph=True, against=DEMO)
     assert found.prefill_graph
@@ -204,13 +176,6 @@ def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) 
     assert found.divergence.greatest > 0
     with pytest.raises(InputError, match="has no graph for prompts"):
         evaluate(bundles["fp32"], TEXT, prefill_graph=True)
-
-
-def test_memory_is_of_both_bundles() -> None:
-    # Half of it is more than this process has after thousands of other tests.
-    assert evaluate(DEMO, TEXT, against=DEMO, memory="5GB").divergence is not None
-    with pytest.raises(stem_edge.errors.MemoryPlanError):
-        evaluate(DEMO, TEXT, against=DEMO, memory="1MB")
 
 
 @pytest.mark.parametrize(

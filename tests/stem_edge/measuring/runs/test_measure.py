@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,11 @@ from installed import DEMO
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
-from stem_edge.drawing import FORMATS
 from stem_edge.errors import InputError, MemoryPlanError, StemEdgeError
 from stem_edge.measuring.memory import device_profiles
 from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 from stem_edge.measuring.runs import measure as runner
-from stem_edge.measuring.runs import plots, subjects
+from stem_edge.measuring.runs import subjects
 from stem_edge.measuring.runs.report import report_table, to_dict
 from stem_edge.measuring.runs.results import Report
 from stem_edge.measuring.runs.subjects import load_options, make_subjects
@@ -88,13 +86,6 @@ def test_the_table_and_json(found: Report) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_plots(found: Report, tmp_path: Path, suffix: str) -> None:
-    plots.plot(found, tmp_path / f"run{suffix}")
-    assert (tmp_path / f"run{suffix}").stat().st_size > 5000
-
-
-@pytest.mark.slow
 def test_the_command_with_another_bundle(
     dense_bundle: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -158,29 +149,10 @@ def test_what_does_not_fit_a_limit_is_told_and_the_others_go_on(
     assert "round 2 of 2: lost" not in seen and seen[-1] == ""
 
 
-def test_a_bundle_that_ends_is_an_error(
-    confined: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stem_edge.measuring.runs.workers.COMMAND", "")  # ends at once
-    with pytest.raises(StemEdgeError, match="bundle ended while it was measured"):
-        stem_edge.measure(DEMO, limit="1GB", prompt_tokens=8, new_tokens=2)
-
-
 def test_a_limit_needs_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stem_edge.measuring.memory.limits.memory_cgroup", lambda: None)
     with pytest.raises(InputError, match=r"limit is 1 GB, but no cgroup .* systemd-run"):
         stem_edge.measure(DEMO, limit="1GB")
-
-
-def test_cold_says_where_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    with pytest.raises(InputError, match="cold is not possible here"):
-        stem_edge.measure(DEMO, cold=True)
-
-
-def test_the_machine_has_a_name_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "cpu_info", dict)
-    assert runner.machine().endswith(" GB")
 
 
 def test_cases_are_options_of_load() -> None:
@@ -218,11 +190,6 @@ def test_bad_input(arguments: list[str], message: str, capsys: Capture) -> None:
     assert main(["measure", str(DEMO), *arguments]) == 1
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
-
-
-def test_a_bundle_is_needed(capsys: Capture) -> None:
-    assert main(["measure"]) == 1
-    assert "needs the folder of a BUNDLE" in capsys.readouterr().err
 
 
 def test_without_matplotlib_one_line_names_the_extra(

@@ -66,11 +66,6 @@ def test_figures_of_a_run(figure: str, value: float) -> None:
     assert run().figures[figure] == pytest.approx(value)
 
 
-def test_a_dense_model_has_no_figures_of_rows() -> None:
-    found = run(before={}, counters={"planned": 1.0}).figures
-    assert not found.keys() & {"hit_rate", "flash_bytes_per_token", "slots"}
-
-
 def test_medians_but_the_greatest_peak() -> None:
     result = SubjectResult([run(1, 100), run(4, 300), run(2, 200)])
     found = result.figures()

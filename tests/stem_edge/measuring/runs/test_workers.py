@@ -15,12 +15,9 @@ from typing import TypeAlias
 import pytest
 from installed import DEMO
 
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
 from stem_edge.measuring.runs import workers
-from stem_edge.measuring.runs.worker import Worker
 from stem_edge.measuring.runs.workers import Subject, WorkerProcess
-from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 
 DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
@@ -112,14 +109,6 @@ def test_an_error_of_the_engine_is_the_same_here(
         assert list(worker.sampler.phases) == ["start", "import", "load"]
 
 
-def test_tokens_that_do_not_fit_the_context() -> None:
-    with WorkerProcess(demo()) as worker:
-        worker.load(context=16, threads=1)
-        with pytest.raises(InputError, match="17 tokens do not fit"):
-            worker.prompt(list(range(17)))
-        assert worker.prompt([1, 2]).counters["misses"] == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "expected"),
     [
@@ -139,16 +128,6 @@ def test_what_is_no_error_of_ours_is_one_line_with_its_name(
         worker.start()
     assert type(raised.value) is expected[0]
     assert expected[1] in str(raised.value) and "\n" not in str(raised.value)
-
-
-@POSIX
-def test_a_worker_that_was_killed_before_it_was_asked() -> None:
-    with WorkerProcess(demo()) as worker:
-        worker.start()
-        os.kill(worker.pid, signal.SIGKILL)
-        for _ in range(2):
-            with pytest.raises(StemEdgeError, match=r"demo ended .* in phase import: .*killed it"):
-                worker.load(context=16, threads=1)
 
 
 @POSIX
@@ -172,31 +151,6 @@ def test_a_worker_that_is_killed_while_it_works(
         with pytest.raises(StemEdgeError, match=f"in phase prompt: {words}"):
             worker.prompt([1])
         thread.join()
-
-
-@pytest.mark.parametrize(
-    "ends", ["sys.exit(3)", "print('{\"seconds\": 1', end='', flush=True); os._exit(3)"]
-)
-def test_a_worker_that_ends_itself_or_in_the_middle_of_an_answer(
-    scripted: Scripted, ends: str
-) -> None:
-    subject, words = scripted(ANSWERS + ends), "in phase decode: exit status 3; see what"
-    with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError, match=words):
-        worker.decode([1])
-
-
-def test_a_worker_whose_memory_cannot_be_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "END_SECONDS", 0.05)
-
-    def refuse() -> None:
-        raise PermissionError(13, "Permission denied")
-
-    with WorkerProcess(demo()) as worker:
-        worker.start()
-        monkeypatch.setattr(worker.sampler.reader, "totals", refuse)
-        with pytest.raises(StemEdgeError, match="memory cannot be read"):
-            worker.load(context=16, threads=1)
-        assert worker._process.poll() is not None
 
 
 def ended(worker: WorkerProcess) -> bool:
@@ -232,41 +186,9 @@ def test_a_worker_that_is_busy_or_does_not_stop_is_killed(
     assert own_fds() == fds
 
 
-@LINUX
-def test_limits_that_cannot_be_applied_leave_no_process() -> None:
-    pids: list[int] = []
-
-    def refuse(pid: int) -> None:
-        pids.append(pid)
-        raise PermissionError("no")
-
-    fds = own_fds()
-    with pytest.raises(PermissionError):
-        WorkerProcess(demo(), confine=refuse)
-    assert not Path(f"/proc/{pids[0]}").exists() and own_fds() == fds
-
-
 @POSIX
 def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
     with WorkerProcess(demo()) as worker:
         worker.start()
         os.kill(worker.pid, signal.SIGINT)
         assert worker.start().steps == []
-
-
-def test_nothing_runs_before_the_engine_is_loaded() -> None:
-    worker = Worker()
-    assert set(worker.answer({"do": "start"})) == {"seconds"}
-    for do in ("prompt", "decode"):
-        with pytest.raises(RuntimeError, match="nothing is loaded"):
-            worker.answer({"do": do, "ids": [1]})
-
-
-def test_folders_of_a_prepared_backbone(tmp_path: Path) -> None:
-    subject = demo(engine="onnxruntime", cache_dir=str(tmp_path))
-    assert subject.prepared_folders() == ()
-    make(open_bundle(DEMO), tmp_path, 1)
-    (folder,) = subject.prepared_folders()
-    assert folder.is_dir() and folder.is_relative_to(tmp_path)
-    assert {DEMO.resolve(), folder} < {path.parent for path in subject.files()}
-    assert demo(engine="ggml", cache_dir=str(tmp_path)).prepared_folders() == ()

@@ -13,10 +13,9 @@ from typing import Any
 import jsonschema
 import pytest
 import tokenizers
-from tool_families import BY_NAME, FORMS, TOOLS, WEATHER, call, read, with_markers
+from tool_families import BY_NAME, TOOLS, WEATHER, read, with_markers
 
 import stem_edge
-from stem_edge.errors import InputError
 from stem_edge.text.messages import checked_tools
 from stem_edge.text.tool_calls.grammar import calls_grammar
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
@@ -199,13 +198,3 @@ def test_large_grammars_are_made_soon(properties: dict[str, Any]) -> None:
     for name in ("gemma4", "hermes"):  # the others are made as one of these is
         assert calls_grammar(BY_NAME[name], tools)
     assert time.thread_time() - began < 20  # minutes if anything was made repeatedly
-
-
-def test_a_tool_that_is_not_there() -> None:
-    with pytest.raises(InputError, match="no tool 'other', expected one of: weather, now"):
-        calls_grammar(BY_NAME["hermes"], TOOLS, name="other")
-
-
-def test_every_family_is_tested() -> None:
-    assert set(BY_NAME) == set(FORMS) == set(WRITTEN) == set(EACH)
-    assert call(0, "now", "{}") == read(BY_NAME["gemma4"], "<|tool_call>call:now{}<tool_call|>")

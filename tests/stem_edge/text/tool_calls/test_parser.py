@@ -116,12 +116,6 @@ def test_pieces_come_as_soon_as_they_can() -> None:
     assert CallParser(BY_NAME["llama3"], TOOLS).push("{ no") == [Content("{ no")]
 
 
-def test_without_tools_every_name_is_a_call() -> None:
-    text = '{"name": "any", "parameters": {}}'
-    assert read(BY_NAME["llama3"], text, tools=None) == call(0, "any", "{}")
-    assert read(BY_NAME["llama3"], text, tools=[]) == [Content(text)]
-
-
 @pytest.mark.parametrize(
     "schema", [{"enum": 5}, {"enum": {"x": 1}}, {"type": {}}, {"const": []}, 5]
 )
