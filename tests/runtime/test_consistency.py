@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,14 +14,12 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.commands.main import main
-from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import consistency as runs
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.consistency import verify_runs
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import Chunk
 
 WAYS = [
     *("again", "kept prompts", "sequences together", "drafts", "small chunks"),
@@ -66,18 +63,6 @@ def test_drafts_that_change_answers_are_found(
     monkeypatch.setattr(Engine, "step", step)
     found = verify_runs(dense_bundle, max_new_tokens=16)["drafts"]
     assert found.startswith("other tokens of prompt 1 from new token ")
-
-
-def test_more_new_tokens_than_the_context_holds(dense_bundle: Path) -> None:
-    with pytest.raises(InputError, match="leave no room for a prompt; ask for fewer"):
-        verify_runs(dense_bundle, max_new_tokens=1 << 20)
-
-
-def test_a_sequence_that_fails_is_no_other_answer() -> None:
-    model, failed = Mock(), Chunk("", [], None, "error", BackendError("broken"))
-    model.generate_many.return_value = [(0, failed)]
-    with pytest.raises(BackendError, match="broken"):
-        runs._in_batches(model, [[1]], 2)
 
 
 def test_a_dense_model(dense_bundle: Path) -> None:

@@ -17,11 +17,8 @@ from loading import load_fixed
 
 import stem_edge
 from stem_edge import Chunk, Model
-from stem_edge.answers.turn import Turn, prepare
 from stem_edge.errors import InputError
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.text.thoughts import Thoughts
 
 FRANCE, SPAIN = "The capital of France is", "The capital of Spain is"
 PARIS = " Paris. It is a country in Europe."
@@ -197,32 +194,3 @@ def test_thoughts_are_kept_beside_their_answer(tmp_path: Path) -> None:
         assert model.load_conversation(tmp_path / "talk").messages == [user(FRANCE), answer]
         # What a grammar allows is the answer from its first token on.
         assert text_of(conversation.retry(regex=" Paris")) == " Paris"
-
-
-def test_special_tokens_that_are_asked_for_stay_beside_markers_of_thoughts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, kept = SamplingParams(kept_special_tokens=["<|fim_prefix|>"]), list[list[str]]()
-
-    def take(model: Model, ids: Sequence[int], params: SamplingParams) -> Iterator[Chunk]:
-        kept.append([*params.kept_special_tokens])
-        return iter(())
-
-    with thinking(tmp_path) as bundle, load_fixed(bundle, warm_start=False) as model:
-        monkeypatch.setattr(model.chat, "thoughts", Thoughts("is", "country", ("<|fim_suffix|>",)))
-        for name in ("generate", "request"):
-            monkeypatch.setattr(Model, name, take)
-        model.conversation().send(FRANCE, given)
-        prepare(model, Turn([user(FRANCE)], given))
-    assert kept == [["<|fim_prefix|>", "<|fim_suffix|>"]] * 2
-
-
-def test_variables_of_the_template(tmp_path: Path, asked: list[Sequence[int]]) -> None:
-    bundle = write_chat_bundle(
-        tmp_path, "{{ messages[0].content }}{% if enable_thinking %} is{% endif %}"
-    )
-    with load_fixed(bundle, warm_start=False) as model:
-        for given, end in ((None, ""), ({"enable_thinking": True}, " is")):
-            conversation = model.conversation(template_arguments=given)
-            text_of(conversation.send("Paris", max_new_tokens=1))
-            assert model.detokenize(asked[-1]) == f"Paris{end}"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
-from loading import load_fixed
 from prompt_graph import load_with
 
 from stem_edge.bundle.manifest import TABLES
@@ -86,25 +85,6 @@ def test_tokens_do_not_depend_on_how_they_are_computed(
     tokens, logits = run(tiny_bundle, **variant)
     assert tokens == expected_tokens
     assert np.abs(logits - expected).max() < 1e-4
-
-
-def test_contexts_that_take_turns_do_not_mix(tiny_bundle: Path) -> None:
-    with load_fixed(tiny_bundle) as model:
-        prompts = [[256, 1, 2], [256, 7, 8, 9]]
-        alone = [
-            [t for c in model.generate(p, max_new_tokens=12) for t in c.token_ids] for p in prompts
-        ]
-        together: list[list[int]] = [[], []]
-        streams = [model.generate(p, max_new_tokens=12) for p in prompts]
-        active = [0, 1]
-        while active:
-            for number in list(active):
-                chunk = next(streams[number], None)
-                if chunk is None:
-                    active.remove(number)
-                else:
-                    together[number] += chunk.token_ids
-    assert together == alone
 
 
 @pytest.mark.parametrize("length", range(1, 40))

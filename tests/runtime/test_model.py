@@ -83,11 +83,6 @@ def test_a_stop_text_is_cut_off(model: Model) -> None:
     assert chunks[-1].finish_reason == "stop"
 
 
-def test_text_and_ids_are_the_same_prompt(model: Model) -> None:
-    text = "The capital of Peru is"
-    assert model.generate_text(text) == model.generate_text(model.tokenize(text))
-
-
 def test_the_same_seed_gives_the_same_text(model: Model) -> None:
     def sample(seed: int | None) -> str:
         return model.generate_text("The", temperature=1.5, seed=seed, max_new_tokens=40)

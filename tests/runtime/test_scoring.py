@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from installed import DEMO
 from loading import load_fixed
 from prompt_graph import load_with
 
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime import Model
@@ -87,21 +86,6 @@ def test_reuse_changes_no_more_than_rounding_and_saves_most_tokens(model: Model)
     assert without.reused == 0
     assert with_reuse.processed + with_reuse.reused == without.processed
     assert with_reuse.processed < without.processed / 2
-
-
-def test_the_order_of_pairs_changes_nothing(model: Model) -> None:
-    pairs = some_pairs(model)
-    scores = Scorer(model).score(pairs)
-    order = random.Random(1).sample(range(len(pairs)), len(pairs))
-    again = Scorer(model).score([pairs[number] for number in order])
-    assert again == [scores[number] for number in order]
-
-
-@pytest.mark.slow
-def test_a_score_hardly_depends_on_its_neighbours(model: Model) -> None:
-    pairs = some_pairs(model)
-    alone = [Scorer(model).score([pair])[0] for pair in pairs]
-    assert_close(Scorer(model).score(pairs), alone, pairs)
 
 
 @pytest.mark.parametrize(
@@ -203,17 +187,3 @@ def test_bad_pairs_are_refused_before_anything_is_computed(
     with pytest.raises(InputError, match=message):
         scorer.scores([([1], [2]), pair])
     assert scorer.processed == 0
-
-
-def test_no_pairs_have_no_scores_and_a_closed_model_says_so(demo: Model) -> None:
-    assert Scorer(demo).score([]) == []
-    demo.close()
-    with pytest.raises(InputError, match="closed"):
-        Scorer(demo).score([([1], [2])])
-
-
-def test_logits_that_are_nan(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = np.full((2, 1756), np.nan, np.float32)
-    monkeypatch.setattr(demo.engine, "step", lambda *args, **kw: bad)
-    with pytest.raises(BackendError, match="logit of token 0 is nan"):
-        Scorer(demo).score([([1], [2])])

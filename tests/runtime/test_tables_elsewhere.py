@@ -57,14 +57,6 @@ def test_rows_over_a_network_give_the_same_text(
         assert f"in {stats.network_reads} reads from the network" in stats.line()
 
 
-@pytest.mark.parametrize("options", [{"resident": True}, {}, {"overlap": False}])
-def test_other_ways_to_load_give_the_same_text(
-    here: Path, text: str, options: dict[str, Any]
-) -> None:
-    with load_fixed(here, tables=str(DEMO / TABLES), **options) as model:
-        assert model.generate_text(PROMPT) == text
-
-
 def test_what_does_not_go_together_is_refused(here: Path, server: RangeServer) -> None:
     refused(lambda: load(here), BundleError, "records")
     refused(lambda: load(here, tables="nosuch://there"), InputError, "nosuch")

@@ -17,7 +17,6 @@ from stem_edge.runtime.backends.memory_plan import (
     DeviceNeeds,
     MemoryPlan,
     Part,
-    Planner,
     choose_plan,
     contexts,
     plan_memory,
@@ -86,32 +85,9 @@ def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> N
             assert of_context(longer) > CONTEXT_SHARE * spare
 
 
-def test_several_sequences_take_shorter_contexts() -> None:
-    lengths = []
-    for sequences in (1, 4, 16):
-        plan = choose_plan(contexts(LONGEST), plans(400 * MEGA, sequences=sequences), 400 * MEGA)
-        lengths.append(plan.context_length)
-        assert of_context(plan) <= CONTEXT_SHARE * (400 * MEGA - plan.weights)
-    assert lengths[0] > lengths[1] > lengths[2]
-
-
-def test_the_usual_context_is_taken_even_if_it_takes_most() -> None:
-    least = Planner(cpu_needs(FOOTPRINT, USUAL_CONTEXT, 1, prepared=False, prefill=False), 0).least(
-        1
-    )
-    plan = chosen(least.total)
-    assert plan.context_length == USUAL_CONTEXT and plan.slots == least.slots
-    assert of_context(plan) > CONTEXT_SHARE * (least.total - plan.weights)
-    assert chosen(least.total - 1).context_length == USUAL_CONTEXT // 2
-
-
 def test_the_error_is_that_of_the_shortest() -> None:
     with pytest.raises(MemoryPlanError, match="KV cache of 128 tokens"):
         chosen(MEGA)
-
-
-def test_few_slots_do_not_shorten_it() -> None:
-    assert chosen(1000 * MEGA, slots=4).context_length == LONGEST
 
 
 @pytest.mark.parametrize(
@@ -121,13 +97,3 @@ def test_on_a_device_its_memory_decides(limit: int | None, expected: int) -> Non
     part = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000, slot=100)
     device = DeviceNeeds(part, limit, shared=False)
     assert chosen(2000 * MEGA, device=device).context_length == expected
-
-
-def test_no_chunk_is_cut_for_a_longer_context() -> None:
-    """Where scores of a full context are kept, chunks would shrink before a context does."""
-
-    def plan_at(context: int) -> MemoryPlan:
-        plan = plans(1000 * MEGA)(context)
-        return replace(plan, chunk_tokens=16) if context > 10_000 else plan
-
-    assert choose_plan(contexts(LONGEST), plan_at, 1000 * MEGA).context_length == 8192

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import stem_edge
 from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
-from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 
 
@@ -41,12 +40,6 @@ def test_what_is_not_installed_is_named(tiny_gguf: Path, monkeypatch: pytest.Mon
     for name in names:
         with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
             load_fixed(tiny_gguf, engine=name)
-
-
-def test_the_plan_is_of_the_engine(tiny_bundle: Path, tiny_gguf: Path) -> None:
-    plans = [stem_edge.memory_plan(path) for path in (tiny_bundle, tiny_gguf)]
-    assert [plan.engine for plan in plans] == ["onnxruntime", "ggml"]
-    assert plans[0].weights > plans[1].weights  # used in place, in their file
 
 
 def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
@@ -95,21 +88,6 @@ def test_a_damaged_header_changes_no_token_and_is_found(
     assert greedy(copy) == greedy(tiny_gguf)
     assert main(["verify", str(copy)]) == 1
     assert GGUF in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("part", "field", "value"), [("model", "dim", 128), ("gguf", "weights", "f16")]
-)
-def test_a_backbone_of_another_model(
-    tiny_gguf: Path, tmp_path: Path, part: str, field: str, value: object
-) -> None:
-    """The manifest decides what is loaded; a file that contradicts it is refused."""
-    copy = shutil.copytree(tiny_gguf, tmp_path / "copy")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest[part][field] = value
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=GGUF):
-        load_fixed(copy)
 
 
 def test_generating_on_ggml_loads_no_onnxruntime(tiny_gguf: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from planned_bundle import BUNDLE, CONTEXT, make_bundle
 
@@ -13,7 +12,6 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.runtime.backends.memory_plan import (
-    CHUNK_TOKENS,
     DEFAULT_CACHE_NBYTES,
     SMALLEST_CHUNK,
     Ask,
@@ -65,15 +63,6 @@ def test_all_of_a_limit_that_was_asked_for_is_used() -> None:
     assert plan.provider == on.provider == "webgpu"
 
 
-def test_several_sequences_take_their_memory_on_the_device() -> None:
-    plan = plan_memory("model", needs(), Ask(sequences=8), 0, GREAT)
-    assert plan.device is not None
-    one = planned()[1]
-    assert plan.device.kv_cache == plan.kv_nbytes == 8 * one.kv_cache
-    assert (plan.kv_cache, plan.device.sequences) == (0, 8)
-    assert dict(plan.device.parts())[f"fp32 KV cache of 8 x {CONTEXT} tokens"] == 8 * one.kv_cache
-
-
 def test_less_than_the_least_is_refused_with_parts() -> None:
     least = smallest()
     _, on = planned(limit=least)
@@ -105,32 +94,9 @@ def test_impossible_slots_are_refused(slots: int) -> None:
         planned(slots=slots)
 
 
-def test_with_a_slot_for_every_record_chunks_are_whole() -> None:
-    plan, on = planned(slots=RECORDS)
-    assert (plan.chunk_tokens, on.slots) == (CHUNK_TOKENS, RECORDS)
-    few, _ = planned(slots=5)
-    assert few.chunk_tokens == 5
-
-
 def test_too_little_host_memory_is_refused() -> None:
     with pytest.raises(MemoryPlanError, match="bookkeeping of the row cache"):
         planned("1MB")
-
-
-def test_a_device_without_memory_of_its_own_counts_here() -> None:
-    apart, on = planned("900MB")
-    shared, same = planned("900MB", shared=True)
-    assert on.total == same.total
-    assert shared.total - apart.total == on.total
-    assert "memory of the device" in dict(shared.parts())
-
-
-def test_a_dense_model_has_no_slots() -> None:
-    model = msgspec.structs.replace(BUNDLE.manifest.model, stem_layers=())
-    dense = make_bundle(model=model, stored=None)
-    plan, on = planned(bundle=dense)
-    assert (on.slots, on.row_cache) == (0, 0)
-    assert plan.chunk_tokens == CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("shared", (False, True))
@@ -140,12 +106,3 @@ def test_no_plan_takes_more_than_it_may(memory: int, limit: int | None, shared: 
     big = make_bundle(vocab_size=2_000_000)
     plan, _ = planned(memory, bundle=big, limit=limit, shared=shared)
     assert plan.total <= memory and plan.slots
-
-
-def test_slots_in_memory_of_the_host_are_as_many_as_fit_there() -> None:
-    big, memory = make_bundle(vocab_size=2_000_000), 600_000_000
-    plan, on = planned(memory, bundle=big, shared=True)
-    assert on.row_cache < DEFAULT_CACHE_NBYTES
-    assert on.slots > 100 * on.chunk_tokens and plan.total > 0.99 * memory
-    _, given = planned(memory, bundle=big, shared=True, limit=GREAT)
-    assert on.slots == given.slots

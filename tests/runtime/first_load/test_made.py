@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,14 +23,12 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.bundles.entries import entries
 from stem_edge.commands.main import main
 from stem_edge.errors import (
-    BundleError,
     CheckpointError,
     ExportError,
     InputError,
     OutOfMemoryError,
     StemEdgeError,
 )
-from stem_edge.export import worker
 from stem_edge.files import disk
 from stem_edge.files.lock import lock
 from stem_edge.hub.kept import MADE
@@ -174,13 +171,6 @@ def test_it_is_made_once_for_each_state(
     assert opened(path) == first and len(exports) == count
 
 
-def test_each_engine_has_its_own(tmp_path: Path, exports: list[str]) -> None:
-    path = one_file(tmp_path)
-    assert opened(path) == opened(path, engine="onnxruntime") != opened(path, engine="ggml")
-    assert exports == ["onnxruntime", "ggml"]
-    refused(lambda: opened(path, engine="x"), InputError, "engine is 'x'", "auto")
-
-
 def test_an_interrupted_one_leaves_nothing(
     tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,24 +186,6 @@ def test_an_interrupted_one_leaves_nothing(
             opened(path)
     assert not [entry for entry in entries(cache) if entry.kind == MADE]
     assert opened(path).is_dir() and len(exports) == 1
-
-
-def test_one_without_its_record_is_of_no_earlier_checkpoint(
-    tmp_path: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = one_file(tmp_path)
-    opened(path)
-    path.rename(earlier := tmp_path / "earlier")
-    path.write_bytes(b"other")
-    with monkeypatch.context() as patch:
-        patch.setattr(made, "write_whole", fails)
-        refused(lambda: opened(path), ExportError, "cannot write (No space left on device)")
-    earlier.replace(path)
-    opened(path)
-    assert len(exports) == 3
 
 
 def test_a_bundle_keeps_its_record_if_the_next_export_fails(
@@ -288,39 +260,10 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not [*folder.glob(f"{MADE}/*/")]
 
 
-def test_an_error_has_names_that_the_encoding_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    (path := tmp_path / "東.gguf").write_bytes(b"GGUF")
-    refused(lambda: opened(path, cache_dir=tmp_path / "cache"), CheckpointError, path)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None:
     (path := tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
     assert opened(path) == opened(path) and len(exports) == 1
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 alone")
-def test_a_name_that_is_not_utf8(tmp_path: Path, exports: list[str]) -> None:
-    path = in_folder(tmp_path)
-    (path / os.fsdecode(b"\xff.safetensors")).touch()
-    refused(lambda: opened(path), InputError, "\\udcff.safetensors", "not UTF-8")
-    assert not exports
-
-
-def test_a_name_that_is_too_long(tmp_path: Path) -> None:
-    refused(lambda: opened(tmp_path / ("n" * 300)), BundleError, "nnn")
-
-
-def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    path = one_file(tmp_path)
-    monkeypatch.setattr(made, "file_states", denied)
-    refused(lambda: opened(path), InputError, path, "Permission denied", kept=[path])
 
 
 def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
@@ -345,21 +288,6 @@ def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
     command = module_command(making.WORKER, str(path), str(tmp_path / "out"), "onnxruntime", "")
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
-
-
-def test_the_worker_says_what_goes_on_in_a_plain_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
-    monkeypatch.setattr(
-        worker, "export_bundle", lambda *_, **__: warnings.warn("3 steps", stacklevel=1)
-    )
-    for show in ("True", "False"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            monkeypatch.setattr(sys, "argv", ["worker", "m.gguf", "out", "onnxruntime", show])
-            assert worker.main() == 0
-    assert capsys.readouterr().err == "stem-edge: note: 3 steps\n"
 
 
 def test_without_writing_it_is_used_as_it_is(
@@ -426,8 +354,3 @@ def test_a_real_file(engine: str, tmp_path: Path, capfd: Capture) -> None:
         assert err.count("making a bundle of a.gguf, once, in") == told
         texts.append(out)
     assert texts[0] == texts[1]
-
-
-def test_a_folder_that_is_no_checkpoint_is_refused_as_before(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    refused(lambda: opened(tmp_path), BundleError, tmp_path, "not a bundle")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
-from stem_edge.files.trees import remove_tree
 from stem_edge.hub.kept import MADE, kept_bundles, named
 from stem_edge.runtime.first_load import made
 
@@ -119,38 +118,3 @@ def test_one_of_two_of_a_name_is_removed_by_its_place(
     for name in ("", ".", "..", "/", str(cache / MADE), str(tmp_path)):
         assert main(["rm", name]) == 1
     assert listed(capsys) == ["m"]
-
-
-def leads_up(folder: Path) -> Path:
-    return folder / "a" / ".."
-
-
-def leads_elsewhere(folder: Path) -> Path:
-    (folder / "link").symlink_to(folder / "a")
-    return folder / "link"
-
-
-def lies_deeper(folder: Path) -> Path:
-    return folder / "a" / "b"
-
-
-def is_a_file(folder: Path) -> Path:
-    (folder / "file").touch()
-    return folder / "file"
-
-
-@pytest.mark.parametrize(
-    "path", [leads_up, leads_elsewhere, lies_deeper, is_a_file, lambda folder: folder]
-)
-def test_only_a_folder_in_its_place_is_deleted(
-    path: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "out").symlink_to(tmp_path)
-    with pytest.raises(OSError, match="not a folder of stem-edge"):
-        remove_tree(path(tmp_path), tmp_path)
-    with pytest.raises(OSError, match="not a folder of stem-edge"):
-        remove_tree(tmp_path / "a" / "..", tmp_path / "a")
-    assert (tmp_path / "a" / "b").is_dir()
-    remove_tree(tmp_path / "a", tmp_path)
-    assert not (tmp_path / "a").exists()

@@ -2,9 +2,7 @@
 
 import re
 import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -134,20 +132,6 @@ def test_regular_expressions(regex: str) -> None:
     assert [text for text in written if not re.fullmatch(regex, text)] == []
 
 
-LARK = """start: greeting+ %json {"type": "object", "properties": {"at": {"format": "time"}},
-  "required": ["at"], "additionalProperties": {"type": "null"}} // a comment
-greeting: ("Hello" | /Hi+/) " " NAME "!\\n"
-NAME: /[A-Z][a-z]{2,4}/
-"""
-
-
-def test_lark_with_a_schema() -> None:
-    assert allows(Grammar.of_text(LARK), 'Hello Ada!\nHiii Bob!\n{"at": null, "b":null}')
-    assert not allows(Grammar.of_text(LARK), 'Hello Ada!\n{"at": null, "b": 3}')
-    assert allows(Grammar.of_text(LARK), 'Hello Ada!\n{"at": "23:59:59Z"}')
-    assert not allows(Grammar.of_text(LARK), 'Hello Ada!\n{"at": "23:59"}')
-
-
 @pytest.mark.parametrize(
     "grammar, message",
     [
@@ -182,24 +166,6 @@ def test_what_cannot_be_compiled_is_refused(grammar: Grammar, message: str) -> N
 def test_what_leads_only_back_to_itself_is_refused(loop: Grammar) -> None:
     with pytest.raises(InputError, match=r"(?i)no text matches|unsatisfiable|cannot"):
         demo_grammars().open(loop)
-
-
-# Texts of which a part is long and then does not end as it should, at the largest sizes allowed.
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\n" * (1 << 16), "a" * (1 << 20), ("a" + " " * 99) * 10_000, 'root ::= "a"{1,' + " " * (1 << 16),
-        'root ::= "a"{' + "1" * (1 << 16), "root ::= a" + " \n" * (1 << 16), 'root ::= "' + "\\n" * (1 << 16),
-        'start: "' + '\\"' * (1 << 14), "start: /" + "\\/" * (1 << 14), "start: " + "<a" * (1 << 14),
-        "start: a" + "\n" * (1 << 14) + "@", "start: " + "%json {}" * (1 << 16),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_takes_little_time_to_find(text: str) -> None:
-    demo_grammars().open(Grammar.of_regex("a"))  # reads the vocabulary
-    began = time.thread_time()
-    with pytest.raises(InputError):
-        demo_grammars().open(Grammar.of_text(text))
-    assert time.thread_time() - began < 8  # many to hours if anything was read repeatedly
 
 
 def test_long_chains_of_rules() -> None:
@@ -242,18 +208,6 @@ def test_compiled_once(
     for text in asked.split():
         assert id_of(text[0]) in allowed_ids(grammars.open(Grammar.of_regex(text)))
     assert made == compiled.split()
-
-
-def test_many_threads() -> None:
-    """Answers to one grammar, and to others, are independent."""
-    grammars = Grammars(demo_codec(), EOS_IDS, VOCAB_SIZE)
-
-    def answer(number: int) -> str | None:
-        return write(grammars.open(Grammar.of_regex(f"({number % 5}[a-z]{{3}} )+end")), number)
-
-    alone = [answer(number) for number in range(40)]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(answer, range(40))) == alone
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

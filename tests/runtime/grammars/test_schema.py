@@ -129,18 +129,6 @@ def test_whitespace_is_bounded(text: str, allowed: bool) -> None:
     assert allows(Grammar.of_schema(OBJECT), text) == allowed
 
 
-def test_a_schema_that_allows_everything() -> None:
-    for text in ('{"a": [1, null, "\\n\u00e9"]}', "-1.5e3", "true"):
-        assert allows(Grammar.of_schema(True), text)
-    assert allows(Grammar.of_schema({"type": "object"}), '{"x": {"y": []}}')
-    assert not allows(Grammar.of_schema({"type": "object"}), "[]")
-
-
-def test_names_are_no_keywords() -> None:
-    schema = {"properties": {"format": {"const": {"x-guidance": 1}}, "$id": {"$ref": "#/$defs/a"}}}
-    assert allows(Grammar.of_schema(schema | {"$defs": {"a": {"type": "null"}}}), '{"$id": null}')
-
-
 FORMATS: dict[str, Callable[[str], object]] = {
     "date": lambda text: re.fullmatch("[0-9]{4}(-[0-9]{2}){2}", text) or 1 / 0,
     "email": lambda text: text.index("@"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizer_files import WORDS, added, write
+from tokenizer_files import write
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from trained_tokenizers import train_ranks, train_sp, write_ranks
 
@@ -129,9 +129,3 @@ def test_tokens_without_bytes_of_their_own(tmp_path: Path, decoder: object) -> N
     path = write(tmp_path / "tokenizer.json", decoder=decoder)
     with pytest.raises(InputError, match="joins tokens by spaces"):
         Grammars(TextCodec(path), (1,), 2).open(Grammar.of_regex("a"))
-
-
-def test_a_bundle_without_an_end(tmp_path: Path) -> None:
-    path = write(tmp_path / "tokenizer.json", WORDS, added_tokens=[added(2, "</s>", special=True)])
-    with pytest.raises(InputError, match="no token that ends an answer"):
-        Grammars(TextCodec(path), (), 3).open(Grammar.of_regex("a"))

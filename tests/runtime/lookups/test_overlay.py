@@ -11,7 +11,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import Overlay, check_lookup
-from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.tables.rows import RowLookup
 
@@ -99,18 +98,6 @@ def test_the_target_is_cut_as_behind_a_space_if_that_is_shorter_and_fits(codec: 
     assert found == {0: ["Ger"], 1: ["many"]}
 
 
-def test_a_text_is_not_taken_for_the_same_text_in_front_of_it(codec: TextCodec) -> None:
-    assert tokens_after(codec, "New ", "New") == [WORDS.index("ĠNew")]
-
-
-def test_other_layers_keep_their_own_rows(codec: TextCodec) -> None:
-    assert looked_up(codec, "The Spain", edit("Spain", "Chad", 2)) == {1: ["ĠSpain", "ĠChad"]}
-    assert of_tokens(codec, everywhere("Spain", "Oman", 1, scheme="average"))["ĠSpain"] == [
-        "ĠOman",
-        "ĠSpain",
-    ]
-
-
 def test_the_later_edit_holds_in_its_place_and_layers(codec: TextCodec) -> None:
     one, two = edit("Spain", "Chad"), edit("Spain", "Germany", 1)
     assert looked_up(codec, "The Spain", one, two) == {1: ["ĠGermany", "ĠChad"]}
@@ -151,12 +138,6 @@ def test_everywhere_a_word_is_edited_in_each_of_its_shortest_forms(codec: TextCo
         of_tokens(codec, everywhere("Spain", "New Zealand", scheme="swap"))
 
 
-def test_scope_everywhere_includes_parts_of_words_and_needs_no_source(codec: TextCodec) -> None:
-    one = everywhere("Zealand", "Spain")
-    assert looked_up(codec, "The New Zealand", one) == {2: ["ĠSpain"]}
-    assert looked_up(codec, "The Oman", one) == {}
-
-
 def test_a_token_that_would_look_up_two_things_is_refused(codec: TextCodec) -> None:
     one = everywhere("Bora Bora", "New Zealand", scheme="swap")
     assert len(codec.encode(" Bora Bora")) == 2
@@ -172,15 +153,6 @@ def test_a_token_that_would_look_up_two_things_is_refused(codec: TextCodec) -> N
     assert looked_up(codec, "The Bora Bora", placed) == {1: ["ĠNew"], 2: ["ĠZealand"]}
 
 
-def test_special_tokens_can_be_source_target_and_padding(codec: TextCodec) -> None:
-    text, end = f"The Spain{END} of", len(WORDS)
-    assert looked_up(codec, text, edit(END, "Spain", scheme="average")) == {2: ["Spain"]}
-    assert looked_up(codec, text, edit("Spain", END)) == {1: [END]}
-    assert looked_up(codec, text, edit("The", END)) == {0: [END]}
-    pads = edit("New Zealand", "Oman", scheme="pad-left", pad=end)
-    assert looked_up(codec, "The New Zealand", pads) == {1: [END], 2: ["ĠOman"]}
-
-
 def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> None:
     both = [edit("Spain", "Chad"), edit("Oman", "Chad")]
     assert looked_up(codec, "The Spain", *both) == looked_up(codec, "The Spain", both[0])
@@ -188,16 +160,6 @@ def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> No
         looked_up(codec, "The Chad", *both)
     with pytest.raises(InputError, match="'Oman' is not in the prompt"):
         looked_up(codec, "The Spain", everywhere("Spain", "Chad"), both[1])
-
-
-def test_tokens_that_the_model_has_not_are_refused(codec: TextCodec) -> None:
-    """Otherwise they would be taken for numbers of composed records."""
-    small = config_of(vocab_size=len(WORDS))
-    overlay = Overlay(codec, small, [edit("The", END)])
-    with pytest.raises(InputError, match=f"token {len(WORDS)} has no row"):
-        overlay.of_prompt(codec.encode("The Spain"))
-    with pytest.raises(InputError, match="has no row"):
-        Overlay(codec, small, [everywhere("The", END, scheme="average")])
 
 
 def test_experts_have_no_mean_but_rows(codec: TextCodec) -> None:

@@ -151,16 +151,6 @@ def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int
     assert sum(array.nbytes for array in by_slot) == slots * cache.slot_nbytes
 
 
-@every_layout
-def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
-    """They must be, because the backbone graph is bound to their addresses."""
-    cache, records = RowCache(ArraySlots(layout, 4)), make_records(layout)
-    before = [array.ctypes.data for array in inputs_of(cache)]
-    for token in range(20):
-        fetch(cache, records, ids(token))
-    assert [array.ctypes.data for array in inputs_of(cache)] == before
-
-
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
 def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     """At no moment, and never later, may a slot claim rows that it does not hold."""
@@ -182,21 +172,6 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
             break
         line += 1
     assert line > 8  # as many moments were tried
-
-
-@every_layout
-def test_slots_are_what_a_graph_can_be_bound_to(layout: RecordLayout) -> None:
-    """They are contiguous, so that they can be reshaped to the parts, with float32 scales."""
-    cache = RowCache(ArraySlots(layout, 3))
-    for part, shape in enumerate(layout.parts):
-        for codes in (layer[part] for layer in arrays_of(cache).codes):
-            assert codes.reshape(3, *layout.codes_shape(part)).base is not None
-            assert codes.flags.c_contiguous
-            assert layout.codes_shape(part)[:-1] == shape[:-1]
-        for scales in (layer[part] for layer in arrays_of(cache).scales):
-            assert scales.dtype == np.float32
-            assert scales.flags.c_contiguous
-            assert scales.shape == (3, layout.part_groups(part))
 
 
 @every_layout
@@ -238,37 +213,6 @@ def test_records_get_the_rest_of_their_rows_when_it_is_needed() -> None:
     fetch(cache, records, ids(6, 7, 8, 9))  # evicts them all
     assert cache.missing(ids(1, 6), 0).tolist() == [1]
     check_contents(cache, records)
-
-
-def test_forgetting_records_without_a_slot_changes_nothing() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 4)), make_records(INT4)
-    fetch(cache, records, ids(1, 2, 3, 4))
-    cache.make_room(V + 3)
-    cache.forget(ids(V, V + 2, 9))
-    cache.forget(ids())
-    assert resident(cache) == {1, 2, 3, 4}
-
-
-@pytest.mark.parametrize("calls", [1, 2])
-def test_an_interrupt_during_eviction_does_no_harm(
-    calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache, records, left = RowCache(ArraySlots(INT4, 4)), make_records(INT4), [calls]
-    append = np.append
-
-    def interrupted(*args: Any) -> Any:
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        return append(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            cache.make_room(V + 3)
-    cache.make_room(V + 3)
-    fetch(cache, np.concatenate([records, records[:3]]), ids(V + 2, 5, V))
-    assert not len(cache.missing(ids(V + 2, 5, V)))
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import queue
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from stores import flip_bit, write_store
 from threads import together
 
 from stem_edge.errors import RowReadError
-from stem_edge.numerics.quantize import I64, U8
+from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.edited_store import EditedStore
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
@@ -120,14 +119,6 @@ def test_with_an_index_stem_ids_begin_after_the_tokens_and_records_after_the_rec
     assert shared.unused().tolist() == [V]
 
 
-def test_tokens_that_share_a_record_are_read_once_for_a_lookup(shared: EditedStore) -> None:
-    assert INDEX[0] == INDEX[20]
-    (number,) = make(shared, mean_of(0, 20))
-    before = shared.counters().bytes_read
-    assert read(shared, [number]) == [expected(mean_of(0, 20), INDEX)]
-    assert shared.counters().bytes_read - before == LAYOUT.record_nbytes + 4
-
-
 def test_a_lookup_has_one_number_until_the_last_of_its_users_is_gone(store: EditedStore) -> None:
     one, again = make(store, mixed(1, 2), mixed(1, 2))
     (later,) = make(store, mixed(1, 2))
@@ -141,19 +132,6 @@ def test_a_lookup_has_one_number_until_the_last_of_its_users_is_gone(store: Edit
     assert gone.tolist() == [V]
     store.forget(gone)
     assert (store.made, store.numbers) == (0, V + 1)
-
-
-def test_a_number_is_given_again_only_after_it_was_forgotten(store: EditedStore) -> None:
-    make(store, mixed(1, 2))
-    store.release([V])
-    assert make(store, mixed(3, 4)) == [V + 1]
-    gone = store.unused()
-    assert gone.tolist() == [V]
-    assert make(store, mixed(7, 8)) == [V + 2]
-    assert read(store, [V]) == [expected(mixed(1, 2))]  # from a read that was under way
-    store.forget(gone)
-    assert make(store, mixed(5, 6)) == [V]
-    assert read(store, [V, V + 1]) == [expected(mixed(5, 6)), expected(mixed(3, 4))]
 
 
 def keeps_numbers(code: CodeType) -> bool:
@@ -179,11 +157,6 @@ def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: Edite
         if not ended:
             assert at > 20
             return
-
-
-def test_releasing_tokens_means_nothing(store: EditedStore) -> None:
-    store.release([0, 5, V - 1])
-    assert store.unused().tolist() == []
 
 
 def edited_of(rows: Prefetcher) -> EditedStore:
@@ -231,34 +204,6 @@ def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
     assert len(edited_of(rows)._free) == edited_of(rows).numbers - V
 
 
-def test_releases_by_the_garbage_collector_within_make_are_only_noted(store: EditedStore) -> None:
-    """A generator in a reference cycle may be closed anywhere, here while lookups are hashed."""
-    rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
-
-    class Nosy(tuple[int, ...]):
-        def __hash__(self) -> int:
-            gc.collect(1)
-            return super().__hash__()
-
-    def hold(made: list[int]) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            rows.release(made)
-
-    for token in range(2):
-        circle = [hold(rows.make([mixed(token, token + 1)]).tolist())]
-        next(circle[0])
-        circle.append(circle)  # type: ignore[arg-type]
-        del circle
-        found = rows.make([(Nosy((9,)), Nosy((token,)))]).tolist()
-        assert read(edited_of(rows), found) == [expected(mixed(9, token))]
-        rows.release(found)
-    gc.collect()
-    rows.make([])
-    assert rows.made == 0
-
-
 def test_a_damaged_record_is_reported_by_all_that_need_it(
     store: EditedStore, tmp_path: Path
 ) -> None:
@@ -295,16 +240,3 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
     rows.make([])
     assert rows.step_tokens == ANY_NUMBER
     assert len(rows.fetch(np.arange(V))) == V
-
-
-def test_one_slot_is_enough(store: EditedStore) -> None:
-    rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, 1)), overlap=True)
-    try:
-        made: I64 = rows.make([mixed(1, 2), mean_of(3, 4)])
-        assert rows.step_tokens == 1
-        for _ in range(3):
-            for one in (*made.tolist(), 5):
-                rows.submit(np.array([one]))
-                assert rows.fetch(np.array([one])).tolist() == [0]
-    finally:
-        rows.close()

@@ -14,7 +14,6 @@ from threads import together
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.rows.emulated_flash import (
-    FLASH_NAMES,
     PROFILES,
     EmulatedFlash,
     FlashProfile,
@@ -22,40 +21,11 @@ from stem_edge.runtime.rows.emulated_flash import (
 )
 
 
-def waited(flash: EmulatedFlash, reads: int, nbytes: int) -> float:
-    started = time.perf_counter()
-    flash.wait(started, reads, nbytes)
-    return time.perf_counter() - started
-
-
-def test_a_batch_takes_its_latencies_and_its_bytes() -> None:
-    flash = EmulatedFlash(FlashProfile(bandwidth=1e6, latency=0.01, depth=4))
-    assert waited(flash, 1, 1000) >= 0.011
-    assert waited(flash, 4, 1000) >= 0.011
-    assert waited(flash, 5, 1000) >= 0.021
-    assert waited(flash, 1, 20_000) >= 0.030
-    assert waited(EmulatedFlash(FlashProfile(1e6, 0.01, 4, rate=100)), 4, 1000) >= 0.041
-
-
 def test_a_device_does_one_batch_after_the_other() -> None:
     flash = EmulatedFlash(FlashProfile(bandwidth=1e9, latency=0.03, depth=1))
     started = time.perf_counter()
     together([partial(flash.wait, started, 1, 0)] * 3)
     assert time.perf_counter() - started >= 0.09
-
-
-def test_time_that_has_passed_already_is_not_waited_for_again() -> None:
-    flash = EmulatedFlash(FlashProfile(bandwidth=1e9, latency=60.0, depth=1))
-    started = time.perf_counter()
-    flash.wait(started - 61, 1, 0)
-    assert time.perf_counter() - started < 30
-
-
-def test_profiles_go_from_fast_to_slow() -> None:
-    assert set(PROFILES) == set(FLASH_NAMES)
-    order: list[Any] = ["nvme", "ufs4", "ufs2", "emmc", "sdcard"]
-    seconds = [PROFILES[name].latency + 42_000 / PROFILES[name].bandwidth for name in order]
-    assert seconds == sorted(seconds)
 
 
 def test_an_unknown_profile_lists_the_known_ones() -> None:

@@ -13,9 +13,7 @@ from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
-from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots, Staged
-from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
 
@@ -132,26 +130,6 @@ def test_at_most_one_read_is_under_way(make: Make) -> None:
     assert store_of(rows).reads == [[1]]
 
 
-def test_submit_returns_while_flash_is_busy_and_leaves_the_slots_alone(make: Make) -> None:
-    rows = make()
-    rows.fetch(ids(1, 2, 3, 4))
-    before = [codes.copy() for (codes,) in arrays_of(rows.cache).codes]
-    store_of(rows).gate.clear()
-    rows.submit(ids(5, 6, 7, 8))  # would wait for ever if it read in this thread
-    wait_until(lambda: len(store_of(rows).reads) == 2)
-    store_of(rows).gate.set()
-    time.sleep(0.02)
-    assert all(map(np.array_equal, [codes for (codes,) in arrays_of(rows.cache).codes], before))
-    assert resident(rows.cache) == {1, 2, 3, 4}
-
-
-def test_without_overlap_nothing_is_read_ahead(make: Make) -> None:
-    before = threads()
-    rows = make(overlap=False)
-    rows.submit(ids(1, 2))
-    assert (store_of(rows).reads, threads()) == ([], before)
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_records_of_later_steps_are_begun_and_not_read(overlap: bool, make: Make) -> None:
     rows, steps = make(overlap), [ids(1, 2), ids(1, 5), ids(3, 5), ids(4)]
@@ -175,13 +153,6 @@ def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make
     assert contents(rows, rows.fetch(ids(5, 6))) == [5, 6]
 
 
-def test_failure_of_an_abandoned_read_is_ignored(make: Make) -> None:
-    rows = make()
-    store_of(rows).failures = 1
-    rows.submit(ids(9))
-    assert contents(rows, rows.fetch(ids(1))) == [1]
-
-
 def test_only_wanted_records_of_a_submit_are_kept(make: Make) -> None:
     rows = make()
     rows.submit(ids(10, 11, 12, 13))
@@ -203,43 +174,8 @@ def test_close_waits_for_the_read_under_way_and_ends_the_thread(make: Make) -> N
     rows.close()
 
 
-@pytest.mark.parametrize("submitted", [False, True])
-def test_waiting_for_flash_is_counted(submitted: bool, make: Make) -> None:
-    rows = make()
-    store_of(rows).seconds = 0.05
-    started = time.perf_counter()
-    if submitted:
-        rows.submit(ids(1))
-    rows.fetch(ids(1))
-    took = time.perf_counter() - started
-    assert 0 < rows.stall_seconds <= took
-    if not submitted:
-        assert rows.stall_seconds >= 0.05
-
-
-def test_a_read_that_ended_in_time_costs_no_stall(make: Make) -> None:
-    rows = make()
-    store_of(rows).seconds = 0.2
-    rows.submit(ids(1))
-    assert rows._pending is not None
-    rows._pending[1].result(60)  # meanwhile the engine computes
-    rows.fetch(ids(1))
-    assert store_of(rows).reads == [[1]]
-    assert rows.stall_seconds < 0.2
-
-
 # Of 100 tokens, in no order: two of each record.
 INDEX: I32 = np.random.default_rng(9).permutation(np.arange(2 * V) % V).astype(np.int32)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_with_an_index_tokens_get_the_slots_of_their_records(overlap: bool, make: Make) -> None:
-    rows, rng = make(overlap, index=INDEX), np.random.default_rng(1)
-    for _ in range(200):
-        tokens = rng.integers(0, 2 * V, rng.integers(1, SLOTS + 1))
-        rows.submit(tokens)
-        assert contents(rows, rows.fetch(tokens)) == INDEX[tokens].tolist()
-    assert all(read == sorted(set(read)) for read in store_of(rows).reads)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -257,17 +193,6 @@ def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
     assert (rows.cache.hits, rows.cache.misses) == (4, 1)
 
 
-def test_without_an_index_nothing_is_copied(make: Make) -> None:
-    tokens = ids(3, 1)
-    assert records_of(make().store, tokens) is tokens
-
-
-def test_filling_takes_records(make: Make) -> None:
-    rows = make(index=INDEX)
-    Caches(rows.cache, rows.store).fill(ids(9, 3, 7, 1, 2), 2)
-    assert resident(rows.cache) == {1, 3, 7, 9}
-
-
 @pytest.mark.parametrize(("slots", "tokens"), [(SLOTS, SLOTS), (V - 1, V - 1), (V, ANY_NUMBER)])
 def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
     slots: int, tokens: int, make: Make
@@ -275,37 +200,11 @@ def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
     assert make(slots=slots, index=INDEX).step_tokens == tokens
 
 
-# Composed as by edits: a record with layers of two tokens, means of two tokens.
-MADE: list[RowLookup] = [((8,), (8,)), ((6, 8), (6, 8)), ((6,), (7, 7))]
-
-
 def values(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[float]:
     """The first value of both layers, added."""
     first, second = (codes[slots][:, 0] for (codes,) in arrays_of(rows.cache).codes)
     found: list[float] = (first + second).tolist()
     return found
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_made_records_are_fetched_as_all_others(overlap: bool, make: Make) -> None:
-    rows = make(overlap)
-    stem_ids = rows.make(MADE)
-    assert stem_ids.tolist() == [8, V, V + 1]
-    rows.submit(stem_ids)
-    assert values(rows, rows.fetch(ids(*stem_ids, 8))) == [16, 14, 13, 16]
-    assert values(rows, rows.fetch(ids(V + 1, 1, 2, 3))) == [13, 2, 4, 6]
-    assert (rows.cache.hits, rows.cache.misses) == (2, 6)
-
-
-def test_a_number_that_means_another_record_is_read_again(make: Make) -> None:
-    rows = make()
-    (first,) = rows.make([((1,), (2,))])
-    assert values(rows, rows.fetch(ids(first))) == [3]
-    rows.release([int(first)])
-    rows.make([])
-    (second,) = rows.make([((3,), (4,))])
-    assert second == first
-    assert values(rows, rows.fetch(ids(second))) == [7]
 
 
 def test_a_read_under_way_is_waited_for_before_its_number_means_another_record(make: Make) -> None:
@@ -321,31 +220,6 @@ def test_a_read_under_way_is_waited_for_before_its_number_means_another_record(m
     (second,) = rows.make([((3,), (4,))])
     assert second == first
     assert values(rows, rows.fetch(ids(second))) == [7]
-
-
-def test_making_without_releases_waits_for_nothing(make: Make) -> None:
-    rows = make()
-    store_of(rows).gate.clear()
-    rows.submit(ids(1))
-    rows.make([((3,), (4,))])
-    assert not store_of(rows).gate.is_set()
-
-
-def test_an_abandoned_read_that_fails_does_not_disturb_making(make: Make) -> None:
-    rows = make()
-    (first,) = rows.make([((1,), (2,))])
-    store_of(rows).failures = 1
-    rows.submit(ids(first))
-    rows.release([int(first)])
-    rows.make([])
-    assert values(rows, rows.fetch(rows.make([((3,), (4,))]))) == [7]
-
-
-def test_counts_of_made_records_are_not_kept(make: Make) -> None:
-    rows = make()
-    made = rows.make([((1,), (2,)), ((3,), (4,))])
-    rows.fetch(ids(*made, 7))
-    assert rows.cache.counts.tolist() == [int(token == 7) for token in range(V)]
 
 
 @pytest.mark.slow
@@ -415,16 +289,6 @@ def test_records_are_staged_by_the_thread_that_reads_them(
     assert [name.startswith(THREAD) for name in storage.threads] == [True]
     assert contents(rows, rows.fetch(ids(7, 9))) == [7, 9]
     assert [name.startswith(THREAD) for name in storage.threads] == [True, False]
-
-
-def test_only_wanted_records_are_written_after_staging(
-    staging: tuple[Prefetcher, StagingSlots],
-) -> None:
-    rows, _ = staging
-    rows.submit(ids(10, 11, 12, 13))
-    assert contents(rows, rows.fetch(ids(13, 1, 11))) == [13, 1, 11]
-    found = rows.counters()
-    assert (found.uploaded_rows, found.uploaded_bytes) == (3, 3 * LAYOUT.record_nbytes)
 
 
 @pytest.mark.parametrize("failures", [1, 2])

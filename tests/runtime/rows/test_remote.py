@@ -63,15 +63,6 @@ def test_each_record_is_one_request_and_opening_makes_none(server: RangeServer) 
         assert (traffic.requests, traffic.nbytes) == (V + 2, (V + 2) * STRIDE)
 
 
-def test_records_are_requested_at_the_same_time(server: RangeServer) -> None:
-    server.latency = 0.05
-    with open_far(server) as store:
-        store.read(ids(0))
-        started = time.perf_counter()
-        assert np.array_equal(store.read(EVERY), RECORDS)
-        assert time.perf_counter() - started < V * server.latency / 4
-
-
 # What goes wrong -> what the error says if it stays.
 FAULTS: dict[Fault, str] = {
     "500": "500",
@@ -164,26 +155,12 @@ def test_a_shard_that_is_another_is_refused_when_it_is_used(
         assert np.array_equal(store.read(ids(3, 39)), RECORDS[[3, 39]])
 
 
-def test_a_cache_of_fsspec_in_the_url_is_used(server: RangeServer) -> None:
-    with open_far(server, "simplecache::") as store:
-        assert np.array_equal(store.read(EVERY), RECORDS)
-        begun = len(server.requests)
-        assert np.array_equal(store.read(EVERY), RECORDS)
-        assert len(server.requests) == begun
-
-
 def test_without_fsspec_the_line_that_installs_it(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("fsspec", "fsspec.core"):
         monkeypatch.setitem(sys.modules, name, None)
     refused(lambda: open_far(server), InputError, "pip install 'stem-edge[remote]'")
-
-
-@pytest.mark.parametrize("url", ["nosuch://there/tables.zarr", "dropbox://there/tables.zarr"])
-def test_a_protocol_that_nothing_here_reads(server: RangeServer, url: str) -> None:
-    server.url = url
-    refused(lambda: open_far(server), InputError, url)
 
 
 URLS = {

@@ -35,7 +35,6 @@ LACKING: dict[str, tuple[str, ...]] = {
     "linux": (), "no advice": ("posix_fadvise",), "no positional read": ("preadv",),
     "windows": ("posix_fadvise", "preadv"),
 }  # fmt: skip
-every_system = pytest.mark.parametrize("system", LACKING)
 WAYS: list[tuple[Way, str]] = [("pread", system) for system in LACKING]
 # What holds for tables elsewhere, too.
 FAR: list[tuple[Way, str]] = [("far", "linux"), ("memory", "linux")]
@@ -119,15 +118,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     return Opened(monkeypatch)
 
 
-@every_system
-def test_a_closed_store_says_so(system: str, written: U8, tmp_path: Path) -> None:
-    store = open_store(tmp_path, FORMAT)
-    store.close()
-    for tokens in (ids(1), ids(1, 2)):
-        with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
-            store.read(tokens)
-
-
 def test_interrupted_read_does_not_keep_the_store_from_closing(written: U8, tmp_path: Path) -> None:
     """An interrupt's traceback keeps the frames of the read alive, and what they point to."""
 
@@ -199,16 +189,6 @@ def test_rare_records_are_widened(reads: Way, system: str, mixed: U8, tmp_path: 
         assert store.index.tolist() == INDEX
 
 
-@every_system
-def test_rare_records_count_their_stored_bytes(system: str, mixed: U8, tmp_path: Path) -> None:
-    sizes = [LAYOUT.record_nbytes + 4] * 5 + [RARE.record_nbytes + 4] * 6
-    with open_store(tmp_path, MIXED) as store:
-        for numbers in ([], [0, 4, 5, 10], [9, 9]):
-            before = store.bytes_read
-            store.read(ids(*numbers))
-            assert store.bytes_read - before == sum(sizes[number] for number in numbers)
-
-
 @pytest.mark.parametrize(("reads", "system"), [*WAYS, ("far", "linux")])
 @pytest.mark.parametrize("number", [2, 5, 10])
 def test_damage_in_either_array_is_reported(
@@ -266,14 +246,6 @@ def test_the_first_rows_of_a_record_are_read_alone(
         assert np.array_equal(store.read(ids(*range(V))), records)
 
 
-@pytest.mark.parametrize(("prompt_rows", "splits"), [(0, False), (2, True), (4, True), (6, False)])
-def test_a_store_splits_records_of_which_a_prompt_needs_a_part(
-    prompt_rows: int, splits: bool, split: tuple[TableFormat, U8], tmp_path: Path
-) -> None:
-    with open_store(tmp_path, split[0], prompt_rows=prompt_rows) as store:
-        assert store.splits == splits
-
-
 def test_damage_is_found_in_the_pieces_that_are_read(
     split: tuple[TableFormat, U8], tmp_path: Path
 ) -> None:
@@ -284,26 +256,3 @@ def test_damage_is_found_in_the_pieces_that_are_read(
         store.read(ids(2), np.array([False]))
         with pytest.raises(RowReadError, match=f"record 2 at byte {2 * stride}: its crc32c"):
             store.read(ids(2))
-
-
-def test_a_mixed_store_that_fails_to_open_leaves_nothing_open(
-    opened: Opened, mixed: U8, tmp_path: Path
-) -> None:
-    os.truncate(tmp_path / "rare_records/c/1/0", 9)
-    with pytest.raises(BundleError, match="rare_records/c/1/0: shard has 9 bytes"):
-        open_store(tmp_path, MIXED)
-    assert opened.files == 4
-    assert not opened.open
-
-
-@every_system
-def test_close_closes_both_arrays_and_may_be_called_again(
-    system: str, opened: Opened, mixed: U8, tmp_path: Path
-) -> None:
-    with open_store(tmp_path, MIXED) as store:
-        store.read(ids(*range(V)))
-        assert opened.files == 4
-        assert len(opened.open) == 4
-    for _ in range(2):
-        assert not opened.open
-        store.close()

@@ -39,14 +39,6 @@ def test_tokens_of_the_exporters_text_are_resident(bundle: Path) -> None:
         assert resident(rows_of(model).cache) == set()
 
 
-def test_counts_of_earlier_runs_come_before_the_exporters(bundle: Path) -> None:
-    with load_fixed(bundle) as model:
-        for _ in range(1000):  # two halvings
-            rows_of(model).cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))
-    with load_fixed(bundle, slots=4) as model:
-        assert set(b"xyz") < resident(rows_of(model).cache)
-
-
 @pytest.mark.parametrize("damage", [b"", b"x" * 1000, encode_counts(np.ones(7, np.uint32))])
 def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> None:
     path = counts_file(cache_folder(None), open_bundle(bundle))
@@ -54,19 +46,6 @@ def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> 
     path.write_bytes(damage)
     with load_fixed(bundle, slots=4) as model:
         assert resident(rows_of(model).cache) == set(b"ab ")
-
-
-def test_without_counts_the_cache_starts_empty(tiny_bundle: Path) -> None:
-    with load_fixed(tiny_bundle) as model:
-        assert resident(rows_of(model).cache) == set()
-
-
-def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(
-    tiny_bundle: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    with load_fixed(tiny_bundle, cache_dir=tmp_path / "file") as model:
-        model.logits([1, 2])
 
 
 @pytest.mark.slow

@@ -90,28 +90,6 @@ def test_bytes_of_byte_level_tokens(codec: TextCodec) -> None:
     assert codec.token_bytes(999) == b""
 
 
-class Counted:
-    """A tokenizer of the library that counts how often its added tokens are listed."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self.lists = tokenizer, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def get_added_tokens_decoder(self) -> Any:
-        self.lists += 1
-        return self._tokenizer.get_added_tokens_decoder()
-
-
-def test_added_tokens_are_listed_once_for_all_tokens(tmp_path: Path) -> None:
-    codec = byte_level(tmp_path, PIECES)
-    codec._tokenizer = counted = Counted(codec._tokenizer)  # type: ignore[assignment]
-    for token in [97, SPECIAL, ADDED] * 100:
-        codec.token_bytes(token)
-    assert counted.lists == 1
-
-
 def test_bytes_of_tokens_with_spaces_and_byte_fallback(tmp_path: Path) -> None:
     pieces = ["<unk>", "<0xE2>", "\u2581a", "b\u2581", "é"]
     model = models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0, byte_fallback=True)
@@ -224,50 +202,6 @@ def test_streams_of_random_bytes_give_what_decoding_gives(seed: int, codec: Text
 
 
 @pytest.mark.parametrize(
-    ("name", "token_ids"),
-    [
-        ("codec", [0x80]),
-        ("codec", [0xE2, 0x82, 0xE2]),
-        ("codec", [0xF0, SPECIAL, 999]),
-        ("codec", [0xEF, 0xBF, 0xBD]),  # U+FFFD itself
-        ("codec", [SPECIAL]),
-        ("codec", [999]),  # no token
-        ("sentencepiece", [5 + 0x80]),
-        ("sentencepiece", [5 + 0xFF, 5 + 0xC3, 5 + 0xA9, 5 + 0xC3, 5 + 0xA9]),
-    ],
-)
-def test_tokens_that_end_no_character_are_not_decoded_over_and_over(
-    name: str,
-    token_ids: list[int],
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    codec, decode, work = request.getfixturevalue(name), TextCodec.decode, 0
-    many = (token_ids * 1000)[:1000]
-    expected = decode(codec, many)
-
-    def counted(codec: TextCodec, ids: Sequence[int], **options: Any) -> str:
-        nonlocal work
-        work += len(ids)
-        return decode(codec, ids, **options)
-
-    monkeypatch.setattr(TextCodec, "decode", counted)
-    pieces = pieces_of(codec, many)
-    assert "".join(pieces) == expected
-    assert len(pieces[-1]) < 10  # text came before the end
-    assert work < 20 * len(many)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_stops_that_do_not_occur_change_nothing(seed: int, codec: TextCodec) -> None:
-    rng = random.Random(seed)
-    for _ in range(300):
-        token_ids = random_ids(rng)
-        found = pieces_of(codec, token_ids, ["é€a?", "😀😀?", "\ufffd\ufffd\ufffda?"])
-        assert "".join(found) == codec.decode(token_ids), token_ids
-
-
-@pytest.mark.parametrize(
     ("token_ids", "stop", "pieces"),
     [
         (b"xEND", ["END"], ["x", "", "", "", ""]),
@@ -302,17 +236,6 @@ def test_stopped_is_true_from_the_token_that_completes_the_stop(codec: TextCodec
         seen.append((stream.push(token), stream.stopped))
     assert seen == [("x", False), ("", False), *[("", True)] * 4]
     assert (stream.finish(), stream.stopped) == ("", True)
-
-
-def test_a_stop_text_that_only_the_end_completes_stops_too(codec: TextCodec) -> None:
-    stream = TokenStream(codec, ["a\ufffd"])
-    assert (stream.push(97), stream.push(0xE2), stream.stopped) == ("", "", False)
-    assert (stream.finish(), stream.stopped) == ("", True)
-
-
-def test_a_stream_that_met_no_stop_is_not_stopped(codec: TextCodec) -> None:
-    stream = TokenStream(codec, ["ab"])
-    assert (stream.push(97), stream.finish(), stream.stopped) == ("", "a", False)
 
 
 def cut_randomly(text: bytes, rng: random.Random) -> list[int]:

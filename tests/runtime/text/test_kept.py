@@ -1,12 +1,10 @@
 """A kept tokenizer: of parts of it, the library makes what it makes of all."""
 
-import gc
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import pytest
 from installed import ROOT
@@ -16,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 import stem_edge
 from stem_edge.errors import BundleError
-from stem_edge.runtime.text import keeping, kept
+from stem_edge.runtime.text import kept
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.kept import open_kept
 
@@ -110,16 +108,6 @@ def test_the_library_gets_what_texts_need(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.for_text("abcdefg", True).get_vocab_size(with_added_tokens=False) == 8000
 
 
-@pytest.mark.parametrize("limit", ["MOST_CHARS", "MOST_PARTS", "MOST_READ"])
-def test_long_texts_get_all_of_it(
-    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, parts = both(tmp_path, byte_level)
-    monkeypatch.setattr(kept, limit, 5)
-    assert parts.encode(TEXTS[0]) == whole.encode(TEXTS[0])
-    assert parts.json() == whole.json()
-
-
 def unigram(tokenizer: Tokenizer) -> None:
     tokenizer.model = models.Unigram([(word, -1.0) for word in WORDS], unk_id=0)
 
@@ -148,20 +136,6 @@ def test_others_are_read_whole_each_time(
     assert not (tmp_path / "kept").exists()
 
 
-def test_what_cannot_be_kept_is_not_taken_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeping, "_parts", lambda *_: pytest.fail("in vain"))
-    byte_level(tmp_path)
-    (tmp_path / "file").touch()
-    TextCodec(tmp_path / "tokenizer.json", None, None, tmp_path / "file" / "kept")
-    TextCodec(tmp_path / "tokenizer.json", None, 1, tmp_path / "kept")
-    tokenizer = Tokenizer(models.BPE())
-    unigram(tokenizer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    TextCodec(tmp_path / "tokenizer.json", None, None, tmp_path / "kept")
-
-
 def test_the_unknown_token_is_merged_also_after_its_parts(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         vocab = ["<unk>", *"<unk>", "un", "<un", "k>"]
@@ -173,17 +147,6 @@ def test_the_unknown_token_is_merged_also_after_its_parts(tmp_path: Path) -> Non
     whole, parts = both(tmp_path, write)
     for text in ("<un k>", "<unk>"):
         assert parts.encode(text) == whole.encode(text)
-
-
-def test_one_that_is_not_used_any_more_is_freed(tmp_path: Path) -> None:
-    both(tmp_path, byte_level)
-    found = open_kept(tmp_path / "kept")
-    assert found is not None
-    found.for_text("some words", True)
-    left = ref(found)
-    del found
-    gc.collect()
-    assert left() is None
 
 
 def cut(data: bytes) -> bytes:
@@ -206,12 +169,6 @@ def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes], tmp_path
     assert open_kept(file) is None
     TextCodec(tmp_path / "tokenizer.json", None, None, file)
     assert file.read_bytes() == good
-
-
-def test_one_of_another_format_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = kept.kept_file(tmp_path, "sha256", 8)
-    monkeypatch.setattr(kept, "FORMAT", kept.FORMAT + 1)
-    assert kept.kept_file(tmp_path, "sha256", 8) != earlier
 
 
 def test_a_load_checks_a_tokenizer_once_and_another_again(

@@ -15,15 +15,12 @@ from installed import DATA, needs_ggml
 from loading import load_fixed
 
 import stem_edge
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import BackendError, InputError
-from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
-from stem_edge.runtime.backends.ggml.graph import GgmlGraph, MappedBuffer, Scratch
-from stem_edge.runtime.backends.ggml.kv_cache import CELLS, Ring
-from stem_edge.system.memory import page_aligned
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, Scratch
+from stem_edge.runtime.backends.ggml.kv_cache import Ring
 
 pytestmark = needs_ggml
 IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()
@@ -33,25 +30,6 @@ TOLERANCE = 1e-4
 def expected_logits(bundle: Path) -> F32:
     with load_fixed(bundle) as model:
         return model.logits(IDS)
-
-
-def test_contexts_take_turns(tiny_gguf: Path) -> None:
-    with load_fixed(tiny_gguf) as model:
-        alone = stepwise(model, IDS[:20])
-        contexts = [model.engine.open_context(length) for length in (20, 90)]
-        for position, token in enumerate(IDS[:20]):
-            # Not copied, because a step of the other context must not overwrite them.
-            found = [model.engine.step(context, np.array([token])) for context in contexts]
-            assert np.array_equal(np.concatenate(found), alone[[position, position]])
-
-
-def test_a_step_can_be_tried_again(tiny_gguf: Path) -> None:
-    with load_fixed(tiny_gguf) as model:
-        expected, context = stepwise(model, IDS[:6]), model.engine.open_context(6)
-        for position, token in enumerate(IDS[:6]):
-            context.backend.begin(np.array([IDS[-1]]), position)  # as if reading rows had failed
-            found = model.engine.step(context, np.array([token]))
-            assert np.array_equal(found[0], expected[position])
 
 
 def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
@@ -148,35 +126,6 @@ def test_the_plan_holds_in_a_long_context(name: str, tmp_path: Path) -> None:
         assert held < model.plan.activations
 
 
-@pytest.mark.slow
-def test_a_graph_serves_many_steps(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
-    original = GgmlGraph.__init__
-
-    def counted(self: GgmlGraph, *arguments: Any) -> None:
-        built.append(self)
-        original(self, *arguments)
-
-    monkeypatch.setattr(GgmlGraph, "__init__", counted)
-    with load_fixed(tiny_gguf) as model:
-        context = model.engine.open_context(2 * CELLS)
-        for token in [1, 2] * CELLS:
-            model.engine.step(context, np.array([token]))
-    # Two graphs for each number of cells, and one again when the scratch memory grew under it.
-    assert len(built) <= 6
-
-
-def test_cells_of_the_kv_cache_count_as_they_are_written(tiny_gguf: Path) -> None:
-    with load_fixed(tiny_gguf) as model:
-        footprint = footprint_of(model.bundle.manifest, "ggml")
-        context = model.engine.open_context(100)
-        assert context.backend.nbytes == 0
-        model.engine.step(context, np.array(IDS[:30]))
-        assert context.backend.nbytes == footprint.kv_nbytes(30)
-        model.engine.step(context, np.array(IDS[30:31]))
-        assert context.backend.nbytes == footprint.kv_nbytes(31)
-
-
 def native_parts(model: Model) -> list[weakref.ref[object]]:
     context = model.engine.open_context(10)
     assert isinstance(context.backend, GgmlContext)
@@ -207,26 +156,6 @@ def test_a_context_outlives_its_backend(tiny_gguf: Path) -> None:
         model.engine.open_context(10)
     with pytest.raises(BackendError, match="closed"):
         model.engine.backend.open_context(10)
-
-
-def test_nothing_is_placed_beyond_its_memory(tiny_gguf: Path) -> None:
-    with load_fixed(tiny_gguf) as model:
-        context = model.engine.open_context(10).backend
-        assert isinstance(context, GgmlContext)
-        loaded = context.steps.model
-        graph = GgmlGraph(loaded.processor, 8)
-        memory, tensor = (
-            MappedBuffer(loaded.ggml, page_aligned((4096,))),
-            graph.arena.tensor(ggml_types.F32, 1000),
-        )
-        for offset in (97, 128):
-            with pytest.raises(BackendError, match="beyond"):
-                memory.place(tensor, offset)
-        with pytest.raises(BackendError, match="multiple of 32"):
-            MappedBuffer(loaded.ggml, page_aligned((4096,))[1:])
-        given = graph.input(ggml_types.I32, 3)
-        with pytest.raises(BackendError, match="12 bytes, given 8"):
-            graph.set(given, np.zeros(2, np.int32))
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stem_edge.ggml import gguf_schema
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.tables.codecs import RowType
@@ -60,24 +59,6 @@ def test_slots_hold_the_rows_of_their_records(
         # Scales are float16 in blocks: 11 bits of precision.
         np.testing.assert_allclose(found[places], expected, rtol=2**-11, atol=1e-7)
         assert not found[[2, 5, 6]].any()
-
-
-def test_scales_that_are_float16_already_lose_nothing() -> None:
-    layout = layout_of("int8", 64, "fp16", ((256,),))
-    records = pack_records(
-        layout, [np.random.default_rng(n).standard_normal((6, 256), np.float32) for n in LAYERS]
-    )
-    slots = BlockSlots(layout, 6)
-    slots.write(np.arange(6), records)
-    assert np.array_equal(stored_values(slots, 1, 0), layout.unpack(records, 1))
-
-
-@pytest.mark.parametrize(("kind", "group", "stored", "scales"), KINDS)
-def test_bytes_of_a_slot(kind: RowType, group: int, stored: str, scales: ScaleType) -> None:
-    layout = layout_of(kind, group, scales, ((8, 128), (64, 128)))
-    slots = BlockSlots(layout, 3)
-    nbytes = sum(part.nbytes for parts in slots.rows for part in parts)
-    assert nbytes == 3 * slots.slot_nbytes == 3 * gguf_schema.slot_nbytes(layout)
 
 
 def test_rewriting_a_slot_leaves_the_others() -> None:

@@ -18,7 +18,6 @@ from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.onnxruntime import loaded
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
-from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.system.memory import own_memory
 
 LENGTH, PROMPT = 64, [1, 2, 3, 4, 5]
@@ -80,32 +79,6 @@ def test_what_an_earlier_sequence_left_is_never_read(tiny_bundle: Path, kv: KvTy
                 join(model, batch, prompt)
             found.append(step(model, batch, 0, 3, [5, 1, 25]))
     assert np.array_equal(found[0], found[1])
-
-
-def test_messages_name_the_positions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = model.engine.backend.open_batch(2, LENGTH)
-    for _ in range(2):
-        join(model, batch)
-    assert isinstance(batch, OrtBatch)
-
-    def fail() -> None:
-        raise RuntimeError("bad_alloc")
-
-    monkeypatch.setattr(batch._graphs.graphs["late"], "run", fail)
-    with pytest.raises(OutOfMemoryError, match=r"\(late\) at position 5, 5 "):
-        step(model, batch, 0, 2)
-
-
-def test_only_contexts_that_fit_join(model: Model) -> None:
-    batch = model.engine.backend.open_batch(1, len(PROMPT))
-    context = model.engine.open_context(LENGTH).backend
-    with pytest.raises(ValueError, match=r"6 tokens .* expected up to 5 "):
-        batch.join(context, 6)
-    with pytest.raises(ValueError, match="PlainBatch"):
-        batch.join(PlainBatch(), 1)  # type: ignore[arg-type]
-    join(model, batch)
-    with pytest.raises(ValueError, match="are to join 1 sequences"):
-        join(model, batch)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")

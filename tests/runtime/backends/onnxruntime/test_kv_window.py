@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -88,25 +87,3 @@ def test_going_back() -> None:
     with pytest.raises(ValueError, match=f"position is {cache.earliest - 1}; expected 0, or"):
         cache.make_room(cache.earliest - 1, 1)
     assert cache.make_room(0, 128) == 0 == cache.earliest
-
-
-def test_a_step_that_cannot_fit_changes_nothing() -> None:
-    cache, arrays = make(10)
-    for position in range(0, 900, 100):
-        base = put(cache, arrays, position, 100)
-    with pytest.raises(ValueError, match=r"a step has 300 tokens; expected up to \d+$"):
-        cache.make_room(900, 300)
-    assert holds(arrays, base, 891, 900)
-    assert KvWindow([], 10).make_room(5, 10_000) == 0
-
-
-def test_a_shift_takes_little_memory() -> None:
-    cache, arrays = make(512)
-    for position in range(0, 640, 128):
-        put(cache, arrays, position, 128)
-    tracemalloc.start()
-    try:
-        assert cache.make_room(767, 2) > 0
-        assert tracemalloc.get_traced_memory()[1] < 2000
-    finally:
-        tracemalloc.stop()

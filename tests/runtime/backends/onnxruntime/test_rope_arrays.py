@@ -9,7 +9,6 @@ from stem_edge.layers import LayerKind
 from stem_edge.runtime.backends.onnxruntime.loaded import (
     ROPE_BLOCK,
     RopeArrays,
-    Ropes,
     padded_ropes,
 )
 
@@ -33,9 +32,3 @@ def test_little_is_computed_for_a_short_text_in_a_long_context() -> None:
     arrays = RopeArrays(MODEL, 1 << 20)
     arrays.fill(9)
     assert not any(value.numpy()[ROPE_BLOCK:].any() for value in arrays.values().values())
-
-
-def test_contexts_share_them_unless_one_is_longer() -> None:
-    ropes = Ropes(MODEL)
-    found = [ropes.upto(length) for length in (32, 16, 64, 32)]
-    assert found[0] is found[1] and found[2] is found[3] and found[1] is not found[2]

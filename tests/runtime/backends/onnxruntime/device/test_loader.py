@@ -35,27 +35,11 @@ def test_the_text_is_that_of_the_cpu(options: dict[str, Any], expected: str) -> 
     assert text(device_memory=SIZE, **options) == expected
 
 
-def test_few_slots_give_the_same_text(expected: str) -> None:
-    with load_fixed(DEMO, device_memory=SIZE, slots=16, warm_start=False) as model:
-        assert model.plan.slots == 16
-        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
-        stats = model.stats
-        assert stats.uploaded_rows > 0 and stats.uploaded_bytes > 0
-
-
 def test_figures_say_where_it_ran() -> None:
     with load_fixed(DEMO, device_memory=SIZE) as model:
         assert model.stats.provider == "cpu" and model.stats.line().startswith("onnxruntime: ")
         elsewhere = replace(model.stats, provider="webgpu")
         assert elsewhere.line().startswith("onnxruntime on webgpu: ")
-
-
-def test_what_is_planned_is_what_is_loaded() -> None:
-    options: dict[str, Any] = {"device_memory": "30MB", "context_length": 64}
-    plan = stem_edge.memory_plan(DEMO, **options)
-    with load_fixed(DEMO, **options) as model:
-        assert model.plan.slots == plan.slots
-        assert model.plan.device == plan.device is not None
 
 
 def test_a_limit_that_was_asked_for_is_kept() -> None:
@@ -105,12 +89,3 @@ def test_a_model_without_such_graphs_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_only_the_cpu_has_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_fixed(DEMO, device_memory=SIZE, **options)
-
-
-def test_a_failing_graph_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise BackendError("the device knows no ScatterND")
-
-    monkeypatch.setattr(device_loader, "open_sessions", fail)
-    with pytest.raises(BackendError, match="no ScatterND"):
-        load_fixed(DEMO, device_memory=SIZE)  # checked by the fixture no_leaks

@@ -90,24 +90,6 @@ def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
     assert memory.nbytes == 5
 
 
-@pytest.mark.slow
-def test_retired_memory_is_freed_by_the_next_call(memory: DeviceMemory) -> None:
-    memory.retire([memory.empty((4,), np.int32, "a test")])
-    gc.collect()
-    assert memory.nbytes == 16
-    memory.empty((1,), np.uint8, "a test")
-    assert memory.nbytes == 0
-
-
-def test_shapes_and_types_have_to_be_the_same(memory: DeviceMemory) -> None:
-    array = memory.empty((2, 2), np.int32, "a test")
-    for wrong in (np.zeros((2, 3), np.int32), np.zeros((2, 2), np.float32)):
-        with pytest.raises(ValueError, match="expected int32"):
-            array.write(wrong)
-    with pytest.raises(ValueError, match="as uint8"):
-        array.value(np.uint8, (2, 7))
-
-
 def test_memory_is_bound_as_another_type(memory: DeviceMemory) -> None:
     words = put(memory, np.arange(6, dtype=np.int32).reshape(2, 3) << 8)
     result = memory.empty((2, 3), np.int32, "a test")
@@ -137,18 +119,6 @@ def test_an_allocation_that_fails_leaves_the_rest(memory: DeviceMemory) -> None:
     ):
         memory.empty((1 << 52,), np.uint8, "all there is")
     assert memory.nbytes == held.nbytes and np.array_equal(held.read(), np.arange(4))
-
-
-def test_an_allocation_that_fails_without_a_word_is_noticed(
-    plugged: DeviceMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = ort.copy_tensors
-    monkeypatch.setattr(ort, "copy_tensors", lambda *_: None)
-    with pytest.raises(OutOfMemoryError, match=r"for slots: needs 40 bytes .*has no room"):
-        plugged.empty((10,), np.int32, "slots")
-    assert plugged.nbytes == 0
-    monkeypatch.setattr(ort, "copy_tensors", good)
-    assert plugged.empty((3,), np.uint8, "less than a mark").read().shape == (3,)
 
 
 def test_a_device_that_is_gone_is_not_one_that_is_full(

@@ -9,14 +9,11 @@ import pytest
 from device_parts import BUNDLE, on_device, rows_over
 
 from stem_edge.bundle.manifest import TABLES
-from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime.device import slots as device_slots
-from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
-from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.store import open_store
 
@@ -111,16 +108,3 @@ def test_the_cache_believes_nothing_after_a_write_that_failed(
         check(following.tolist())
     finally:
         rows.close()
-
-
-def test_slots_that_do_not_fit_are_refused() -> None:
-    loader = DeviceLoader(BUNDLE, LoadOptions(device_memory="20MB"), CPU)
-    loader.needs(16)
-    assert BUNDLE.manifest.tables is not None
-    with pytest.raises(OutOfMemoryError, match="for the row cache of 9,000 slots"):
-        loader.make_slots(BUNDLE.manifest.tables, 9000)
-
-
-def test_what_onnxruntime_refuses_is_an_error_of_ours(slots: DeviceSlots) -> None:
-    with pytest.raises(BackendError, match="while uploading rows to the device"):
-        slots.write(np.array([COUNT]), records([1]))  # there is no such slot

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import sys
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -133,36 +130,6 @@ def test_no_session_has_more_than_one_matrix(
     assert len(counts) > 20 and set(counts) == {1}
 
 
-def written(folder: Path) -> list[str]:
-    """Return the files in a folder that this process has open for writing."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists them
-            flags = Path("/proc/self/fdinfo", link.name).read_text().split("flags:")[1].split()[0]
-            if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
-                found.append(str(link.readlink()))
-    return [path for path in found if path.startswith(f"{folder}/")]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what is open")
-def test_no_file_is_open_for_writing_when_a_session_reads_it(
-    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Windows refuses to read such a file."""
-    real, seen = open_session, list[list[str]]()
-
-    def watch(*given: Any, **options: Any) -> Any:
-        seen.append(written(tmp_path))
-        return real(*given, **options)
-
-    monkeypatch.setattr(packing, "open_session", watch)
-    packer = Packer(small, tmp_path, 1)
-    packer.pack("step", parts(small)["step"])
-    assert seen and not any(seen)
-    with (tmp_path / "step.data").open("r+b"):
-        assert written(tmp_path) == [str(tmp_path / "step.data")]
-
-
 def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
     packer, graphs = (
         Packer(small, tmp_path, 1),
@@ -211,12 +178,3 @@ def test_other_products_are_noticed(
     monkeypatch.setattr(packing, "_noise", lambda graph: [x * next(times) for x in real(graph)])
     with pytest.raises(OtherProductsError, match=r"layers\.0\.qkv"):
         Packer(small, tmp_path, 1).pack("step", parts(small)["step"])
-
-
-@pytest.mark.parametrize("instead", [b"|", b";", b"a"])
-def test_places_in_other_words_are_refused(small: Bundle, tmp_path: Path, instead: bytes) -> None:
-    path = tmp_path / "step"
-    Packer(small, tmp_path, 1).pack("step", parts(small)["step"])
-    path.write_bytes(path.read_bytes().replace(b";0", b";" + instead))
-    with pytest.raises(ValueError):
-        packed_forms(path)

@@ -177,22 +177,11 @@ def refused(bundle: Path, cache_dir: Path, message: str) -> None:
         assert np.isfinite(model.logits(IDS)).all()
 
 
-def test_a_folder_that_cannot_be(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    refused(bundle, tmp_path / "file", "cannot keep a prepared backbone there")
-
-
 def test_a_full_disk(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     refused(bundle, tmp_path, "takes [0-9,]+ bytes, 1,000 are free")
     assert not folders(tmp_path)
-
-
-def test_too_little_memory(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "available_memory", lambda: 1_000_000)
-    sizes = r"preparing takes [0-9.]+ MB of memory beside [0-9.]+ [MG]B of this process, but [0-9.]+ [MG]B"
-    refused(bundle, tmp_path, sizes)
 
 
 def test_the_plan_says_what_the_first_load_takes(
@@ -252,12 +241,6 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
         assert model.plan.weights == stem_edge.memory_plan(bundle, cache_dir=tmp_path).weights
     assert main(["prepare", str(bundle), "--cache-dir", str(tmp_path)]) == 1
     assert "computes other logits" in capsys.readouterr().err and len(tries) == 1
-
-
-def test_a_worker_that_ends(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(BackendError, match="cannot be prepared: exit status 1"):
-        preparing.make(open_bundle(bundle), tmp_path, 1)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "no space")])

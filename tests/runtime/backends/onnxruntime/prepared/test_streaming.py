@@ -132,18 +132,6 @@ def test_a_matrix_that_was_written_to_is_not_dropped(step: Step, calls: Calls) -
 
 
 @linux_only
-def test_a_step_that_ended_early_does_not_confuse_it(step: Step, calls: Calls) -> None:
-    stream = step.stream()
-    with stream.step():
-        for number in [0, 1, 2, 0, 1, 2, 3, 4, 5, 0, 1]:
-            step.touch(number)
-            time.sleep(0.01)
-        assert soon(lambda: calls.count((0, mmap.MADV_DONTNEED)) == 3)  # at first, and by steps
-    stream.close()
-    assert {n for n, advice in calls[6:] if advice == mmap.MADV_DONTNEED} == set(range(6))
-
-
-@linux_only
 def test_as_many_as_free_memory_asks_for(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     room = [1 << 40]
     monkeypatch.setattr(streaming, "available_memory", lambda: room[0])
@@ -156,14 +144,6 @@ def test_as_many_as_free_memory_asks_for(step: Step, monkeypatch: pytest.MonkeyP
         for room[0], count in rooms:
             assert soon(lambda count=count: len(stream.chosen) == count)  # type: ignore[misc]
     stream.close()
-
-
-@linux_only
-def test_a_system_that_does_not_tell(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "PAGEMAP", Path("/nowhere"))
-    with pytest.raises(OSError, match="nowhere"):
-        step.stream()
-    step.files.close()
 
 
 @linux_only
@@ -181,16 +161,6 @@ def test_a_system_that_refuses(step: Step, monkeypatch: pytest.MonkeyPatch) -> N
     with stream.step():
         assert soon(lambda: not stream._thread.is_alive())
     stream.close()
-
-
-@linux_only
-def test_a_system_that_starts_no_thread(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(streaming, "_mapped", lambda graph, files: iter(step.spans))
-    assert streaming.open_stream([Path("step.onnx")]) is None
 
 
 @pytest.fixture
