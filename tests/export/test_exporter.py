@@ -87,13 +87,6 @@ def test_both_layouts_and_the_prefix_give_the_same_bundle(tmp_path: Path) -> Non
         }
 
 
-def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=True))
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", type="fp32", rows="fp32")
-    assert bundle.manifest.model.tied_head
-    assert bundle.manifest.report.worst_logit_difference < 1e-4
-
-
 def test_an_existing_bundle_is_refused_and_replaced_with_force(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -108,13 +101,6 @@ def test_an_existing_bundle_is_refused_and_replaced_with_force(
     assert tables is not None
     assert tables.row_type == "int8"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
-
-
-def test_force_never_replaces_what_is_not_a_bundle(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ExportError, match="not a bundle"):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path, force=True)
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left"), ValueError])
@@ -179,24 +165,6 @@ def test_a_divergence_above_the_limit_leaves_the_old_bundle(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
 
-def test_the_limit_holds_for_a_prefill_graph_that_was_asked_for(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    exact: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
-    with pytest.raises(ExportError, match="max_kl allows 1e-06"):
-        stem_edge.export_bundle(
-            tiny_checkpoint, tmp_path / "out", prefill_graph=True, max_kl=1e-6, **exact
-        )
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", max_kl=1e-6, **exact)
-
-
-def test_the_limit_does_not_change_the_result(
-    tiny_checkpoint: Path, exported: Path, tmp_path: Path
-) -> None:
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", max_kl=10)
-    assert contents(tmp_path / "out") == contents(exported)
-
-
 def test_report_has_agreement_and_the_tail_of_the_divergence(
     tiny_checkpoint: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,11 +179,6 @@ def test_report_has_agreement_and_the_tail_of_the_divergence(
     out = capsys.readouterr().out
     assert f"99th percentile {report.divergence_99:g}" in out
     assert f"at {report.agreement:.1%} of positions" in out
-
-
-def test_special_tokens_reach_the_manifest(tiny_bundle: Path) -> None:
-    model = json.loads((tiny_bundle / "manifest.json").read_text())["model"]
-    assert (model["bos_id"], model["eos_ids"]) == (256, [257])
 
 
 def test_a_sliding_window_is_noted_and_ignored_as_the_trainer_does(

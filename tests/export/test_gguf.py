@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS, write
-from exports import contents
-from installed import DATA, needs_ggml
+from installed import needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
 
@@ -20,11 +19,10 @@ from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError, ExportError
+from stem_edge.errors import BackendError
 from stem_edge.export.backbone import gguf as form
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import storage
-from stem_edge.export.quantization import streams
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF_TYPES
@@ -129,35 +127,6 @@ def test_what_the_file_says(wide: Path, tmp_path: Path) -> None:
     assert msgspec.json.decode(found["stem.config"], type=ModelConfig) == model
 
 
-def test_layers_of_several_kinds_in_the_file(tmp_path: Path) -> None:
-    bundle = export(DATA / "conformance" / "gemma4-text", tmp_path / "out", type="q4_0")
-    tensors_are_as_planned(bundle)
-    reader = gguf.GGUFReader(bundle.file(GGUF))
-    expected = {
-        "stem.feed_forward_length": [96] * 4 + [192] * 3,
-        "stem.attention.key_length": [16, 16, 32, 16, 16, 16, 32],
-        "stem.attention.head_count_kv": 1,
-        "stem.attention.shared_kv_layers": 3,
-        "stem.embedding_length_per_layer_input": 32,
-    }
-    assert {key: reader.fields[key].contents() for key in expected} == expected
-    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    assert types["blk.0.attn_k.weight"] == types["blk.6.ffn_up.weight"] == "Q4_0"
-    assert "blk.4.attn_k.weight" not in types
-    for part in ("per_layer_model_proj", "inp_gate", "proj"):
-        assert {types[f"blk.{layer}.{part}.weight"] for layer in range(7)} == {"Q8_0"}
-
-
-def test_any_threads_give_identical_bytes(
-    wide: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"calibration": text}
-    monkeypatch.setattr(streams, "PIECE_VALUES", 20_000)  # so that there are several pieces
-    export(wide, tmp_path / "a", threads=1, **options)
-    export(wide, tmp_path / "b", threads=3, **options)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
 @pytest.mark.slow
 def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> None:
     options: dict[str, Any] = {"type": "q4_0", "rows": "fp32"}
@@ -178,17 +147,6 @@ def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> 
     assert squares[1] < squares[0]
 
 
-@pytest.mark.parametrize("type", slow_but(["f16"], ["f32", "f16", "q8_0"]))
-def test_types_without_importance(
-    tiny_checkpoint: Path, tmp_path: Path, text: Path, type: str
-) -> None:
-    bundle = export(tiny_checkpoint, tmp_path / "a", type=type, calibration=text)
-    assert bundle.manifest.gguf is not None
-    assert not bundle.manifest.gguf.importance
-    export(tiny_checkpoint, tmp_path / "b", type=type)
-    assert bundle.file(GGUF).read_bytes() == (tmp_path / "b" / GGUF).read_bytes()
-
-
 def test_a_missing_library_is_told_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,13 +156,6 @@ def test_a_missing_library_is_told_before_anything_is_read(
     monkeypatch.setattr(form, "checked_ggml", missing)
     with pytest.raises(BackendError):
         export(tmp_path / "no checkpoint", tmp_path / "out")
-
-
-def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"max_kl allows 1e-06; take more bits \(--type q6_k"):
-        export(tiny_checkpoint, tmp_path / "out", max_kl=1e-6)
-    assert not list(tmp_path.iterdir())
-    export(tiny_checkpoint, tmp_path / "out", type="f32", rows="fp32", max_kl=1e-6)
 
 
 def test_the_command(

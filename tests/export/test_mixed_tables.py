@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +10,12 @@ from loading import load_fixed
 
 import stem_edge
 from stem_edge.bundle.checksums import verify
-from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.reference import forward
 from stem_edge.runtime.consistency import verify_runs
-from stem_edge.runtime.rows.warm import counts_file, known_counts
-from stem_edge.system.user_folder import cache_folder
-from stem_edge.tables.store import open_table_store
-from stem_edge.tables.token_counts import read_counts
 
 # Tokens are bytes: 13 letters and the space, more of them than 5 % of 300.
 TEXT = "the cat sat on the mat and the dog sat on the hat " * 8
@@ -68,34 +62,6 @@ def test_every_way_of_running_gives_the_same_tokens(bundle: Path) -> None:
     assert results.pop("drafts").startswith("not run")
     assert "few slots" in results and set(results.values()) == {"ok"}
     assert set(verify(bundle).values()) == {"ok"}
-
-
-def test_the_tokens_of_the_text_are_resident_at_first(bundle: Path, tmp_path: Path) -> None:
-    with load_fixed(bundle, slots=FREQUENT, cache_dir=tmp_path) as model:
-        model.logits([*b"the hat"])
-        assert (model.stats.row_hits, model.stats.row_misses) == (7, 0)
-        model.logits([*b"XYX"])
-        assert (model.stats.row_hits, model.stats.row_misses) == (1, 2)
-
-
-def test_uses_are_kept_by_record_and_read_again(bundle: Path, tmp_path: Path) -> None:
-    opened, ids = open_bundle(bundle), np.array([48, 48, 97])
-    with load_fixed(bundle, cache_dir=tmp_path, warm_start=True) as model:
-        cache: Any = model.engine.rows.cache  # type: ignore[attr-defined]
-        cache.counts[:] = 0
-        model.logits(ids.tolist())
-    index = open_table_store(opened.file(TABLES)).index
-    assert index is not None
-    records = index[ids]
-    assert records[0] != 48
-    counts = read_counts(counts_file(cache_folder(tmp_path), opened), 300)
-    assert counts is not None
-    assert counts[records].tolist() == [2, 2, 1]
-    found = known_counts(opened, index, tmp_path)
-    assert found is not None and np.array_equal(found, counts)
-    with load_fixed(bundle, slots=4, cache_dir=tmp_path) as model:
-        model.logits([48, 97])
-        assert model.stats.row_hits == 2
 
 
 def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:

@@ -9,16 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from ngram_folders import MODELS, TOKENS, deepseek, longcat, qwen
+from ngram_folders import MODELS, deepseek, longcat, qwen
 from range_server import serving
 
 import stem_edge
 from stem_edge.commands.main import main
-from stem_edge.errors import BundleError, CheckpointError, ExportError, InputError, RowReadError
-from stem_edge.export import ngram_export
-from stem_edge.export.job.files import Output
+from stem_edge.errors import BundleError, CheckpointError, InputError, RowReadError
 from stem_edge.export.ngram_export import export_rows
-from stem_edge.export.token_classes import token_classes
 
 TEXT = np.random.default_rng(4).integers(0, 12, 70)
 
@@ -60,16 +57,6 @@ def test_rows_of_another_machine(tmp_path: Path) -> None:
             rows.rows(TEXT)
 
 
-@pytest.mark.parametrize(("tables", "most"), [("int8", 0.006), ("int4", 0.1)])
-def test_rows_of_fewer_bits(tables: ngram_export.RowsStored, most: float, tmp_path: Path) -> None:
-    model = qwen(tmp_path / "model")
-    out = export_rows(model.folder, tmp_path / "rows", rows=tables)
-    with stem_edge.open_rows(out) as rows:
-        found, wanted = rows.rows(TEXT), model.values[0].numpy()[rows.keys(TEXT)]
-        wanted = wanted.reshape(len(TEXT), -1)
-        assert 0 < np.square(found - wanted).mean() / np.square(wanted).mean() < most**2
-
-
 def test_any_zarr_library_opens_them(tmp_path: Path) -> None:
     model = longcat(tmp_path / "model")
     out = export_rows(model.folder, tmp_path / "rows")
@@ -80,34 +67,6 @@ def test_any_zarr_library_opens_them(tmp_path: Path) -> None:
     used = pages[:, : table.rows_per_page * table.row_nbytes]
     stored = used.reshape(-1, table.row_nbytes)[: table.hash.rows]
     assert np.array_equal(table.values(np.ascontiguousarray(stored)), model.values[0].numpy())
-
-
-def test_pages_of_several_shards_and_an_export_that_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = qwen(tmp_path / "model")
-    whole = export_rows(model.folder, tmp_path / "whole")
-    monkeypatch.setattr(ngram_export, "SHARD_NBYTES", 3 * 4096)
-
-    def write(out: Output, name: str, data: bytes) -> object:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Output, "write", write)
-        with pytest.raises(KeyboardInterrupt):
-            export_rows(model.folder, tmp_path / "rows")
-    assert {path.name for path in tmp_path.iterdir()} == {"model", "whole"}
-    out = export_rows(model.folder, tmp_path / "rows")
-    assert len(list(out.rglob("c/*/0"))) >= 3
-    with stem_edge.open_rows(out) as rows, stem_edge.open_rows(whole) as expected:
-        assert np.array_equal(rows.rows(TEXT), expected.rows(TEXT))
-    with pytest.raises(ExportError, match="already exists"):
-        export_rows(model.folder, out)
-    export_rows(model.folder, out, force=True)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    with pytest.raises(ExportError, match="not a folder of tables"):
-        export_rows(model.folder, tmp_path / "other", force=True)
 
 
 def test_a_damaged_page_is_an_error(tmp_path: Path) -> None:
@@ -155,15 +114,6 @@ def test_checkpoints_that_are_not_whole(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no tables of n-grams"):
         export_rows(folder, tmp_path / "rows")
     assert not (tmp_path / "rows").exists()
-
-
-def test_classes_of_tokens(tmp_path: Path) -> None:
-    folder = deepseek(tmp_path / "model").folder
-    found = token_classes(folder / "tokenizer.json", len(TOKENS), 9)
-    assert found[[0, 1, 4]].tolist() == [0, 0, 0]
-    assert found.tolist() == [0, 0, 1, 2, 0, 3, 4, 1, 5, 6, 7, 8]
-    with pytest.raises(CheckpointError, match="9 classes"):
-        token_classes(folder / "tokenizer.json", len(TOKENS), 10)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,10 @@ import pytest
 from formats import export_as, format_with
 from make_checkpoint import Shape, write_checkpoint
 
-import stem_edge
 from stem_edge.bundle.expected import expected_footprint
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import ExportError
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import storage_of
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, QuantizerName
@@ -105,12 +103,3 @@ def test_gptq_diverges_less_than_rounding(
         bundle = export_as(path, tmp_path / quantizer, format, rows="fp32", calibration=text)
         divergence.append(bundle.manifest.report.divergence)
     assert divergence[1] < divergence[0]
-
-
-def test_a_width_that_no_block_divides_can_be_left_alone(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "checkpoint", Shape(d_ff=72))
-    with pytest.raises(ExportError, match=r"72 is not a multiple of 16.*--type fp32"):
-        stem_edge.export_bundle(path, tmp_path / "out", rows="fp16")
-    format = format_with(bits={"down": 32})
-    bundle = export_as(path, tmp_path / "out", format, rows="fp16", prefill_graph=False)
-    assert bits_in_graphs(bundle)["gate"] == 4

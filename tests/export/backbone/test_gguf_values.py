@@ -76,16 +76,6 @@ def test_every_matrix_has_one(fields: dict[str, Any], tmp_path: Path) -> None:
         assert vector.min() > QUIETEST * vector.mean()
 
 
-def test_dead_channels_and_dead_layers_still_count(tiny_checkpoint: Path) -> None:
-    checkpoint = read_checkpoint(tiny_checkpoint)
-    dead = {"layers.0.attention_norm": 0 * whole(checkpoint.backbone["layers.0.attention_norm"])}
-    dead["layers.1.attention_norm"] = whole(checkpoint.backbone["layers.1.attention_norm"]).copy()
-    dead["layers.1.attention_norm"][:8] = 0
-    found = importance_vectors(_with(checkpoint, dead), IDS)
-    assert np.all(found["layers.0.wq"] == found["layers.0.wq"][0]) and found["layers.0.wq"][0] > 0
-    assert 0 < found["layers.1.wq"][0] < 0.1 * found["layers.1.wq"][8:].mean()
-
-
 def _with(checkpoint: Checkpoint, tensors: dict[str, F32]) -> Checkpoint:
     backbone: Any = {**checkpoint.backbone, **{n: ArrayMatrix(a) for n, a in tensors.items()}}
     return replace(checkpoint, backbone=backbone)
@@ -106,14 +96,6 @@ def test_weighted_errors_fall(type: TensorType, ggml: Ggml) -> None:
     plain, weighted = (quantized(ggml, rows, type, vector) for vector in (None, importance))
     errors = [float((importance * (rows - found) ** 2).sum()) for found in (plain, weighted)]
     assert errors[1] < 0.9 * errors[0]
-
-
-def test_ggml_loses_a_block_whose_channels_count_nothing(ggml: Ggml) -> None:
-    """Shows why no channel may have the weight zero."""
-    rows = np.random.default_rng(0).standard_normal((4, 256), np.float32)
-    importance = np.ones(256, np.float32)
-    importance[:32] = 0
-    assert not quantized(ggml, rows, types.Q4_0, importance)[:, :32].any()
 
 
 def test_the_divergence_falls(tmp_path: Path, ggml: Ggml) -> None:

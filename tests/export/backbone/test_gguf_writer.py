@@ -163,18 +163,3 @@ def test_values_that_a_type_cannot_hold_are_refused(
     array[2, 9] = np.nan
     with pytest.raises(CheckpointError, match="gate: 1 NaN or infinite values, the first in row 2"):
         write(tmp_path / "y", ggml, [source("gate", array, type)])
-
-
-def test_tensors_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"m: \[2, 33\] cannot be Q8_0; .* of 32 values"):
-        source("m", values(2, 33), types.Q8_0)
-    with pytest.raises(ValueError, match=r"v: \[256\] cannot be Q4_K"):
-        source("v", values(256), types.Q4_K)
-    with pytest.raises(ValueError, match=r"m: importance \[63\], rows of 64 values"):
-        source("m", values(2, 64), types.Q8_0, np.ones(63, np.float32))
-
-
-@pytest.mark.parametrize("value", [-1, 1 << 32, (), (1, -1), ("a", "b"), np.zeros(2), None])
-def test_metadata_that_has_no_type_here_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"a key: .* is not a value"):
-        encode_header({"a key": value}, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,9 @@ import exports
 import numpy as np
 import pytest
 import torch
-from installed import DATA
 from torch.nn import functional
 
-from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import find_states, read_checkpoint
-from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
-from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
 
@@ -171,20 +166,6 @@ def test_an_option_computes_what_the_trainer_computes(variant: str, tmp_path: Pa
     assert np.abs(found - trainers_logits(options, state)).max() < 1e-4
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
-def test_words_of_wrappers_are_dropped(good: Path, prefix: str, tmp_path: Path) -> None:
-    state = {prefix + name: value for name, value in weights(OPTIONS, {1, 3}).items()}
-    found = read_checkpoint(save(tmp_path / "wrapped.pt", OPTIONS, state)).backbone
-    for name, matrix in read_checkpoint(good).backbone.items():
-        assert np.array_equal(whole(found[name]), whole(matrix))
-
-
-def test_pieces_of_a_matrix_are_its_rows(good: Path) -> None:
-    for matrix in read_checkpoint(good).backbone.values():
-        assert np.array_equal(matrix.rows(2, 4), whole(matrix)[2:4])
-        assert matrix.nbytes == 4 * whole(matrix).size
-
-
 def test_options_younger_than_a_dense_state_are_off(tmp_path: Path) -> None:
     old = OPTIONS | {"use_stem": False, "rmsnorm_before_qk": False, "bias": False}
     state = weights(old, set())
@@ -218,11 +199,6 @@ def test_an_unsupported_option_is_refused_by_name(
     found = "None" if value is ... else " ".join(repr(value).split())[:40]
     found = "a tensor [2, 2] of F32" if isinstance(value, torch.Tensor) else found
     refused(edit(good, {name: value}), f"{name} is {found}", f"expected {expected}")
-
-
-@pytest.mark.parametrize("value", [False, 0, 0.0, None, "", [], {}, ()])
-def test_an_unknown_option_that_is_off_changes_nothing(good: Path, value: object) -> None:
-    read_checkpoint(edit(good, {"use_what_comes_next": value}))
 
 
 @pytest.mark.parametrize(
@@ -278,14 +254,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: object) -> N
     refused(tmp_path / "x.pt", "BlaGPT", "model_config")
 
 
-def test_the_state_of_random_generators_is_ignored(good: Path) -> None:
-    """The newer of the two trainers saves it."""
-    states = {"numpy": np.random.get_state(), "python": random.getstate()}
-    states |= {"torch": torch.get_rng_state()}
-    save(good, OPTIONS, weights(OPTIONS, {1, 3}), rng_state=states)
-    assert read_checkpoint(good).config.stem_layers == (1, 3)
-
-
 def test_the_newest_state_of_a_folder_is_read(good: Path) -> None:
     content = good.read_bytes()
     names = ["state_step000007.pt", "state_step999999.pt", "state_step1000000.pt"]
@@ -298,37 +266,3 @@ def test_the_newest_state_of_a_folder_is_read(good: Path) -> None:
     assert checkpoint.path.name == "state_step1000000.pt"
     assert "state_step1000000.pt of 4 states" in checkpoint.notes[0]
     assert "best_model_2000000.pt" in checkpoint.notes[0]
-
-
-def test_the_best_model_is_read_where_it_is_all_there_is(good: Path) -> None:
-    best = good.rename(good.with_name("best_model_125.pt"))
-    assert read_checkpoint(good.parent).path == best
-    assert read_checkpoint(best).notes == ()
-
-
-def test_a_file_can_be_given_whatever_its_name(good: Path, tmp_path: Path) -> None:
-    path = good.rename(tmp_path / "mine.pt")
-    assert find_states(path) == [path]
-    assert read_checkpoint(path).path == path
-
-
-def test_a_folder_without_states_says_what_is_expected(tmp_path: Path) -> None:
-    assert find_states(tmp_path) == []
-    refused(tmp_path, "state_step*.pt", "best_model*.pt")
-
-
-def test_a_tokenizer_beside_the_state_is_used(good: Path) -> None:
-    source = read_checkpoint(good).tokenizer
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json; add one or pass --tokenizer"):
-        convert_tokenizer(source.kind, source.path, add_bos=source.add_bos)
-    beside = DATA / "conformance/blagpt-full/tokenizer.json"
-    good.with_name("tokenizer.json").write_bytes(beside.read_bytes())
-    assert convert_tokenizer(source.kind, source.path, add_bos=source.add_bos).vocab_size == 256
-
-
-def test_names_tell_an_adapter_which_matrices_are_the_trainers_own(good: Path) -> None:
-    checkpoint, state = read_checkpoint(good), weights(OPTIONS, {1, 3})
-    for module, name in checkpoint.names.items():
-        if name in checkpoint.backbone:
-            assert np.array_equal(whole(checkpoint.backbone[name]), state[module + ".weight"])
-    assert not {"transformer.h.0.attn.q_proj", "transformer.h.0.attn.kv_proj"} & {*checkpoint.names}

@@ -41,13 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["gemma4-text", "gemma4-wide"])
-def test_logits_are_the_trainers(name: str) -> None:
-    with np.load(CONFORMANCE / name / "reference.npz") as data:
-        found = logits(read_checkpoint(CONFORMANCE / name), data["ids"].tolist())
-        assert np.abs(found - data["logits"]).max() < 5e-4
-
-
 @pytest.mark.parametrize(
     "kind", slow_but(["as it is", "fewer rows than ids", "K is V", "odd heads"], KINDS)
 )
@@ -58,12 +51,6 @@ def test_logits_of_every_kind_are_those_of_transformers(kind: str, tmp_path: Pat
 @pytest.fixture
 def gemma(tmp_path: Path) -> Path:
     return Path(shutil.copytree(CONFORMANCE / "gemma4-text", tmp_path / "gemma"))
-
-
-def test_factors_are_rounded_as_the_weights_are(gemma: Path) -> None:
-    assert read_checkpoint(gemma).config.embedding_scale == 8
-    edit(gemma, dtype="bfloat16", hidden_size_per_layer_input=32)
-    assert read_checkpoint(gemma).config.ple_scale == 5.65625  # of 5.656854
 
 
 def test_the_text_model_of_a_multimodal_one(gemma: Path) -> None:
@@ -208,12 +195,3 @@ def test_tensors_that_are_missing_or_differ(
 ) -> None:
     edit_tensors(gemma, change)
     refused(gemma, words)
-
-
-def test_keys_and_values_that_nobody_reads_may_be_there(gemma: Path) -> None:
-    """Read what transformers reads, which does not load them, either."""
-    name = "model.layers.{}.self_attn.k_proj.weight"
-    edit_tensors(gemma, lambda tensors: tensors.update({name.format(6): torch.ones(2)}))
-    read_checkpoint(gemma)
-    edit_tensors(gemma, lambda tensors: tensors.update({name.format(7): torch.ones(2)}))
-    refused(gemma, "tensor model.layers.7.self_attn.k_proj.weight is not part of the model")

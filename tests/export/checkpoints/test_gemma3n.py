@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hf_folders import check_logits, edit, edit_tensors, logits, make_gemma3n, refused, wrap_gemma
 from installed import DATA
 from tiers import slow_but
 
-import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
 
 CONFORMANCE = DATA / "conformance" / "gemma3n-text"
@@ -65,12 +62,6 @@ def gemma(tmp_path: Path) -> Path:
     return Path(shutil.copytree(CONFORMANCE, tmp_path / "gemma"))
 
 
-def test_a_table_of_fewer_rows_than_ids_is_planned(tmp_path: Path) -> None:
-    make_gemma3n().save_pretrained(tmp_path)
-    planned = stem_edge.fit(tmp_path, "1GB", bandwidth="10GB")
-    assert {one.tables for one in planned} == {"int8", "int4"}
-
-
 def test_what_older_versions_wrote(gemma: Path) -> None:
     new = read_checkpoint(gemma).config
     options: dict[str, Any] = {
@@ -82,16 +73,6 @@ def test_what_older_versions_wrote(gemma: Path) -> None:
     assert read_checkpoint(gemma).config == new
     edit(gemma, rope_local_base_freq=500.0)
     assert read_checkpoint(gemma).config.rope_theta == 500
-
-
-def test_a_deep_model_without_a_pattern_is_sparse_at_first(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"layer_types": None, "activation_sparsity_pattern": None}
-    model = make_gemma3n(num_hidden_layers=12, intermediate_size=16, **changes)
-    model.save_pretrained(tmp_path)
-    edit(tmp_path, layer_types=None, activation_sparsity_pattern=None)
-    config = read_checkpoint(tmp_path).config
-    assert [layer.sparsity for layer in config.layers] == model.config.activation_sparsity_pattern
-    assert config.window_layers == (0, 1, 2, 3, 5, 6, 7, 8, 10, 11)
 
 
 def test_the_text_model_of_a_multimodal_one(gemma: Path) -> None:
@@ -157,20 +138,3 @@ def test_what_is_refused(gemma: Path, changes: dict[str, Any], words: str) -> No
 def test_tensors_that_are_missing(gemma: Path, name: str) -> None:
     edit_tensors(gemma, lambda tensors: tensors.pop("model." + name))
     refused(gemma, "no tensor model." + name)
-
-
-def test_tensors_that_are_too_many(gemma: Path) -> None:
-    edit_tensors(
-        gemma, lambda tensors: tensors.update({"model.altup_projections.3.weight": torch.ones(2)})
-    )
-    refused(gemma, "tensor model.altup_projections.3.weight is not part of the model")
-
-
-def test_factors_of_the_active_stream_are_left_out_where_nobody_reads_them(gemma: Path) -> None:
-    edit(gemma, altup_correct_scale=False)
-    assert "layers.0.ple_gate_scale" not in read_checkpoint(gemma).backbone
-
-
-def test_the_config_of_the_data_is_what_transformers_writes() -> None:
-    given = json.loads((CONFORMANCE / "config.json").read_text())
-    assert make_gemma3n(**given).config.to_dict().keys() >= given.keys()

@@ -50,10 +50,6 @@ def test_generation_config(said: dict[str, Any], expected: Sampling | None, tmp_
     assert of_folder(tmp_path) == expected
 
 
-def test_without_generation_config_nothing_is_said(tmp_path: Path) -> None:
-    assert of_folder(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     "said", [{"temperature": -1}, {"top_p": 0, "temperature": 1}, {"top_k": 0.5}, {"top_k": "all"}]
 )

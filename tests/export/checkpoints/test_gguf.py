@@ -6,7 +6,6 @@ import ctypes
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import stem_edge
 from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.commands.main import main
-from stem_edge.errors import BundleError, ExportError, InputError
+from stem_edge.errors import BundleError, InputError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
@@ -33,8 +32,7 @@ from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import storage_of
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.quality_check import mean_divergence
-from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor
-from stem_edge.ggml.types import KEPT_TYPES
+from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.graph.formats import GGUF_TYPES, EngineName, GgufType
 from stem_edge.layers import LinearRope, Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
@@ -147,22 +145,6 @@ def test_models_that_are_not_known_are_refused(case: str, tmp_path: Path) -> Non
     refused(lambda: read_checkpoint(path), path, said)
 
 
-def test_a_missing_key_and_missing_tensors(tmp_path: Path) -> None:
-    model = make_model("llama")
-    keys, tensors = model_keys(model.config), dict(model_tensors(model))
-    del keys["llama.context_length"]
-    path = write_file(tmp_path / "a.gguf", keys, tensors)
-    refused(lambda: read_checkpoint(path), path, "required field `context_length`")
-    path = write_file(tmp_path / "b.gguf", model_keys(model.config), {})
-    refused(lambda: read_checkpoint(path), path, "no tensor token_embd.weight")
-
-
-def test_a_folder_with_files_asks_for_one(tmp_path: Path) -> None:
-    write_model(tmp_path / "a.gguf", make_model("llama"))
-    refused(lambda: read_checkpoint(tmp_path), tmp_path, "has a.gguf; give one of these files")
-    refused(lambda: read_checkpoint(tmp_path / "a.gguf", ["x"]), "--ignore-key")
-
-
 # ---------------------------------------------------------------- exports
 
 
@@ -210,28 +192,11 @@ def test_onnxruntime_keeps_the_levels_of_blocks(case: str, tmp_path: Path) -> No
         assert mean_divergence(model.logits([5, 9, 11]), logits) < 1e-3
 
 
-@pytest.mark.parametrize("types", ["F16", "Q2_K"])
-def test_types_that_onnxruntime_does_not_keep(types: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model.gguf", wide_model(), "F16")
-    source = read_checkpoint(model)
-    kind = next(kind for kind in KEPT_TYPES.values() if kind.name == types)
-    matrices = {n: m for n, m in source.backbone.items() if len(m.shape) == 2}
-    typed = {n: replace(m, type=kind) for n, m in matrices.items() if isinstance(m, GgufTensor)}
-    changed = replace(source, backbone=typed)
-    assert keep_stored_types(changed, Recipe()).own_types is False
-
-
 @pytest.mark.parametrize("type", ["small", "balanced", "near-lossless", "int4", "fp32"])
 def test_types_that_are_asked_for_go_first(type: str, tmp_path: Path) -> None:
     source = read_checkpoint(write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"))
     options = Recipe(type=type)
     assert keep_stored_types(source, options) == storage_of(options)
-
-
-def test_keeping_types_that_are_none_is_refused(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", wide_model(), "F16")
-    with pytest.raises(ExportError, match="no types that onnxruntime can keep; leave out --type"):
-        stem_edge.export_bundle(path, tmp_path / "out", type="keep", progress=False)
 
 
 @pytest.mark.usefixtures("ggml")

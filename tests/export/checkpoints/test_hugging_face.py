@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import exports
 import numpy as np
 import pytest
 import torch
-import transformers
 from hf_folders import (
     EVERY_SECOND,
     MODELS,
@@ -19,14 +17,13 @@ from hf_folders import (
     check_logits,
     edit,
     edit_tensors,
-    logits,
     make_model,
     refused,
 )
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
-from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
+from stem_edge.layers import LinearRope
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -69,26 +66,6 @@ def test_the_older_form_of_rope(llama: Path, key: str) -> None:
     assert (config.rope_theta, config.rope_scaling) == (2e4, LinearRope(2.0))
     assert config_of(llama, **older, rope_scaling=None).rope_scaling is None
     assert config_of(llama, rope_theta=None).rope_theta == 1e4
-
-
-def test_defaults_of_rope_scaling(llama: Path) -> None:
-    numbers = {"factor": 4.0, "low_freq_factor": 1, "high_freq_factor": 4}
-    config = config_of(llama, rope_parameters={"rope_type": "llama3"} | numbers)
-    assert config.rope_scaling == Llama3Rope(4.0, 1.0, 4.0, original_context=64)
-    config = config_of(
-        llama, rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 32}
-    )
-    assert config.rope_scaling == YarnRope(2.0, 32, attention_factor=0.1 * math.log(2) + 1)
-
-
-def test_windows_count_only_where_they_are_used(llama: Path) -> None:
-    qwen = {"model_type": "qwen2", "sliding_window": 4, "max_window_layers": 0}
-    edit_tensors(llama, add_biases)
-    assert config_of(llama, **qwen, use_sliding_window=False).sliding_window == 0
-    assert config_of(llama, use_sliding_window=True).window_layers is None
-    assert config_of(llama, max_window_layers=2).window_layers == (2,)
-    assert config_of(llama, max_window_layers=3).sliding_window == 0
-    assert config_of(llama, layer_types=EVERY_SECOND).window_layers == (1,)
 
 
 def add_biases(tensors: dict[str, torch.Tensor]) -> None:
@@ -164,24 +141,6 @@ def test_keys_that_change_nothing(llama: Path, values: dict[str, Any]) -> None:
     assert (found.config, found.notes) == (before.config, ())
 
 
-UNKNOWN: dict[str, Any] = {"max_window_layers": 1, "rope_interleaved": True, "multiplier": 0.2}
-
-
-def test_keys_that_transformers_does_not_know_change_nothing_there_either(llama: Path) -> None:
-    ids = list(range(40))
-    expected = logits(read_checkpoint(llama), ids)
-    edit(llama, **UNKNOWN)
-    found = read_checkpoint(llama)
-    (note,) = found.notes
-    assert note.endswith(
-        "not know in llama models: max_window_layers, rope_interleaved, multiplier"
-    )
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
-    with torch.no_grad():
-        assert np.abs(model(torch.tensor([ids])).logits[0].numpy() - expected).max() < 1e-4
-    assert (logits(found, ids) == expected).all()
-
-
 def test_keys_that_the_user_ignores(llama: Path) -> None:
     before = read_checkpoint(llama).config
     edit(llama, sliding_window=5, is_causal=False, vendor=3)
@@ -213,26 +172,8 @@ def test_tensors_that_are_not_those_of_the_model(llama: Path, change: Any, said:
     refused(llama, said)
 
 
-def test_frequencies_that_older_versions_saved_are_ignored(llama: Path) -> None:
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    edit_tensors(llama, lambda tensors: tensors.update({name: torch.ones(4)}))
-    assert len(read_checkpoint(llama).backbone) == 3 * 9 + 3
-
-
 def test_a_tied_head_saved_twice(llama: Path) -> None:
     edit(llama, tie_word_embeddings=True)
     refused(llama, "lm_head.weight differs from the embedding")
     edit_tensors(llama, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 0}))
     assert "head" not in read_checkpoint(llama).backbone
-
-
-def test_a_tensor_of_another_shape(llama: Path) -> None:
-    edit(llama, intermediate_size=64)
-    refused(llama, "layers.(0-2).gate is [48, 32], expected [64, 32]")
-
-
-def test_names_of_modules(llama: Path) -> None:
-    names = read_checkpoint(llama).names
-    assert names["model.layers.1.self_attn.q_proj"] == "layers.1.wq"
-    assert names["model.layers.2.post_attention_layernorm"] == "layers.2.ffn_norm"
-    assert names["lm_head"] == "head"

@@ -15,7 +15,6 @@ import exports
 import numpy as np
 import pytest
 import torch
-from installed import DATA
 from make_checkpoint import Layout, Shape, write_checkpoint
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -31,7 +30,6 @@ from torch_model import torch_logits
 import stem_edge
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.export.tensor_files import torch_distributed
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward
 
@@ -70,47 +68,11 @@ def refused(folder: Path, *parts: str) -> None:
     exports.refused(lambda: read_checkpoint(folder), *parts)
 
 
-def test_shards_are_joined_in_the_order_of_their_numbers() -> None:
-    shards = sorted((DATA / "conformance/half/training/stem_shards").iterdir())
-    assert shards[2].name == "stem_model_mp10.pt"  # because sorting by name would put 10 third
-    table = read_checkpoint(DATA / "conformance/half/training").tables[1]
-    width = table.shape[1] // len(shards)
-    last = torch.load(shards[2].with_name("stem_model_mp11.pt"), weights_only=True)
-    columns = whole(table)[:, 11 * width :]
-    assert np.array_equal(columns, last["stem_embeddings.0.weight"].numpy())
-
-
-def test_tables_are_numbered_in_the_order_of_stem_layers(consolidated: Path) -> None:
-    edit_params(consolidated, stem_layers=[2, 1])
-    saved = torch.load(consolidated / "consolidated_stem.pth", weights_only=True)
-    tables = read_checkpoint(consolidated).tables
-    assert np.array_equal(whole(tables[2]), saved["stem_embeddings.0.weight"].numpy())
-
-
-def test_stem_layers_default_to_all_but_the_first(consolidated: Path) -> None:
-    edit_params(consolidated, stem_layers=None)
-    assert read_checkpoint(consolidated).config.stem_layers == (1, 2)
-
-
 def test_the_trainers_defaults_apply_to_what_params_leave_out(consolidated: Path) -> None:
     edit_params(consolidated, max_seqlen=..., vocab_size=-1)
     config = read_checkpoint(consolidated).config
     assert (config.max_context, config.norm_eps, config.rope_theta) == (1024, 1e-5, 10000.0)
     assert config.vocab_size == 300
-
-
-def test_halves_of_both_layouts_can_be_mixed(training: Path, consolidated: Path) -> None:
-    shutil.copy(consolidated / "consolidated.pth", training)
-    (training / ".metadata").unlink()
-    assert read_checkpoint(training).tables[1].shape == (300, 64)
-
-
-def test_a_tied_head_saved_twice_is_read_once(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "c", Shape(tied_head=True), layout="consolidated")
-    state = torch.load(path / "consolidated.pth", weights_only=True)
-    state["model"]["output.tied_module.weight"] = state["model"]["tok_embeddings.weight"]
-    torch.save(state, path / "consolidated.pth")
-    assert "head" not in read_checkpoint(path).backbone
 
 
 @pytest.mark.parametrize("layout", ["training", "consolidated"])
@@ -154,10 +116,6 @@ def test_rows_that_are_means(consolidated: Path, kind: str, size: int | None, wi
     assert read_checkpoint(consolidated).config.row_window == window
 
 
-def test_missing_folder() -> None:
-    refused(Path("/nowhere/run"), "/nowhere/run: no such folder", "params.json")
-
-
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -191,17 +149,6 @@ def test_a_cut_or_missing_file_of_a_training_folder_is_named(training: Path, nam
         refused(training, "3 of 4 column shards", f"missing {Path(name).name}")
 
 
-def test_a_model_that_is_no_dict_is_refused(consolidated: Path) -> None:
-    torch.save({"model": [1]}, consolidated / "consolidated.pth")
-    refused(consolidated, "holds a list; expected a dict of tensors")
-
-
-@pytest.mark.parametrize("value", [None, 7, [], {}, "model"])
-def test_an_index_of_another_kind_is_refused(training: Path, value: object) -> None:
-    (training / ".metadata").write_bytes(pickle.dumps(value))
-    refused(training, ".metadata", "not readable")
-
-
 def test_an_index_cannot_point_outside_of_the_folder(training: Path) -> None:
     data = (training / ".metadata").read_bytes()
     assert b"__0_0.distcp" in data
@@ -227,28 +174,6 @@ def test_params_that_contradict_the_tensors(
 ) -> None:
     edit_params(consolidated, **model)
     refused(consolidated, *parts)
-
-
-def test_shards_of_different_vocabularies_are_refused(training: Path) -> None:
-    path = training / "stem_shards/stem_model_mp1.pt"
-    torch.save({f"stem_embeddings.{n}.weight": torch.zeros(7, 16) for n in range(2)}, path)
-    refused(training, "[7, 300] rows in different shards")
-
-
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_dense_model_has_no_tables(tmp_path: Path, listed: bool) -> None:
-    path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
-    if not listed:  # the form of the trainer on which the public one is built
-        edit_params(path, stem_layers=...)
-    checkpoint = read_checkpoint(path)
-    assert checkpoint.config.stem_layers == ()
-    assert checkpoint.tables == {}
-
-
-def test_tables_without_a_place_for_them_are_refused(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
-    edit_params(path, stem_layers=[1])
-    refused(path, "stem_layers is [1], but the weights lack the up projection")
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_known_ones(
@@ -281,11 +206,6 @@ def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) 
     for name, values in expected.items():
         assert np.array_equal(whole(found[name]), values)
         assert np.array_equal(found[name].rows(3, 20), values[3:20])
-
-
-def test_rows_that_no_rank_has_are_reported(training: Path) -> None:
-    cut_over_two_ranks(training, keep=lambda name, part: part == 0 or "wq" not in name)
-    refused(training, "attention.wq", "16 of 32 rows", "file of a rank is missing")
 
 
 def columns(metadata: Metadata) -> None:
@@ -323,14 +243,6 @@ def test_pieces_of_another_kind(
 ) -> None:
     cut_over_two_ranks(training, damage=damage)
     refused(training, said)
-
-
-def test_the_size_of_an_index(training: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbytes = (training / ".metadata").stat().st_size
-    monkeypatch.setattr(torch_distributed, "MAX_METADATA_NBYTES", nbytes)
-    read_checkpoint(training)
-    monkeypatch.setattr(torch_distributed, "MAX_METADATA_NBYTES", nbytes - 1)
-    refused(training, f"larger than {nbytes - 1} bytes")
 
 
 def cut_over_two_ranks(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +128,6 @@ def test_an_embedding_gains_the_transpose(tmp_path: Path) -> None:
     assert np.abs(found - 6 / 2 * product(tensors).T).max() < 1e-5
 
 
-def test_pieces_of_a_sum_are_its_rows(tmp_path: Path) -> None:
-    merged = merge_lora(base(), save(tmp_path, pair(UP, 12, 8) | embedding_pair())).backbone
-    for name in ("layers.0.up", "embedding"):
-        assert np.abs(merged[name].rows(3, 7) - whole(merged[name])[3:7]).max() < 1e-6
-        assert merged[name].shape == base().backbone[name].shape
-
-
 @pytest.mark.parametrize(
     ("options", "rank", "scale"),
     [
@@ -182,13 +174,6 @@ def test_a_module_that_was_trained_whole_is_replaced(
     assert np.array_equal(whole(merged.backbone[NAMES[module]]), trained.numpy())
 
 
-def test_the_base_that_is_saved_with_an_embedding_counts(tmp_path: Path) -> None:
-    tensors, trained = embedding_pair(), drawn(20, 8, seed=5)
-    adapter = save(tmp_path, {f"{EMBED}.base_layer.weight": trained, **tensors})
-    found = whole(merge_lora(base(), adapter).backbone["embedding"])
-    assert np.abs(found - trained.numpy() - 3 * product(tensors).T).max() < 1e-5
-
-
 @pytest.mark.parametrize("which", ["embedding", "head"])
 def test_a_tied_head_is_untied_where_one_of_the_two_is_trained(tmp_path: Path, which: str) -> None:
     tensors = pair("lm_head", 20, 8) if which == "head" else embedding_pair()
@@ -199,17 +184,6 @@ def test_a_tied_head_is_untied_where_one_of_the_two_is_trained(tmp_path: Path, w
     shared = whole(checkpoint.backbone["embedding"])
     assert np.array_equal(whole(merged.backbone[other]), shared)
     assert np.abs(whole(merged.backbone[which]) - shared).max() > 0.1
-
-
-def test_a_tied_head_stays_tied_where_layers_are_trained(tmp_path: Path) -> None:
-    merged = merge_lora(base(tied=True), save(tmp_path, pair(Q, 8, 8)))
-    assert merged.config.tied_head
-    assert "head" not in merged.backbone
-
-
-def test_the_report_says_what_was_merged(tmp_path: Path) -> None:
-    merged = merge_lora(base(), save(tmp_path / "poems", pair(Q, 8, 8) | embedding_pair()))
-    assert merged.notes == ("a", "with the LoRA adapter poems merged into 2 modules")
 
 
 @pytest.mark.parametrize(
@@ -280,10 +254,6 @@ def test_options_and_tensors_that_do_not_fit_are_refused(
     refused(save(tmp_path, tensors, **options), *parts)
 
 
-def test_names_without_pefts_prefix_are_refused(tmp_path: Path) -> None:
-    refused(save(tmp_path, pair(Q, 8, 8), prefix=""), "base_model.model.<module>")
-
-
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "nowhere", "no adapter_config.json")
     (tmp_path / "adapter_config.json").write_text("[1]")
@@ -296,10 +266,3 @@ def test_a_pickle_is_refused_with_advice(tmp_path: Path) -> None:
     refused(adapter, "adapter_model.bin", "save it again")
     (adapter / "adapter_model.bin").unlink()
     refused(adapter, "adapter_model.safetensors: missing")
-
-
-def test_names_of_another_trainer(tmp_path: Path) -> None:
-    tensors = pair("layers.0.feed_forward.w3", 12, 8)
-    checkpoint = replace(base(), names={"layers.0.feed_forward.w3": "layers.0.up"})
-    found = change(checkpoint, save(tmp_path, tensors), "layers.0.up")
-    assert np.abs(found - 3 * product(tensors)).max() < 1e-5

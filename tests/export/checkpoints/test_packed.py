@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,12 @@ import torch
 from gemma_folders import VOCAB_SIZE
 from installed import needs_ggml
 from loading import load_fixed
-from msgspec.structs import replace as changed_config
 from packed_folders import Packed, divergence, write_packed
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.measuring.fit import report_table
 from stem_edge.errors import BackendError, CheckpointError, ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.packed_tensor import Scaled
@@ -32,9 +28,6 @@ from stem_edge.graph.special.steps import places
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.quantize import dequantize_blocks
 from stem_edge.numerics.reference import forward
-from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
-from stem_edge.runtime.backends.onnxruntime.providers import session
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
 from stem_edge.runtime.rows.store import open_store
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -92,31 +85,6 @@ def test_greedy_texts_are_those_of_transformers(packed: Packed, bundle: Path) ->
         ours = [t for c in model.generate(ids, max_new_tokens=12) for t in c.token_ids]
     same = sum(a == b for a, b in zip(ours, theirs[0, 8:].tolist(), strict=False))
     assert same >= 10  # near ties
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_many_seeds(form: str, tmp_path: Path) -> None:
-    """Of 20 models, texts are those of transformers, or part from them at a near tie."""
-    apart = list[float]()
-    for seed in range(20):
-        (folder := tmp_path / str(seed)).mkdir()
-        packed = write_packed(folder, seed=seed, **FORMS[form])
-        stem_edge.export_bundle(folder, folder / "bundle", progress=False)
-        prompt = packed.ids[:8]
-        with load_fixed(folder / "bundle", warm_start=False, kv="fp32") as model:
-            apart.append(divergence(packed.logits, model.logits(packed.ids)))
-            text = [t for c in model.generate(prompt, max_new_tokens=12) for t in c.token_ids]
-        given = {"max_new_tokens": 12, "do_sample": False, "output_logits": True}
-        with torch.no_grad():
-            made = packed.model.generate(
-                torch.tensor([prompt]), return_dict_in_generate=True, **given
-            )
-        pairs = enumerate(zip(text, made.sequences[0, 8:].tolist(), strict=True))
-        if (at := next((n for n, (a, b) in pairs if a != b), None)) is not None:
-            logits = made.logits[at][0]
-            assert logits.max() - logits[text[at]] < 0.05
-    assert np.mean(apart) < 3e-4
 
 
 @pytest.mark.slow
@@ -192,25 +160,6 @@ def test_types_of_other_training_are_refused(
 ) -> None:
     with pytest.raises(ExportError, match="neither type nor prefill_graph can be chosen"):
         stem_edge.export_bundle(one, tmp_path / "out", progress=False, **option)
-
-
-def test_a_bound_of_the_divergence_is_kept(one: Path, tmp_path: Path) -> None:
-    stem_edge.export_bundle(one, tmp_path / "out", max_kl=5.0, progress=False)
-    with pytest.raises(ExportError, match="nats"):
-        stem_edge.export_bundle(one, tmp_path / "far", max_kl=1e-9, progress=False)
-
-
-def test_fit_plans_what_an_export_keeps(packed: Packed, bundle: Path) -> None:
-    given: dict[str, Any] = {"memory": "1GB", "bandwidth": "10GB", "context_length": 64}
-    (planned,), (exported,) = (stem_edge.fit(path, **given) for path in (packed.folder, bundle))
-    named = changed_config(exported.footprint.model, bos_id=None, eos_ids=())  # by its tokenizer
-    assert planned.footprint == replace(exported.footprint, own_types=True, model=named)
-    assert (planned.mapped, planned.bound) == (exported.mapped, exported.bound)
-    assert planned.plan.weights == exported.plan.weights
-    said = report_table([planned], "CHECKPOINT", bundle=False)
-    assert "stem-edge export CHECKPOINT OUT\n" in said and "tables int" in said
-    with pytest.raises(ExportError, match=r"onnxruntime only|no type of ggml"):
-        stem_edge.fit(packed.folder, "1GB", engine="ggml")
 
 
 def changed(folder: Path, out: Path, **tensors: torch.Tensor | None) -> Path:
@@ -289,24 +238,6 @@ def test_other_methods_are_refused(one: Path, tmp_path: Path) -> None:
         read_checkpoint(out)
 
 
-def test_the_projection_of_all_layers_may_be_packed(one: Path, tmp_path: Path) -> None:
-    codes, scales = torch.arange(96 * 16).reshape(96, 16).to(torch.uint8), torch.rand(96, 1)
-    name = "model.per_layer_model_projection.weight"
-    out = changed(one, tmp_path / "changed", **{name: codes, f"{name}_scale": scales})
-    found = read_checkpoint(out).backbone["layers.2.ple_context"].rows(1, 3)
-    low, high = (codes & 15).float() - 8, (codes >> 4).float() - 8
-    values = torch.stack([low, high], dim=-1).reshape(96, 32) * scales
-    np.testing.assert_array_equal(found, values[33:35].numpy())
-
-
-def test_values_of_other_bits_without_ranges_are_refused(tmp_path: Path) -> None:
-    folder = write_packed(tmp_path, ranges=False).folder
-    v = "model.layers.0.self_attn.v_proj.weight"
-    out = changed(folder, tmp_path / "changed", **{v: torch.zeros(32, 32, dtype=torch.int8)})
-    with pytest.raises(ExportError, match=r"matrices of layers.0.qkv have different types"):
-        stem_edge.export_bundle(out, tmp_path / "out", progress=False)
-
-
 @needs_ggml
 def test_ggml_refuses_them(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"onnxruntime only|no type of ggml"):
@@ -322,22 +253,3 @@ def test_devices_refuse_ranges_and_2_bits(bundle: Path) -> None:
     )
     with pytest.raises(BackendError, match=re.escape(f"for cpu: {why}; run it on the CPU")):
         load_fixed(bundle, device_memory="100MB")
-
-
-def test_sessions_keep_the_steps_of_ranges_whole(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, whole, source = session._options, list[bool](), open_bundle(bundle)
-
-    def seen(threads: int, settings: Mapping[str, str]) -> Any:
-        if settings:  # otherwise it asks what the processor can
-            whole.append(session.WHOLE_STEPS.items() <= settings.items())
-        return real(threads, settings)
-
-    monkeypatch.setattr(session, "_options", seen)
-    load_fixed(bundle, warm_start=False).close()
-    loaded = len(whole)
-    packer = Packer(source, tmp_path, 1)
-    packer.pack("step", joined_parts(source, prefill=False)["step"])
-    assert len(whole) > loaded > 0
-    assert set(whole) == {bool(source.manifest.model.ranges)}

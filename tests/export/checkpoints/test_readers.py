@@ -84,13 +84,6 @@ def test_folders_that_are_not_checkpoints(tmp_path: Path) -> None:
         read_checkpoint("org/name")
 
 
-def test_keys_are_ignored_in_config_json_alone(tiny_checkpoint: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"has no config.json, whose keys --ignore-key is for"
-    ):
-        read_checkpoint(tiny_checkpoint, ["key"])
-
-
 def test_a_bundle_names_the_keys_that_its_export_ignored(llama: Path, tmp_path: Path) -> None:
     edit(llama, sliding_window=5, is_causal=False)
     export = ["export", str(llama), str(tmp_path / "out"), "--ignore-key", "sliding_window"]
@@ -109,19 +102,6 @@ def test_the_bundle_may_lie_inside_of_its_checkpoint(
     source = llama / ".." / llama.name if otherwise else llama
     stem_edge.export_bundle(source, llama / "bundle")
     assert contents(llama / "bundle") == contents(expected.path)
-
-
-def test_another_chat_template_is_another_export(llama: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for template in ("{{ 'a' }}", "{{ 'b' }}"):
-        (tmp_path / "chat_template.jinja").write_text(template)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(llama / name, tmp_path)
-        bundle = stem_edge.export_bundle(
-            llama, out, tokenizer=tmp_path / "tokenizer.json", type="fp32", force=True
-        )
-        config = json.loads(bundle.file("tokenizer_config.json").read_text())
-        assert config["chat_template"] == template
 
 
 def test_an_adapter_is_merged(llama: Path, tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ import pytest
 import torch
 from hf_folders import edit, refused
 from safetensors.torch import load_file, save_file
-from stem_format import describe, renamed, save_stem
+from stem_format import renamed, save_stem
 from torch import Tensor
 from torch_engram import ENGRAM
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
 from stem_edge.config import ModelConfig
-from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
@@ -108,19 +107,6 @@ def test_logits_of_every_variant(tmp_path: Path, fields: dict[str, Any]) -> None
     expected = torch_logits(config, *random_tensors(config, 0), ids).numpy()
     found = logits(tmp_path, ids)
     assert np.abs(found - expected).max() < 1e-4
-
-
-def test_experts_can_be_tensors_of_their_own(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"stem_ffn": "hash-moe", "n_experts": 5}
-    save(tmp_path / "stacked", **fields)
-    save(tmp_path / "single", stacked=False, **fields)
-    stacked, single = (read_checkpoint(tmp_path / n) for n in ("stacked", "single"))
-    assert stacked.tables[1].shape == (5, 3 * 96 * 40)
-    assert stacked.nbytes == single.nbytes
-    for start, stop in ((0, 5), (2, 4), (4, 5), (3, 3), (4, 9)):
-        rows = stacked.tables[1].rows(start, stop)
-        assert np.array_equal(rows, random_tables(stacked.config, 0)[1][start:stop].numpy())
-        assert np.array_equal(rows, single.tables[1].rows(start, stop))
 
 
 def test_a_config_written_by_hand(tmp_path: Path) -> None:
@@ -223,64 +209,12 @@ def test_a_router_or_rows_that_do_not_fit(
     refused(tmp_path, *parts)
 
 
-@pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("count", [4, 6])
-def test_another_number_of_experts(tmp_path: Path, stacked: bool, count: int) -> None:
-    save(tmp_path, stacked=stacked, stem_ffn="hash-moe", n_experts=5)
-    edit(tmp_path, num_experts=count)
-    refused(tmp_path, "expert")
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (lambda tensors: tensors.pop("model.norm.weight"), "no tensor model.norm.weight"),
-        (
-            lambda tensors: tensors.update({"model.extra": torch.ones(1)}),
-            "tensor model.extra is no",
-        ),
-    ],
-)
-def test_what_is_written_is_checked(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], part: str
-) -> None:
-    config = ModelConfig(**SIZES, stem_layers=(1,))
-    tensors = schema_tensors(config)
-    change(tensors)
-    with pytest.raises(CheckpointError, match=part):
-        save_stem(tmp_path, config, tensors)
-
-
 def test_a_model_in_several_files(tmp_path: Path) -> None:
     config = save(tmp_path / "one")
     save_stem(tmp_path / "many", config, schema_tensors(config), shard_nbytes=20_000)
     files = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 3
     assert np.array_equal(logits(tmp_path / "one", [1, 2]), logits(tmp_path / "many", [1, 2]))
-
-
-def test_types_are_kept_and_views_are_written(tmp_path: Path) -> None:
-    config = ModelConfig(**SIZES, stem_layers=(1,), tied_head=True)
-    tensors = {name: t.to(torch.bfloat16) for name, t in schema_tensors(config).items()}
-    name = "model.layers.1.mlp.stem_table.weight"
-    tensors[name] = tensors[name].T.contiguous().T.requires_grad_()
-    save_stem(tmp_path, config, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
-    checkpoint = read_checkpoint(tmp_path)
-    assert checkpoint.nbytes == 2 * (config.backbone_parameters + config.table_parameters)
-    assert np.array_equal(checkpoint.tables[1].rows(3, 5), tensors[name][3:5].float().detach())
-
-
-def test_names_of_modules(tmp_path: Path) -> None:
-    save(tmp_path, row_rank=16, biases=("wq",))
-    names = read_checkpoint(tmp_path).names
-    assert names["model.layers.1.mlp.stem_project"] == "layers.1.project"
-    assert names["model.layers.0.self_attn.q_proj"] == "layers.0.wq"
-    assert "layers.0.wq.bias" not in names.values()
-
-
-def test_a_window_of_no_layer_is_not_written() -> None:
-    config = ModelConfig(**SIZES, stem_layers=(), sliding_window=5, window_layers=())
-    assert "sliding_window" not in describe(config)
 
 
 def test_renaming() -> None:

@@ -12,7 +12,7 @@ from exports import contents
 
 import stem_edge
 from stem_edge.config import ModelConfig
-from stem_edge.errors import CheckpointError, ExportError
+from stem_edge.errors import ExportError
 from stem_edge.export import tables as module
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.job import table_plan
@@ -171,14 +171,6 @@ def test_mixed_tables_keep_the_frequent_tokens_exact(
     )
 
 
-def test_mixed_tables_take_little_more_than_half() -> None:
-    source = checkpoint(STEM)
-    int8, mixed = (plan(source, kind, zipf([1])).format for kind in ("int8", "mixed"))
-    bits = [8 * format.mean_record_nbytes / len(LAYERS) / D_FF for format in (int8, mixed)]
-    assert bits[0] == 8 + 32 / 32
-    assert bits[1] == pytest.approx(4.5 + 0.1 * 4, abs=0.05)  # fp16 scales
-
-
 def test_a_checkpoint_is_read_from_front_to_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,15 +198,6 @@ def test_experts_that_are_used_often_are_frequent(tmp_path: Path) -> None:
         assert error[SHARED == 7].max() < 0.02 < error[SHARED != 7].min()
 
 
-@pytest.mark.parametrize(("frequent", "kept"), [(0.0001, 1), (0.5, 50), (0.9999, 100)])
-def test_neither_kind_of_token_is_missing(
-    frequent: float, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_plan, "FREQUENT", frequent)
-    format = plan(checkpoint(STEM), "mixed", zipf([1])).format
-    assert format.arrays()["records"].records == kept
-
-
 def test_mixed_tables_without_a_text_say_what_to_give() -> None:
     with pytest.raises(ExportError, match="--calibration FILE"):
         plan(checkpoint(STEM), "mixed")
@@ -223,26 +206,3 @@ def test_mixed_tables_without_a_text_say_what_to_give() -> None:
 def test_fp16_experts_are_refused() -> None:
     with pytest.raises(ExportError, match="experts cannot be fp16"):
         plan(checkpoint(EXPERTS, SHARED), "fp16")
-
-
-def test_widths_that_no_group_divides_are_refused() -> None:
-    narrow = config(vocab_size=V, n_layers=5, stem_layers=LAYERS, d_ff=24)
-    for tables in ("int8", "int4", "mixed"):
-        with pytest.raises(
-            ExportError, match=f"c: cannot store its tables as {tables}: group_size 0"
-        ):
-            plan_tables(checkpoint(narrow), RowStorage(tables, 32), zipf([1]))
-
-
-def test_a_dense_model_has_no_plan() -> None:
-    dense = checkpoint(config(stem_layers=()))
-    assert plan_tables(dense, RowStorage("int8", 32), np.zeros(8, np.uint32)) is None
-    with pytest.raises(ExportError, match="a dense model has no tables; leave out --rows mixed"):
-        plan_tables(dense, RowStorage("mixed", 32), np.zeros(8, np.uint32))
-
-
-def test_a_value_that_is_not_finite_is_found_in_its_row(tmp_path: Path) -> None:
-    source = checkpoint(STEM)
-    source.tables[4].rows(60, 61)[0, 3] = np.nan
-    with pytest.raises(CheckpointError, match=r"table of layer 4: 1 NaN .* the first in row 60"):
-        write(tmp_path / "t", source, plan(source, "mixed", zipf([60])), 1)

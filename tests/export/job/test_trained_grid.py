@@ -33,7 +33,6 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 BFLOAT16 = 2**-8  # half of its last place
 ALL = {"embedding", "head", "qkv", "wo", "gate", "up", "down", "ple_context", "ple_gate", "ple_out"}
-TABLE = "embed_tokens_per_layer.weight"
 
 
 def on_grid(matrix: Tensor, block: int = 32) -> Tensor:
@@ -135,18 +134,6 @@ def test_kinds_that_lie_on_a_grid(tmp_path: Path, block: int) -> None:
     assert found.format.kinds == {"ple_gate": "int4"} and found.format.asymmetric
     assert found.fixed >= {"gate", "up", "down", "ple_gate"} and "wo" not in found.fixed
     assert found.rows == RowStorage("int8", 128)
-
-
-@pytest.mark.parametrize("rows", [None, "int4"])
-def test_rows_on_a_grid_of_small_groups(tmp_path: Path, rows: Any) -> None:
-    found, said = chosen(checkpoint(tmp_path, torch.bfloat16, (TABLE,), 16), rows=rows)
-    assert said == "rows were trained for 4 bits in groups of 16 and are kept as trained"
-    assert found.rows == RowStorage("int4", 16)
-
-
-def test_other_weights_lie_on_no_grid(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, torch.bfloat16, ("nothing",))
-    assert chosen(folder) == (storage_of(Recipe()), "")
 
 
 def test_an_adapter_leaves_the_grid(tmp_path: Path) -> None:

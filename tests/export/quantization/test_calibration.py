@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from stem_edge.errors import ExportError
 from stem_edge.export.quantization import calibration as module
 from stem_edge.export.quantization.calibration import judged_ids, read_token_ids
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
-from stem_edge.numerics.distributions import divergence
 from stem_edge.tables.token_counts import read_counts
 
 WHOLE = Path(module.__file__).with_name("calibration.txt")
@@ -29,12 +27,6 @@ def test_a_text_a_npy_and_raw_ids_count_the_same(tmp_path: Path, tiny_checkpoint
     np.array(ids, "<i4").tofile(tmp_path / "a.int32")
     for name in ("a.txt", "a.npy", "a.int32"):
         assert read_token_ids(tmp_path / name, BYTES, 300).tolist() == ids
-
-
-def test_a_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("line\n" * 1000)
-    monkeypatch.setattr(module, "READ_CHARS", 100)
-    assert bytes(read_token_ids(tmp_path / "a.txt", BYTES, 300).tolist()) == b"line\n" * 1000
 
 
 @pytest.mark.parametrize(
@@ -51,18 +43,6 @@ def test_files_that_are_no_token_ids(tmp_path: Path, name: str, data: bytes, mes
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ExportError, match=message):
         read_token_ids(tmp_path / name, BYTES, 300)
-
-
-def test_objects_in_a_npy_are_not_loaded(tmp_path: Path) -> None:
-    objects: Any = np.array([{}], object)
-    np.save(tmp_path / "a.npy", objects, allow_pickle=True)
-    with pytest.raises(ExportError, match="cannot read"):
-        read_token_ids(tmp_path / "a.npy", BYTES, 300)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"none\.txt: cannot read"):
-        read_token_ids(tmp_path / "none.txt", BYTES, 300)
 
 
 def test_the_counts_are_in_the_bundle(tmp_path: Path, tiny_checkpoint: Path) -> None:
@@ -83,18 +63,6 @@ def test_without_a_text_it_is_the_one_that_is_shipped(monkeypatch: pytest.Monkey
     assert 40_000 < len(ids) < 60_000
     assert bytes(judged_ids(ids, 4096)).isascii()  # plain English
     assert judged_ids(ids, 10) == ids[-10:].tolist()
-
-
-def test_only_a_text_of_the_user_is_counted(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", type="fp32")
-    assert not (tmp_path / "out" / TOKEN_COUNTS).exists()
-
-
-def test_divergence() -> None:
-    logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], np.float32))
-    other = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]], np.float32))
-    assert divergence(logits, other) == pytest.approx([0.25 * np.log(2), 0], abs=1e-6)
-    assert divergence(logits, logits + 7) == pytest.approx([0, 0], abs=1e-6)
 
 
 def test_a_prefill_graph_that_is_less_exact_is_left_out(

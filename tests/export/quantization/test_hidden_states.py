@@ -92,14 +92,6 @@ def test_a_product_is_quantized_for_the_inputs_that_it_has(tmp_path: Path, dim: 
         assert np.mean(found.codes != expected.codes) < 0.01
 
 
-def test_positions_in_padded_heads(tmp_path: Path) -> None:
-    shape = Shape(dim=48, n_heads=4, n_kv_heads=2)
-    config = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", shape)).config
-    places, width = head_positions(config, 0)
-    assert (len(places), width) == (48, 64)
-    assert places[:13].tolist() == [*range(12), 16]
-
-
 def test_sequences_come_from_all_over_the_text() -> None:
     text = np.arange(10_000)
     found = sequences(text, 3 * SEQUENCE_TOKENS, 4096)
@@ -109,18 +101,3 @@ def test_sequences_come_from_all_over_the_text() -> None:
     assert judged_ids(text, 4096) == list(range(used, 10_000))
     everything = [token for ids in sequences(text, 1 << 20, 8) for token in ids]
     assert everything == list(range(used))
-
-
-@pytest.mark.parametrize(
-    ("length", "tokens", "expected"), [(7, 100, [7]), (90, 7, [7]), (1, 1, [1])]
-)
-def test_short_texts_and_small_wishes(length: int, tokens: int, expected: list[int]) -> None:
-    assert [len(ids) for ids in sequences(np.arange(length), tokens, 4096)] == expected
-
-
-def test_only_what_later_layers_read_is_kept(tiny_checkpoint: Path) -> None:
-    source = read_checkpoint(tiny_checkpoint)
-    states = HiddenStates(source, IDS)
-    while states.layer < source.config.n_layers:
-        states.advance(lambda name, x: None)
-    assert all(not tokens.kv and tokens.ple is None for tokens in states._tokens)

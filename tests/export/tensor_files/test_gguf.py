@@ -13,24 +13,11 @@ from exports import refused
 from gguf_files import write_file
 
 from stem_edge.export.checkpoints.head_padding import CodedHeads, head_rows
-from stem_edge.export.tensor_files.gguf import open_gguf, read_keys, split_files
+from stem_edge.export.tensor_files.gguf import open_gguf, read_keys
 from stem_edge.export.tensor_files.gguf_tensor import decoded
 from stem_edge.ggml.types import KEPT_TYPES, TensorType
 
 RANDOM = np.random.default_rng(0)
-KEYS: dict[str, Any] = {
-    "general.architecture": "llama",
-    "a.bool": True, "an.int": 7, "a.float": 1e-5, "a.text": "a\n\u00e9\u6771",
-    "some.texts": ["a", "", "\u6771"], "some.ints": [1, -2, 3], "some.floats": [0.5, 2.0**-20],
-    "some.bools": [True, False],
-}  # fmt: skip
-
-
-def test_keys(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "a.gguf", KEYS, {"t": np.ones((2, 3), np.float32)})
-    assert read_keys(path) == KEYS
-    file = open_gguf(path)
-    assert (file.path, file.keys, [*file.tensors]) == (path, KEYS, ["t"])
 
 
 def test_every_kind_of_number(tmp_path: Path) -> None:
@@ -139,31 +126,6 @@ def test_files_that_do_not_belong_together(
 ) -> None:
     paths = write_split(tmp_path, **changes)
     refused(lambda: open_gguf(paths[0]), paths[1], said)
-
-
-def test_a_part_by_itself_is_refused(tmp_path: Path) -> None:
-    first, _, third = write_split(tmp_path)
-    third.unlink()
-    refused(lambda: open_gguf(first), third, "missing")
-    alone = first.rename(tmp_path / "alone.gguf")
-    refused(lambda: open_gguf(alone), alone, "split.count 3", "keep the names")
-
-
-def test_a_tensor_of_two_files_is_refused(tmp_path: Path) -> None:
-    first, second, _ = write_split(tmp_path)
-    second.write_bytes(second.read_bytes().replace(b"t1", b"t0"))
-    refused(lambda: open_gguf(first), second, f"t0 is also in {first.name}")
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("a.gguf", 1), ("a-00001-of-00003.gguf", 3), ("a-00004-of-00003.gguf", 1),
-        ("a-00000-of-00003.gguf", 1), ("a-1-of-3.gguf", 1), ("a-00001-of-00003.safetensors", 1),
-    ],
-)  # fmt: skip
-def test_names_of_split_files(name: str, count: int) -> None:
-    assert len(split_files(Path(name))) == count
 
 
 def test_the_keys_of_later_files_are_not_kept(tmp_path: Path) -> None:

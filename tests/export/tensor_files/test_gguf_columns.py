@@ -53,15 +53,6 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
         np.testing.assert_array_equal(levels * parts[0] + parts[1], whole)
 
 
-def test_parts_of_blocks_are_values(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "a.gguf", {}, {"t": (stored("Q8_0"), "Q8_0")})
-    tensor = open_gguf(path).tensors["t"]
-    found = columns(tensor, 48)[1]
-    assert not isinstance(found, BlockColumns)
-    assert (found.rows(0, ROWS) == tensor.rows(0, ROWS)[:, 48:96]).all()
-    assert (found.rows(1, 3) == tensor.rows(1, 3)[:, 48:96]).all()
-
-
 def test_columns_in_turn_read_the_rows_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from llama_vocabulary import Encode, Vocabulary, vocabularies
 from tokenizers import Tokenizer
 from trained_tokenizers import TEXTS, train_sp
 
-from stem_edge.export.tokenizers.gguf import CONTROL, NORMAL, PRE, USER_DEFINED
+from stem_edge.export.tokenizers.gguf import CONTROL, NORMAL, USER_DEFINED
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 AT = "tokenizer.ggml."
@@ -170,17 +170,6 @@ def test_special_tokens_and_the_chat_template(tmp_path: Path) -> None:
     assert added == {"<s>": True, "</s>": True, "<|im_end|>": True, "<own>": False}
 
 
-def test_the_first_token_is_added_as_llama_cpp_does(tmp_path: Path) -> None:
-    for pre, asked, expected in (
-        ("gpt-2", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False),
-        ("gpt-2", True, True),
-    ):  # fmt: skip
-        keys = byte_keys(258) | {AT + "pre": pre}
-        path = written(tmp_path, keys, add_bos_token=asked, bos_token_id=257)
-        assert converted(path).config["add_bos_token"] is expected
-    assert converted(written(tmp_path, keys)).config["add_bos_token"] is False  # it has none
-
-
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"model": "t5"}, "tokenizer.ggml.model is 't5'; expected 'gpt2', 'llama'"),
     "no kind": ({"model": None}, "tokenizer.ggml.model is None"),
@@ -202,12 +191,6 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
     changes, said = CASES[case]
     path = written(tmp_path, byte_keys(258), **changes)
     refused(lambda: converted(path), path, said, "--tokenizer")
-
-
-def test_every_pattern_is_one_that_the_library_takes(tmp_path: Path) -> None:
-    for pre in PRE:
-        found = converted(written(tmp_path, byte_keys(258), pre=pre))
-        assert ids(found, "ab 12") == [256, 32, 49, 50]
 
 
 @pytest.mark.parametrize(

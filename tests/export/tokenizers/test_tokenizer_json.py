@@ -62,19 +62,3 @@ def test_what_ends_a_text(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 3]}')
     assert convert(tmp_path).eos_ids == (4, 3)
     assert convert(tmp_path).config["chat_template"] == "{{ x }}"
-
-
-@pytest.mark.parametrize("value", [6, -1, [3, "4"], True, {}])
-def test_an_end_that_is_no_token(tmp_path: Path, value: object) -> None:
-    make_tokenizer(tmp_path, {}, [])
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id is"):
-        convert(tmp_path)
-
-
-def test_dropout_of_a_training_is_left_out(tmp_path: Path) -> None:
-    made = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
-    made.save(str(tmp_path / "tokenizer.json"))
-    exported = convert(tmp_path)
-    assert json.loads(exported.json)["model"]["dropout"] is None
-    assert exported.notes == ("tokenizer.json: dropout of 0.5, a setting of training, is left out",)
