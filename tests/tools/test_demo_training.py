@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from demo_checkpoint import save_checkpoint
 from demo_model import DemoConfig, DemoModel
 from demo_tokenizer import DemoTokenizer
 from demo_training import train
-from train_demo import RECIPE, parse_options
+from train_demo import RECIPE
 
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.numerics.reference import forward
@@ -58,24 +57,3 @@ def test_a_saved_model_is_the_trained_one(tmp_path: Path) -> None:
     logits: Any = model(torch.tensor([ids]))[0].detach().numpy()
     computed = forward(found.config, found.backbone, found.rows, ids)
     assert np.abs(computed - logits).max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["out", "--steps", "0"], "--steps must be at least 1"),
-        (["out", "--threads", "-1"], "--threads must be at least 1"),
-        ([__file__], "is a file; OUT must be a folder"),
-    ],
-)
-def test_wrong_arguments_are_usage_errors(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["train_demo.py", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        parse_options()
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

@@ -10,15 +10,10 @@ import pytest
 from demo_facts import NAMING, Country, countries
 from edit_cases import (
     CAPITAL,
-    LENGTHS,
     Question,
     Unedited,
     ask,
-    bare,
-    name_tokens,
-    pairs_of,
 )
-from edit_table import schemes_for
 from installed import DEMO
 
 import stem_edge
@@ -40,17 +35,6 @@ def capital(country: Country) -> Question:
 
 def few(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr("edit_cases.countries", lambda: [KNOWN[name] for name in names])
-
-
-def test_pairs_are_of_their_length_case(demo: Model) -> None:
-    every = pairs_of(demo, None, seed=1)
-    assert len({pair[:2] for pair in every}) == len(every) == len(KNOWN) * (len(KNOWN) - 1)
-    for source, target, lengths in every[::500]:
-        ours, theirs = len(name_tokens(demo, source)), len(name_tokens(demo, target))
-        assert lengths == LENGTHS[(ours > theirs) - (ours < theirs)]
-    some = pairs_of(demo, 7, seed=1)
-    assert [pair.lengths for pair in some] == [name for name in LENGTHS.values() for _ in range(7)]
-    assert some == pairs_of(demo, 7, seed=1) != pairs_of(demo, 7, seed=2)
 
 
 @pytest.mark.parametrize(
@@ -81,21 +65,6 @@ def test_only_facts_that_differ_and_are_known_count(
     assert not unedited.can_flip(capital(atlantis), GERMANY)
     monkeypatch.setattr("edit_cases.ask", lambda *_: pytest.fail("asked twice"))
     assert unedited.knows(capital(SPAIN))
-
-
-@pytest.mark.parametrize(
-    ("sign", "expected"),
-    [
-        (0, {"swap", "average"}),
-        (1, {"pad-left", "pad-right", "copy", "average"}),
-        (-1, {"subset", "average"}),
-    ],
-)
-def test_schemes_of_a_length_case(demo: Model, sign: int, expected: set[str]) -> None:
-    pair = next(pair for pair in pairs_of(demo, 3, 1) if pair.lengths == LENGTHS[sign])
-    assert set(schemes_for(pair.lengths)) == expected
-    for scheme in schemes_for(pair.lengths):
-        make_edit(demo.bundle, bare(pair.source), bare(pair.target), scheme=scheme)
 
 
 @pytest.mark.slow

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import hf_keys
-import msgspec
 import pytest
 from packaging.version import Version
 
-from stem_edge.export.checkpoints.hugging_face.keys import KnownKeys, read_known_keys
+from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE
 
@@ -31,17 +28,6 @@ def test_the_installed_transformers_knows_no_other_keys() -> None:
         assert not more, f"{said}: {kind}: {sorted(key for key, _ in more)}"
 
 
-def test_every_model_that_is_read_is_known() -> None:
-    assert read_known_keys().models.keys() == KINDS.keys() - {MODEL_TYPE}
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {MODEL_TYPE}))
 def test_what_is_read_is_what_transformers_knows(kind: str) -> None:
     assert set(KINDS[kind].__struct_fields__) <= read_known_keys().of_text(kind).keys()
-
-
-def test_the_tool_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_keys, "FILE", tmp_path / "keys.json")
-    hf_keys.main([])
-    found = msgspec.json.decode((tmp_path / "keys.json").read_bytes(), type=KnownKeys)
-    assert found == hf_keys.known_keys()
