@@ -86,6 +86,13 @@ def test_the_edges_of_each_field(bundle: Path, where: str, inside: object, outsi
     refused(lambda: changed(bundle, where, outside), BundleError, bundle / MANIFEST)
 
 
+def test_m13_the_sum_of_all_sizes(bundle: Path) -> None:
+    rest = open_manifest(bundle).nbytes - 2
+    name = f"files {TOKENIZER} nbytes"
+    assert changed(bundle, name, 2**63 - 1 - rest).nbytes == 2**63 - 1
+    refused(lambda: changed(bundle, name, 2**63 - rest), BundleError, str(2**63))
+
+
 def test_the_size_of_a_manifest(bundle: Path) -> None:
     whole = (bundle / MANIFEST).read_bytes()
 
