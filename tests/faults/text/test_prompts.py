@@ -126,6 +126,11 @@ def test_p4_the_ends_of_the_range_sample(capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
+def test_p8_as_many_as_allowed(model: Model) -> None:
+    stops = [f"{number} " + "x" * 1000 for number in range(63)] + ["Paris"]
+    assert model.generate_text(PROMPT, max_new_tokens=4, stop=stops) == " "
+
+
 OPTIONS: dict[str, tuple[list[object], str]] = {
     "max_new_tokens": ([0, -1, 2**63, HUGE, 1.5, "10", True, None, [1], NAN, b"1"], "1 to 2147483647"),
     "temperature": ([-1, -1e-9, NAN, INF, -INF, 1e308, 1_000_001, "1", True, 1j], "0.0 to 1000000.0"),
