@@ -15,7 +15,7 @@ from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.streams import FileThreads
-from stem_edge.export.tensor_files.packed_tensor import Scaled
+from stem_edge.export.tensor_files.tensor import codes_of
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.tables.packing import keep_records, pack_records
@@ -92,21 +92,20 @@ def _kept(
     plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
 ) -> U8 | None:
     """Read records of rows that are stored as the checkpoint has them; None if they are not."""
-    tables = [sources[layer] for layer in layout.layers]
     scaled = [
-        table
-        for table in tables
-        if isinstance(table, Scaled)
-        and table.bits == layout.bits
-        and table.group_size % layout.group_size == 0
+        codes
+        for layer in layout.layers
+        if (codes := codes_of(sources[layer])) is not None
+        and codes.bits == layout.bits
+        and codes.group_size % layout.group_size == 0
     ]
-    if len(scaled) < len(tables) or plan.order is not None:
+    if len(scaled) < len(layout.layers) or plan.order is not None:
         return None
     rows = list[tuple[U8, F32]]()
-    for layer, table in zip(layout.layers, scaled, strict=True):
-        scales = check_finite(f"table of layer {layer}", start, table.scales(start, stop))
-        scales = np.repeat(scales, table.group_size // layout.group_size, axis=1)
-        rows.append((table.codes(start, stop), scales))
+    for layer, codes in zip(layout.layers, scaled, strict=True):
+        scales = check_finite(f"table of layer {layer}", start, codes.scales(start, stop))
+        scales = np.repeat(scales, codes.group_size // layout.group_size, axis=1)
+        rows.append((codes.read(start, stop), scales))
     return keep_records(layout, rows)
 
 

@@ -16,7 +16,6 @@ from stem_edge.export.job.storage import CALIBRATION_TOKENS
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.export.quantization.streams import MatrixPool
-from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
@@ -45,7 +44,7 @@ def check_runnable(source: Checkpoint) -> None:
             f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it "
             "with --engine onnxruntime"
         )
-    if any(isinstance(matrix, Scaled) for matrix in source.backbone.values()):
+    if any(matrix.codes is not None for matrix in source.backbone.values()):
         raise ExportError(
             f"{source.path}: has codes with scales that no type of ggml "
             "holds; export it with --engine onnxruntime"

@@ -16,7 +16,8 @@ from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
-from stem_edge.export.tensor_files.gguf_tensor import Coded, decoded
+from stem_edge.export.tensor_files.gguf_tensor import decoded
+from stem_edge.export.tensor_files.tensor import Stored, Tensor
 from stem_edge.ggml.gguf_schema import ALIGNMENT, Value
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
 from stem_edge.ggml.library import Ggml
@@ -54,23 +55,24 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixPool) -> Iterator[U
         weights.count(tensor.name, values.nbytes)
         yield values.astype("<f4").view(np.uint8)
         return
-    if isinstance(tensor.matrix, Coded) and tensor.matrix.type == tensor.type:
-        yield from _kept(tensor.name, tensor.matrix, weights)  # not rounded a second time
+    stored = tensor.matrix.stored if isinstance(tensor.matrix, Tensor) else None
+    if stored is not None and stored.type == tensor.type:
+        yield from _kept(tensor, stored, weights)  # not rounded a second time
         return
     work = encoder(ggml, tensor, weights.meter)
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
-def _kept(name: str, matrix: Coded, weights: MatrixPool) -> Iterator[U8]:
+def _kept(tensor: TensorSource, stored: Stored, weights: MatrixPool) -> Iterator[U8]:
     """Yield the codes of a matrix as bytes [n], in order."""
 
     def read(span: RowSpan) -> U8:
-        codes = matrix.codes(*span[1:])
-        values = check_finite(name, span[1], decoded(codes, matrix.type))
-        weights.count(name, values.nbytes)
+        codes = stored.read(*span[1:])
+        values = check_finite(tensor.name, span[1], decoded(codes, stored.type))
+        weights.count(tensor.name, values.nbytes)
         return codes.reshape(-1)
 
-    return weights.in_order(read, spans(all_rows([matrix])))
+    return weights.in_order(read, spans(all_rows([tensor.matrix])))
 
 
 def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]) -> bytes:

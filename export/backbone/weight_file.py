@@ -17,8 +17,8 @@ from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
 from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
-from stem_edge.export.tensor_files.gguf_columns import BlockColumns, with_scales
-from stem_edge.export.tensor_files.packed_tensor import Scaled
+from stem_edge.export.tensor_files.gguf_tensor import with_codes
+from stem_edge.export.tensor_files.tensor import codes_of
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.prompt_products import INT8_MAX
 from stem_edge.graph.special.steps import capped_width, places
@@ -148,7 +148,7 @@ class WeightFile:
 
     def _blocks(self, item: Blocks) -> None:
         """Write codes as they come, then the scales and zero points that came with them."""
-        kept = [matrix for part in item.parts if isinstance(matrix := self._tensors[part], Scaled)]
+        kept = [matrix for part in item.parts if codes_of(matrix := self._tensors[part])]
         if kept := kept or self._stored(item):
             self._kept(item, kept)
             return
@@ -175,24 +175,31 @@ class WeightFile:
             self._put(piece.codes, _codes(stream, made))
             self._put_scales(item, piece, made)
 
-    def _stored(self, item: Blocks) -> list[Scaled]:
+    def _stored(self, item: Blocks) -> list[Matrix]:
         """Return the parts whose stored blocks are what quantizing would make of their values; none unless all are."""
         if self._quantizer is None or not self._quantizer.keeps_blocks:
             return []
-        form = item.bits, item.block
-        found = [with_scales(self._tensors[part]) for part in item.parts]
-        same = [one for one in found if one is not None and (one.bits, one.group_size) == form]
-        if item.pieces[0].offsets is None and any(one.has_offsets for one in same):
-            return []
-        return [*same] if len(same) == len(found) else []
+        same = list[Matrix]()
+        for part in item.parts:
+            matrix = with_codes(self._tensors[part])
+            codes = None if matrix is None else matrix.codes
+            if matrix is None or codes is None:
+                return []
+            if (codes.bits, codes.group_size) != (item.bits, item.block):
+                return []
+            if codes.offsets is not None and item.pieces[0].offsets is None:
+                return []
+            same.append(matrix)
+        return same
 
-    def _kept(self, item: Blocks, matrices: list[Scaled]) -> None:
+    def _kept(self, item: Blocks, matrices: list[Matrix]) -> None:
         """Write the codes and scales that the checkpoint has. Raises ExportError for others."""
         kept = 2 if item.columns[0] else item.bits  # of 2 bits, small blocks have 4
-        if len(matrices) < len(item.parts) or any(m.bits != kept for m in matrices):
+        bits = [codes.bits for matrix in matrices if (codes := codes_of(matrix)) is not None]
+        if len(bits) < len(item.parts) or {*bits} != {kept}:
             raise ExportError(
                 f"{item.name} is stored as {item.bits} bits, and the checkpoint has "
-                f"{', '.join(str(m.bits) for m in matrices)}; leave out what chooses types"
+                f"{', '.join(map(str, bits))}; leave out what chooses types"
             )
         for piece in item.pieces:
             rows, made = all_rows(matrices), list[Quantized]()
@@ -205,9 +212,9 @@ class WeightFile:
     def _kept_rows(self, item: Blocks, span: RowSpan) -> Quantized:
         """Read codes as the plan lays them, and their scales, of some rows."""
         matrix, start, stop = span
-        if not isinstance(matrix, Scaled):
+        if (stored := codes_of(matrix)) is None:
             raise TypeError(f"{item.name} has no codes")
-        codes, scales = matrix.codes(start, stop), matrix.scales(start, stop)
+        codes, scales = stored.read(start, stop), stored.scales(start, stop)
         self._weights.count(item.name, 4 * codes.size)
         check_finite(item.name, start, scales)
         width = codes.shape[1]
@@ -216,19 +223,21 @@ class WeightFile:
             width, middle = last - first, 1 << (item.bits - 1)
             wide = capped_width(width, item.block)
             laid = np.full((len(codes), wide), middle, np.uint8)
-            moved = np.uint8(middle - (1 << (matrix.bits - 1)))
+            moved = np.uint8(middle - (1 << (stored.bits - 1)))
             laid[:, places(width, item.block)] = codes[:, first:last] + moved
             codes, width, scales = laid, wide, scales * np.float32(item.step)
         times = width // item.block // scales.shape[1]
         groups = np.ascontiguousarray(np.repeat(scales, times, axis=1))
-        points = matrix.points(start, stop)
-        if points is not None:
-            points = pack_codes(np.repeat(points, times, axis=1), item.bits)
+        points = None
+        if stored.points is not None:
+            own = stored.points(start, stop)
+            points = pack_codes(np.repeat(own, times, axis=1), item.bits)
         elif item.pieces[0].points is not None:
             points = zero_points(len(groups), groups.shape[1], item.bits)
         offsets = None
-        if item.pieces[0].offsets is not None and isinstance(matrix, BlockColumns):
-            offsets = check_finite(item.name, start, matrix.offsets(start, stop))
+        if item.pieces[0].offsets is not None:
+            read = stored.offsets or (lambda start, stop: np.zeros_like(groups))
+            offsets = check_finite(item.name, start, read(start, stop))
         return Quantized(pack_codes(codes, item.bits), groups, points, offsets)
 
     def _put_scales(self, item: Blocks, piece: RowRange, made: list[Quantized]) -> None:

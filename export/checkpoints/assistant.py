@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 
 
@@ -22,7 +22,7 @@ class AssistantCheckpoint(NamedTuple):
     path: Path
     config: ModelConfig  # as stem_edge.graph.formats.Assistant has it
     best: int  # clusters whose tokens are scored; 0 without clusters
-    tensors: Mapping[str, SourceMatrix]
+    tensors: Mapping[str, Tensor]
     order: npt.NDArray[np.int32]  # tokens [clusters, tokens of each]
 
 
@@ -77,10 +77,10 @@ def take_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     config: ModelConfig,
     named: Callable[[str], str],
-    take: Callable[[str], SourceMatrix],
-) -> dict[str, SourceMatrix]:
+    take: Callable[[str], Tensor],
+) -> dict[str, Tensor]:
     """Take tensors by the names that `named` gives them. Raises CheckpointError."""
-    tensors = dict[str, SourceMatrix]()
+    tensors = dict[str, Tensor]()
     for name, shape in shapes.items():
         tensors[name] = found = take(named(stored_name(name, config)))
         if found.shape != shape:

@@ -18,15 +18,14 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import (
     Checkpoint,
-    SourceMatrix,
     TokenizerSource,
     check_shapes,
     module_names,
     same_values,
 )
-from stem_edge.export.checkpoints.head_padding import HeadRows
+from stem_edge.export.checkpoints.head_padding import order_heads
 from stem_edge.export.tensor_files.json import one_line, read_options
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
@@ -151,7 +150,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return check_shapes(checkpoint)
 
 
-def _read_state(path: Path) -> tuple[ModelConfig, dict[str, StoredTensor]]:
+def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Read the model's description and tensors, and check that they agree."""
     state = load_tensors(path)
     described, saved = state.get("model_config"), state.get("model")
@@ -177,7 +176,7 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, StoredTensor]]:
     return _model_config(path, options), tensors
 
 
-def _check_tables(path: Path, options: Options, tensors: Mapping[str, StoredTensor]) -> None:
+def _check_tables(path: Path, options: Options, tensors: Mapping[str, Tensor]) -> None:
     layers = range(options.n_layer)
     found = [n for n in layers if f"transformer.h.{n}.mlp.stem_embedding.weight" in tensors]
     if found != list(options.stem()):
@@ -187,7 +186,7 @@ def _check_tables(path: Path, options: Options, tensors: Mapping[str, StoredTens
         )
 
 
-def _drop_tied_head(path: Path, tensors: dict[str, StoredTensor]) -> None:
+def _drop_tied_head(path: Path, tensors: dict[str, Tensor]) -> None:
     head, embedding = tensors.pop("lm_head.weight", None), tensors.get("transformer.wte.weight")
     if head is None or embedding is None:
         return
@@ -199,11 +198,11 @@ def _drop_tied_head(path: Path, tensors: dict[str, StoredTensor]) -> None:
 
 
 def _convert(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor]
-) -> tuple[dict[str, SourceMatrix], dict[int, SourceMatrix]]:
+    config: ModelConfig, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     """Return backbone and tables; unknown tensors keep their names, so that check_shapes refuses."""
-    backbone: dict[str, SourceMatrix] = {}
-    tables: dict[int, SourceMatrix] = {}
+    backbone: dict[str, Tensor] = {}
+    tables: dict[int, Tensor] = {}
     names = _names(config)
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -224,7 +223,7 @@ def _convert(
     return backbone, tables
 
 
-def _turned(tensor: StoredTensor, head_dim: int) -> SourceMatrix:
+def _turned(tensor: Tensor, head_dim: int) -> Tensor:
     """Return rows of q or k with the halves of each head swapped.
 
     The trainer turns (a, b) by the negative angle, which is (b, a) turned by the positive one.
@@ -232,7 +231,7 @@ def _turned(tensor: StoredTensor, head_dim: int) -> SourceMatrix:
     rows = tensor.shape[0]
     if rows % head_dim or rows > MAX_WIDTH:
         return tensor  # cannot be reordered; check_shapes refuses it
-    return HeadRows(tensor, np.arange(head_dim).reshape(2, -1)[::-1].ravel(), tensor.nbytes)
+    return order_heads(tensor, np.arange(head_dim).reshape(2, -1)[::-1].ravel())
 
 
 def _names(config: ModelConfig) -> dict[str, str]:

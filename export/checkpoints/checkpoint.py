@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.numerics.arithmetic import READ_ROWS
 from stem_edge.numerics.matrix import IndexedMatrix, Matrix
 from stem_edge.numerics.quantize import F32
@@ -22,15 +22,7 @@ from stem_edge.sampling import Sampling
 
 LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
 MOST_SHOWN = 6  # kinds of tensors in a message
-PIECE_VALUES = 1 << 20  # read at a time when looking for zeros
-
-
-class SourceMatrix(Matrix, Protocol):
-    """Matrix of a checkpoint: rows as float32, and its size."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the checkpoint."""
+PIECE_VALUES = 1 << 16  # read at a time when looking for zeros
 
 
 @dataclass(frozen=True)
@@ -52,8 +44,8 @@ class Checkpoint:
 
     path: Path
     config: ModelConfig  # without bos_id and eos_ids, which the tokenizer gives later
-    backbone: Mapping[str, SourceMatrix]
-    tables: Mapping[int, SourceMatrix]
+    backbone: Mapping[str, Tensor]
+    tables: Mapping[int, Tensor]
     tokenizer: TokenizerSource
     notes: tuple[str, ...] = ()  # for the user, a sentence each
     index: npt.NDArray[np.int32] | None = None  # token -> record [V], where tokens share records
@@ -149,7 +141,7 @@ def check_finite(name: str, start: int, values: F32) -> F32:
     return values
 
 
-def same_values(one: SourceMatrix, other: SourceMatrix) -> bool:
+def same_values(one: Tensor, other: Tensor) -> bool:
     """Return whether two matrices have equal values."""
     if one.shape != other.shape or not one.shape:
         return False
@@ -173,7 +165,7 @@ def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 
-def is_zero(matrix: SourceMatrix) -> bool:
+def is_zero(matrix: Tensor) -> bool:
     """Return whether all values of a matrix or vector are 0."""
     step = max(1, PIECE_VALUES // max(1, prod(matrix.shape[1:])))
     return not any(matrix.rows(at, at + step).any() for at in range(0, matrix.shape[0], step))

@@ -9,7 +9,7 @@
 
 The rows of q and k of llama are read in the order of Hugging Face, which rotates halves: so the model
 is the same on both engines, adapters for the original fit, and onnxruntime has its fastest form.
-Blocks lie within rows, so each row keeps its codes (head_padding.CodedHeads).
+Blocks lie within rows, so each row keeps its codes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import (
     Checkpoint,
-    SourceMatrix,
     TokenizerSource,
     check_shapes,
 )
 from stem_edge.export.checkpoints.gguf_gemma import Gemma3Keys, Gemma3nKeys, Gemma4Keys
 from stem_edge.export.checkpoints.gguf_keys import Keys, Qwen2Keys, Qwen3Keys, Tensors
-from stem_edge.export.checkpoints.head_padding import head_rows
+from stem_edge.export.checkpoints.head_padding import order_heads
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
 from stem_edge.export.checkpoints.hugging_face.names import module_names
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
 from stem_edge.export.tensor_files.json import convert_options, one_line
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 
 SUFFIX = ".gguf"
@@ -115,13 +115,11 @@ def _read_keys(file: GgufFile, architecture: str, kind: type[K]) -> K:
     return convert_options(file.path, given, kind)
 
 
-def _ordered(
-    config: ModelConfig, architecture: str, name: str, tensor: SourceMatrix
-) -> SourceMatrix:
+def _ordered(config: ModelConfig, architecture: str, name: str, tensor: Tensor) -> Tensor:
     """Return a tensor with the rows of its heads in the order of halves."""
     if architecture != LLAMA or name.removesuffix(".bias").rpartition(".")[2] not in ("wq", "wk"):
         return tensor
     if tensor.shape[0] % config.head_dim:
         return tensor  # check_shapes says what is wrong
     pairs = np.arange(config.head_dim).reshape(-1, 2)
-    return head_rows(tensor, pairs.T.ravel(), tensor.nbytes)
+    return order_heads(tensor, pairs.T.ravel())

@@ -21,8 +21,8 @@ from stem_edge.export.checkpoints.assistant import (
 from stem_edge.export.checkpoints.gguf import ADVICE, open_model
 from stem_edge.export.checkpoints.gguf_gemma import Gemma4Keys
 from stem_edge.export.tensor_files.gguf import open_gguf
-from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 from stem_edge.numerics.matrix import whole
@@ -61,7 +61,7 @@ def read_file(path: Path, dim: int) -> AssistantCheckpoint:
     clusters = left[INSIDE[CLUSTERS]].shape[0] if INSIDE[CLUSTERS] in left else 0
     best = keys.masked_embedding__top_k if clusters else 0
 
-    def take(name: str) -> GgufTensor:
+    def take(name: str) -> Tensor:
         if name not in left:
             raise CheckpointError(f"{path}: no tensor {name}; {ADVICE}")
         return left.pop(name)

@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS, Keys, Tensors
 from stem_edge.export.checkpoints.hugging_face.gemma3n import OWN_LAYER, groups
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import PLE_LAYER, TOP
 from stem_edge.export.checkpoints.hugging_face.names import Names
-from stem_edge.export.tensor_files.gguf_columns import columns
-from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
+from stem_edge.export.tensor_files.gguf_tensor import flat, gguf_columns
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import LENT, LayerKind, ProportionalRope, RopeScaling
 from stem_edge.numerics.matrix import whole
@@ -164,9 +163,9 @@ class PleKeys(Gemma3Keys, kw_only=True):
             return f"blk.{at.split('.')[1]}.{ALTUP[part]}.weight"
         return super().tensor(name)
 
-    def backbone(self, config: ModelConfig, tensors: Tensors) -> dict[str, SourceMatrix]:
+    def backbone(self, config: ModelConfig, tensors: Tensors) -> dict[str, Tensor]:
         stacked = self._stacked(config, tensors)
-        found: dict[str, SourceMatrix] = {}
+        found: dict[str, Tensor] = {}
         for name in config.backbone_shapes():
             at, _, part = name.rpartition(".")
             if part in stacked:
@@ -182,21 +181,21 @@ class PleKeys(Gemma3Keys, kw_only=True):
                 tensors.pop(gguf_name(f"layers.{layer}.{part}"), None)
         return found
 
-    def _stacked(self, config: ModelConfig, tensors: Tensors) -> dict[str, GgufTensor]:
+    def _stacked(self, config: ModelConfig, tensors: Tensors) -> dict[str, Tensor]:
         """Take tensors that hold a matrix of each layer or stream: part -> rows of all."""
         dim, rows = config.dim, config.n_layers * config.ple_width
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         shapes |= {"ple_context": (CONTEXT, (rows, dim))} if rows else {}
         streams = config.streams - 1, dim, dim
         shapes |= {part: (name, streams) for part, name in STREAMS.items() if config.streams > 1}
-        return {part: _take(tensors, *of).flat() for part, of in shapes.items()}
+        return {part: flat(_take(tensors, *of)) for part, of in shapes.items()}
 
-    def tables(self, config: ModelConfig, tensors: Tensors) -> dict[int, SourceMatrix]:
+    def tables(self, config: ModelConfig, tensors: Tensors) -> dict[int, Tensor]:
         width = config.ple_width
         if not width:
             return {}
         table = _take(tensors, TABLE, (config.records, config.n_layers * width))
-        return dict(zip(config.stem_layers, columns(table, width), strict=True))
+        return dict(zip(config.stem_layers, gguf_columns(table, width), strict=True))
 
     def index(self, config: ModelConfig) -> npt.NDArray[np.int32] | None:
         ids = np.arange(config.vocab_size, dtype=np.int32)
@@ -278,7 +277,7 @@ class Gemma4Keys(PleKeys, kw_only=True):
         return ProportionalRope(turning / len(values))
 
 
-def _take(tensors: Tensors, name: str, expected: tuple[int, ...]) -> GgufTensor:
+def _take(tensors: Tensors, name: str, expected: tuple[int, ...]) -> Tensor:
     """Take a tensor of this shape. Raises ValueError."""
     found = tensors.pop(name, None)
     if found is None or found.shape != expected:

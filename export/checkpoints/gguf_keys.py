@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names
-from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, Rope, RopeScaling, YarnRope
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
@@ -24,7 +23,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 # Llama 3.1 and 3.2 compute their factors from these; a file has only the result.
 LLAMA3 = 1.0, 4.0, 8192  # low_freq_factor, high_freq_factor, original_context
 
-Tensors: TypeAlias = dict[str, GgufTensor]  # those that were not taken yet
+Tensors: TypeAlias = dict[str, Tensor]  # those that were not taken yet
 
 
 class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", ".")):
@@ -141,12 +140,12 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
         """Return the file's name of a tensor of ModelConfig.backbone_shapes()."""
         return gguf_name(name)
 
-    def backbone(self, config: ModelConfig, tensors: Tensors) -> dict[str, SourceMatrix]:
+    def backbone(self, config: ModelConfig, tensors: Tensors) -> dict[str, Tensor]:
         """Take the tensors of ModelConfig.backbone_shapes(). Raises ValueError."""
         names = [name for name in config.backbone_shapes() if self.tensor(name) in tensors]
         return {name: tensors.pop(self.tensor(name)) for name in names}
 
-    def tables(self, config: ModelConfig, tensors: Tensors) -> dict[int, SourceMatrix]:
+    def tables(self, config: ModelConfig, tensors: Tensors) -> dict[int, Tensor]:
         """Take the tables; return STEM layer -> table. Raises ValueError."""
         return {}
 
@@ -168,7 +167,7 @@ class Qwen3Keys(Qwen2Keys, kw_only=True):
         return {"qk_norm_eps": self.attention__layer_norm_rms_epsilon}
 
 
-def _llama3(rope: Rope, tensor: GgufTensor) -> RopeScaling:
+def _llama3(rope: Rope, tensor: Tensor) -> RopeScaling:
     """Return the scaling of Llama 3 that makes these factors [head_dim / 2]. Raises ValueError."""
     if tensor.shape != (rope.width // 2,) or rope.scaling is not None:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{rope.width // 2}] alone")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar, cast
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.tensor_files.gguf_tensor import Coded
+from stem_edge.export.tensor_files.tensor import Read, Tensor
 from stem_edge.graph.names import head_width
 from stem_edge.layers import Layer
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
-from stem_edge.numerics.quantize import F32, U8
-
-Rows = TypeVar("Rows", F32, U8)
+from stem_edge.numerics.quantize import F32
 
 
 def pad_heads(
@@ -69,42 +67,20 @@ def _pad(array: F32, parts: int, extra: int) -> F32:
     return grown.reshape(-1, *array.shape[1:])
 
 
-class HeadRows:
-    """Matrix or vector of heads, with the rows of each head in another order."""
+def order_heads(tensor: Tensor, order: npt.NDArray[np.intp]) -> Tensor:
+    """Return a matrix or vector of heads with the rows of each head in another order.
 
-    def __init__(self, matrix: Matrix, order: npt.NDArray[np.intp], nbytes: int = 0) -> None:
-        """order: row of the head for each place; nbytes: size in the checkpoint."""
-        self.shape, self.nbytes = matrix.shape, nbytes
-        self._matrix, self._order = matrix, order
+    order: row of the head for each place.
+    """
+    size = len(order)
 
-    def rows(self, start: int, stop: int) -> F32:
-        """Read rows start..stop; heads are read whole."""
-        return self._ordered(self._matrix.rows, start, stop)
+    def change(read: Read[Any]) -> Read[Any]:
+        def ordered(start: int, stop: int) -> Any:
+            first = start // size * size
+            values = read(first, -(-stop // size) * size)  # heads are read whole
+            heads = values.reshape(-1, size, *values.shape[1:])[:, order]
+            return np.ascontiguousarray(heads.reshape(values.shape)[start - first : stop - first])
 
-    def _ordered(self, read: Callable[[int, int], Rows], start: int, stop: int) -> Rows:
-        size = len(self._order)
-        first = start // size * size
-        values = read(first, -(-stop // size) * size)
-        heads = values.reshape(-1, size, *values.shape[1:])[:, self._order]
-        return cast(
-            Rows, np.ascontiguousarray(heads.reshape(values.shape)[start - first : stop - first])
-        )
+        return ordered
 
-
-class CodedHeads(HeadRows):
-    """The same for a Coded matrix; its rows keep their codes."""
-
-    def __init__(self, matrix: Coded, order: npt.NDArray[np.intp], nbytes: int = 0) -> None:
-        super().__init__(matrix, order, nbytes)
-        self._coded, self.type = matrix, matrix.type
-
-    def codes(self, start: int, stop: int) -> U8:
-        """Read rows start..stop as they are stored."""
-        return self._ordered(self._coded.codes, start, stop)
-
-
-def head_rows(matrix: Matrix, order: npt.NDArray[np.intp], nbytes: int = 0) -> HeadRows:
-    """Return a matrix or vector of heads with the rows of each in another order."""
-    if isinstance(matrix, Coded):
-        return CodedHeads(matrix, order, nbytes)
-    return HeadRows(matrix, order, nbytes)
+    return tensor.reread(tensor.shape[0], change)

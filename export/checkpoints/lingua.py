@@ -21,13 +21,12 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import (
     Checkpoint,
-    SourceMatrix,
     TokenizerSource,
     check_shapes,
     module_names,
 )
 from stem_edge.export.tensor_files.json import one_line, read_json
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor, check_type, joined
+from stem_edge.export.tensor_files.tensor import Tensor, check_type, joined
 from stem_edge.export.tensor_files.torch import WRAPPERS, load_tensors, named_tensors
 from stem_edge.export.tensor_files.torch_distributed import load_distributed
 from stem_edge.limits import MAX_LAYERS
@@ -150,9 +149,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return check_shapes(checkpoint)
 
 
-def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMatrix]:
+def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
     """Open the backbone by this project's names; unknown tensors keep their own names."""
-    found: Mapping[str, SourceMatrix]
+    found: Mapping[str, Tensor]
     path = folder / BACKBONE
     if path.is_file():
         state = load_tensors(path)
@@ -169,7 +168,7 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMa
     return {names.get(module, module): matrix for module, matrix in modules.items()}
 
 
-def _stem_ffn(model: Params, backbone: Mapping[str, SourceMatrix]) -> str:
+def _stem_ffn(model: Params, backbone: Mapping[str, Tensor]) -> str:
     """Return what STEM layers compute, as `forward` of the trainer's stem_dag does, not its text."""
     if model.alpha_mode == "sum":
         return "stem-plus"
@@ -178,7 +177,7 @@ def _stem_ffn(model: Params, backbone: Mapping[str, SourceMatrix]) -> str:
 
 
 def _check_stem_layers(
-    folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
+    folder: Path, model: Params, order: list[int], backbone: Mapping[str, Tensor]
 ) -> None:
     """Raise CheckpointError unless the layers without an up projection are these."""
     without_up = [n for n in range(model.n_layers) if f"layers.{n}.up" not in backbone]
@@ -189,12 +188,12 @@ def _check_stem_layers(
         )
 
 
-def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int, SourceMatrix]:
+def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int, Tensor]:
     """Open the table of each STEM layer; the trainer numbers them in the order of stem_layers."""
     whole = folder / TABLES
     files = [whole] if whole.is_file() else _shard_files(folder, parts)
     states = [(path, _table_shards(path, len(order))) for path in files]
-    tables: dict[int, SourceMatrix] = {}
+    tables: dict[int, Tensor] = {}
     wrong = []
     for number, layer in enumerate(order):
         shards = [state[number] for _, state in states]
@@ -210,14 +209,14 @@ def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int,
     return tables
 
 
-def _table_shards(path: Path, count: int) -> list[StoredTensor]:
+def _table_shards(path: Path, count: int) -> list[Tensor]:
     """Open the columns of all tables that one file holds."""
     named = {WRAPPERS.sub("", str(key)): value for key, value in load_tensors(path).items()}
     names = [f"stem_embeddings.{number}.weight" for number in range(count)]
     shards = [
         value.named(name)
         for name in names
-        if isinstance(value := named.get(name), StoredTensor) and len(value.shape) == 2
+        if isinstance(value := named.get(name), Tensor) and len(value.shape) == 2
     ]
     if len(shards) < count:
         missing = sorted(set(names) - {shard.name for shard in shards})
@@ -257,7 +256,7 @@ def _config(
     params: TrainParams,
     order: list[int],
     kind: str,
-    backbone: Mapping[str, SourceMatrix],
+    backbone: Mapping[str, Tensor],
 ) -> ModelConfig:
     model, window = params.model, params.model.stem_window_size
     if params.model_type.endswith("_window"):

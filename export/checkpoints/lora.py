@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import Checkpoint, SourceMatrix, check_shapes
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, check_shapes
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
 from stem_edge.export.tensor_files.safetensors import open_tensors
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor, check_type
+from stem_edge.export.tensor_files.tensor import Tensor, check_type
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 
@@ -94,18 +94,14 @@ def _matching(patterns: Mapping[str, float] | None, module: str, default: float)
     return default
 
 
-class MergedMatrix:
-    """Matrix plus a product of two narrow ones."""
+def _sum(base: Tensor, left: Matrix, right: Matrix, scale: float) -> Tensor:
+    """Return a matrix plus a product of two narrow ones."""
 
-    def __init__(self, base: SourceMatrix, left: Matrix, right: Matrix, scale: float) -> None:
-        self.shape, self.nbytes = base.shape, base.nbytes
-        self._base, self._left, self._right = base, left, right
-        self._scale = np.float32(scale)
+    def rows(start: int, stop: int) -> F32:
+        product = left.rows(start, stop) @ whole(right)
+        return np.asarray(base.rows(start, stop) + np.float32(scale) * product, np.float32)
 
-    def rows(self, start: int, stop: int) -> F32:
-        """Compute rows start..stop of the sum as float32."""
-        product = self._left.rows(start, stop) @ whole(self._right)
-        return np.asarray(self._base.rows(start, stop) + self._scale * product, np.float32)
+    return base.computed(rows)
 
 
 def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
@@ -155,9 +151,9 @@ def _read_options(folder: Path) -> Options:
     )
 
 
-def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:
+def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:
     """Open the adapter as module -> part -> tensor. Raises CheckpointError for any other tensor."""
-    modules: dict[str, dict[str, StoredTensor]] = {}
+    modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in open_tensors(path).items():
         match = PART.fullmatch(name.removeprefix(PREFIX))
         if match is None or not name.startswith(PREFIX):
@@ -179,8 +175,8 @@ def _untied(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _merged(
-    path: Path, module: str, base: SourceMatrix, parts: Mapping[str, StoredTensor], options: Options
-) -> SourceMatrix:
+    path: Path, module: str, base: Tensor, parts: Mapping[str, Tensor], options: Options
+) -> Tensor:
     for part in BASE:
         if part in parts:
             _check_shape(path, f"{module}.{part}", parts[part], base.shape)
@@ -194,14 +190,12 @@ def _merged(
         _check_shape(path, f"{module}.{part}", parts.get(part), shape)
     a, b = (parts[part] for part in kind)
     if kind == LINEAR:
-        return MergedMatrix(base, b, a, options.scale(module))
+        return _sum(base, b, a, options.scale(module))
     left, right = (ArrayMatrix(np.ascontiguousarray(whole(tensor).T)) for tensor in (a, b))
-    return MergedMatrix(base, left, right, options.scale(module))
+    return _sum(base, left, right, options.scale(module))
 
 
-def _check_shape(
-    path: Path, name: str, tensor: StoredTensor | None, shape: tuple[int, ...]
-) -> None:
+def _check_shape(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
     found = "missing" if tensor is None else list(tensor.shape)
     if found != list(shape):
         raise CheckpointError(

@@ -22,7 +22,7 @@ import numpy as np
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import read_json
 from stem_edge.export.tensor_files.safetensors import find_tensors
-from stem_edge.export.tensor_files.stored_tensor import VALUE_NBYTES, StoredTensor
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ngrams.rows import NgramTable, Stored
 from stem_edge.ngrams.schemes import KeyedTable, keyed_tables
 from stem_edge.numerics.quantize import U8
@@ -42,8 +42,8 @@ class StoredRows:
     """Rows of a table as a checkpoint stores them, in tensors that lie one after another."""
 
     table: NgramTable
-    weights: Sequence[StoredTensor]  # [rows, width] each
-    scales: Sequence[StoredTensor]  # [rows, blocks] each; (): none
+    weights: Sequence[Tensor]  # [rows, width] each
+    scales: Sequence[Tensor]  # [rows, blocks] each; (): none
 
     def read(self, start: int, stop: int) -> U8:
         """Read rows start..stop as `table` stores them, [n, row_nbytes]. Raises CheckpointError."""
@@ -93,9 +93,9 @@ def _weights_of(name: str) -> Iterator[str]:
             yield name.removesuffix(ending) + ".weight"
 
 
-def _stored(folder: Path, table: KeyedTable, tensors: dict[str, StoredTensor]) -> StoredRows:
+def _stored(folder: Path, table: KeyedTable, tensors: dict[str, Tensor]) -> StoredRows:
     """Find the tensors of a table, in the order of its rows."""
-    parts = dict[int, StoredTensor]()
+    parts = dict[int, Tensor]()
     for name, tensor in tensors.items():
         if (found := WEIGHTS.fullmatch(name)) is None:
             continue
@@ -107,7 +107,7 @@ def _stored(folder: Path, table: KeyedTable, tensors: dict[str, StoredTensor]) -
     return _with_scales(table, weights, tensors)
 
 
-def _check(folder: Path, table: KeyedTable, weights: list[StoredTensor]) -> None:
+def _check(folder: Path, table: KeyedTable, weights: list[Tensor]) -> None:
     """Raise CheckpointError unless the tensors are all rows of the table."""
     rows = sum(tensor.shape[0] for tensor in weights)
     if not weights or rows < table.hash.rows:
@@ -129,13 +129,13 @@ def _check(folder: Path, table: KeyedTable, weights: list[StoredTensor]) -> None
 
 
 def _with_scales(
-    table: KeyedTable, weights: list[StoredTensor], tensors: dict[str, StoredTensor]
+    table: KeyedTable, weights: list[Tensor], tensors: dict[str, Tensor]
 ) -> StoredRows:
     stored, scale, block = STORED[weights[0].dtype], 1.0, 0
     scales = [s for tensor in weights if (s := _scale_of(tensor, tensors)) is not None]
     shared = len({one.name for one in scales}) == 1 and scales[0].shape in ((), (1,))
     if shared:  # one for the whole table
-        scale, scales = float(scales[0].all().reshape(-1)[0]), []
+        scale, scales = float(scales[0].rows(0, 1).reshape(-1)[0]), []
     elif scales:
         block = table.width // max(1, scales[0].shape[-1])
         wanted = [(tensor.shape[0], table.width // block) for tensor in weights]
@@ -157,15 +157,14 @@ def _with_scales(
     return StoredRows(kept, weights, scales)
 
 
-def _scale_of(weight: StoredTensor, tensors: dict[str, StoredTensor]) -> StoredTensor | None:
+def _scale_of(weight: Tensor, tensors: dict[str, Tensor]) -> Tensor | None:
     base = re.sub(r"(\.shard_\d+)?\.weight$", "", weight.name)
     names = [weight.name.removesuffix(".weight") + ending for ending in SCALES]
     names += [base + ending for ending in SCALES]
     return next((tensors[name] for name in names if name in tensors), None)
 
 
-def _bytes(tensor: StoredTensor, start: int, stop: int) -> U8:
+def _bytes(tensor: Tensor, start: int, stop: int) -> U8:
     """Read rows start..stop of a matrix as bytes [n, bytes of a row]."""
-    nbytes = tensor.shape[1] * VALUE_NBYTES[tensor.dtype]
-    values = tensor.file.values(tensor.at + start * nbytes, (stop - start) * nbytes, "u1")
-    return values.reshape(stop - start, nbytes)
+    values: U8 = np.ascontiguousarray(tensor.numbers(start, stop)).view(np.uint8)
+    return values

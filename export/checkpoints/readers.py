@@ -26,7 +26,7 @@ from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as 
 from stem_edge.export.checkpoints.lingua import PARAMS
 from stem_edge.export.checkpoints.lingua import read_checkpoint as read_lingua
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.stored_tensor import SourceFile, looks_like
+from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
 from stem_edge.hub import PREFIX
 from stem_edge.hub.names import hub_name
 

@@ -15,9 +15,7 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.recipe import KEEP, Recipe
 from stem_edge.export.job.storage import TYPE_OF_BITS, Format, Storage, storage_of
 from stem_edge.export.job.table_plan import RowStorage
-from stem_edge.export.tensor_files.gguf_tensor import Coded
-from stem_edge.export.tensor_files.grouped_tensor import GroupedTensor
-from stem_edge.export.tensor_files.packed_tensor import Scaled
+from stem_edge.export.tensor_files.packed import is_grouped
 from stem_edge.ggml.gguf_schema import short_types, tensor_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import (
@@ -68,9 +66,9 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
 def _own_format(source: Checkpoint, recipe: Recipe) -> Format | None:
     """Return the format that keeps the types of a checkpoint; None to choose others."""
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
-    if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
+    if packed := {name: m.codes.bits for name, m in matrices.items() if m.codes}:
         return _keep_packed(source, recipe, packed)
-    types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
+    types = {name: m.stored.type for name, m in matrices.items() if m.stored}
     if recipe.type not in (None, KEEP) or not types or len(types) < len(matrices):
         return None
     if recipe.engine == BackboneFormat.engine:
@@ -100,7 +98,7 @@ def _usual_head(source: Checkpoint) -> WeightType:
 
     Models whose groups have scales were rounded after training, most of them without these two.
     """
-    grouped = any(isinstance(matrix, GroupedTensor) for matrix in source.backbone.values())
+    grouped = any(is_grouped(matrix) for matrix in source.backbone.values())
     return "int8" if grouped else "fp32"
 
 
@@ -116,9 +114,9 @@ def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | Own
 def _stored_rows(source: Checkpoint) -> RowStorage | None:
     """Return the storage of rows that are codes with scales; None for other rows."""
     found = {
-        (table.bits, table.group_size, table.scale_type)
+        (codes.bits, codes.group_size, codes.scale_type)
         for table in source.tables.values()
-        if isinstance(table, Scaled)
+        if (codes := table.codes) is not None
     }
     if len(found) != 1:
         return None
@@ -129,7 +127,7 @@ def _stored_rows(source: Checkpoint) -> RowStorage | None:
 
 def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) -> BackboneFormat:
     """Return the format that keeps codes with their scales; bits: of each such matrix."""
-    grouped = [one for one in source.backbone.values() if isinstance(one, GroupedTensor)]
+    grouped = [one.codes for one in source.backbone.values() if one.codes and is_grouped(one)]
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     _refuse_padded(source, bits)
     for name, shape in config.backbone_shapes().items():
@@ -150,8 +148,8 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
     return BackboneFormat(
         weights=weights,
         head=head,
-        block_size=gcd(PACKED_BLOCK, *(matrix.group_size for matrix in grouped)),
-        asymmetric=any(matrix.zeros is not None for matrix in grouped),
+        block_size=gcd(PACKED_BLOCK, *(codes.group_size for codes in grouped)),
+        asymmetric=any(codes.points is not None for codes in grouped),
         kinds={
             kind: usual[kind]
             for kind in MATRIX_KINDS

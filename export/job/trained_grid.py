@@ -18,7 +18,6 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import Storage
 from stem_edge.export.job.table_plan import RowStorage
-from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
     SMALL_KINDS,
@@ -54,7 +53,7 @@ def keep_trained_grid(
         said.append(f"{blocks} and are kept as trained")
         storage = _with_kinds(storage, found, kinds_of(source.config))
     stem = source.config.stem_layers and not source.config.n_experts
-    kept = any(isinstance(table, Scaled) for table in source.tables.values())
+    kept = any(table.codes is not None for table in source.tables.values())
     tables = source.tables.values() if stem and recipe.rows in (None, "int4") and not kept else ()
     if block := min(map(_block, _some(tables)), default=0):
         said.append(f"rows were trained for 4 bits in groups of {block} and are kept as trained")

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
+from stem_edge.export.tensor_files.gguf_tensor import gguf_tensor
 from stem_edge.export.tensor_files.json import one_line, reason_of
-from stem_edge.export.tensor_files.stored_tensor import SourceFile, check_shape, looks_like
+from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
+from stem_edge.export.tensor_files.tensor import Tensor, check_shape
 from stem_edge.ggml.types import I32, KEPT_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -45,7 +46,7 @@ class GgufFile(NamedTuple):
 
     path: Path
     keys: dict[str, Value]
-    tensors: dict[str, GgufTensor]
+    tensors: dict[str, Tensor]
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -62,7 +63,7 @@ def open_gguf(path: Path) -> GgufFile:
                 "the first file of a model"
             )
     _check_split(files)
-    tensors: dict[str, GgufTensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in files:
         if twice := sorted(tensors.keys() & file.tensors):
             raise CheckpointError(
@@ -265,9 +266,9 @@ def _entry(header: _Header) -> _Entry:
 
 def _placed(
     file: SourceFile, entries: list[_Entry], start: int, alignment: int
-) -> dict[str, GgufTensor]:
+) -> dict[str, Tensor]:
     """Check where tensors lie and return them by name. start: byte where the values begin."""
-    tensors: dict[str, GgufTensor] = {}
+    tensors: dict[str, Tensor] = {}
     at = end = 0
     for entry in entries:
         shown = one_line(entry.name)
@@ -292,7 +293,7 @@ def _placed(
             raise ValueError(
                 f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}"
             )
-        tensors[entry.name] = GgufTensor(file, entry.name, kind, entry.shape, start + at)
+        tensors[entry.name] = gguf_tensor(file, entry.name, kind, entry.shape, start + at)
         at = -(-end // alignment) * alignment
     if entries and file.nbytes > start + at:
         raise ValueError(f"{file.nbytes - start - at} bytes are stray after its last tensor")

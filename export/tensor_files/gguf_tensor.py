@@ -1,79 +1,107 @@
-"""Tensors in GGUF files: their codes as they are, or the float32 values that these stand for."""
+"""Tensors in GGUF files: their rows as they are stored, the values, and codes of simple blocks."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from stem_edge.export.tensor_files.stored_tensor import SourceFile
+from stem_edge.export.tensor_files.source_file import SourceFile
+from stem_edge.export.tensor_files.tensor import Codes, Read, Stored, Tensor, remembering
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 
 NUMBERS = {"F32": "<f4", "F16": "<f2", "I32": "<i4"}
-
 TILE_NBYTES = 1 << 18  # of codes that are decoded at once, so that they stay in the CPU's cache
+# Bits of a code in blocks that are a float16 scale, a float16 for the code 0 (Q4_1), and codes.
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+OFFSET = "Q4_1"
+MIDDLE = np.float32(8)  # code that an offset stands for here
 
 
-@runtime_checkable
-class Coded(Matrix, Protocol):
-    """Matrix with rows stored in one of ggml's types."""
+def gguf_tensor(
+    file: SourceFile, name: str, type: TensorType, shape: tuple[int, ...], at: int
+) -> Tensor:
+    """Return a tensor in a file. at: byte of the first value."""
+    *inner, width = shape[1:] or (1,)
+    each = math.prod(inner) * type.row_nbytes(width)
 
-    @property
-    def type(self) -> TensorType:
-        """Type of its values."""
+    def read(start: int, stop: int) -> U8:
+        count = max(0, min(stop, shape[0]) - start)
+        data = file.values(at + start * each, count * each, "u1")
+        return data.reshape(count, *inner, type.row_nbytes(width))
 
-    def codes(self, start: int, stop: int) -> U8:
-        """Rows start..stop as they are stored, [rows, bytes of a row]."""
+    def rows(start: int, stop: int) -> F32:
+        codes = read(start, stop)
+        return decoded(codes.reshape(-1, codes.shape[-1]), type).reshape(-1, *shape[1:])
+
+    nbytes, stored = shape[0] * each, Stored(type, read)
+    return Tensor(shape, rows, nbytes, name, file.path, type.name, stored=stored)
 
 
-@dataclass(frozen=True, repr=False)
-class GgufTensor:
-    """Tensor in a file: a Coded matrix, or a vector."""
+def flat(tensor: Tensor) -> Tensor:
+    """Return stacked matrices [E, N, K] as one, [E * N, K]."""
+    if len(tensor.shape) < 3:
+        return tensor
+    count, size, width = tensor.shape
 
-    file: SourceFile
-    name: str
-    type: TensorType
-    shape: tuple[int, ...]
-    at: int  # byte of the first value
+    def change(read: Read[Any]) -> Read[Any]:
+        def some(start: int, stop: int) -> Any:
+            first = start // size
+            found = read(first, -(-stop // size))
+            return found.reshape(-1, found.shape[-1])[start - first * size : stop - first * size]
 
-    def __repr__(self) -> str:
-        return f"a tensor {list(self.shape)} of {self.type.name}"
+        return some
 
-    @property
-    def path(self) -> Path:
-        """Path of the file."""
-        return self.file.path
+    return replace(tensor.reread(count, change), shape=(count * size, width))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its values."""
-        return math.prod(self.shape[:-1]) * self.type.row_nbytes(self.shape[-1])
 
-    def flat(self) -> GgufTensor:
-        """Return matrices that are stacked as one, with all their rows."""
-        return replace(self, shape=(math.prod(self.shape[:-1]), self.shape[-1]))
+def with_codes(matrix: Matrix) -> Tensor | None:
+    """Return a matrix of a GGUF file as codes with scales; None if its type has other blocks."""
+    stored = matrix.stored if isinstance(matrix, Tensor) else None
+    if not isinstance(matrix, Tensor) or stored is None or stored.type.name not in BITS:
+        return None
+    kind, width, bits = stored.type, matrix.shape[1], BITS[stored.type.name]
+    read = remembering(stored.read)
 
-    def part(self, start: int, stop: int) -> GgufTensor:
-        """Return the matrix of rows start..stop."""
-        at = self.at + start * self.type.row_nbytes(self.shape[1])
-        return replace(self, shape=(stop - start, self.shape[1]), at=at)
+    def cut(start: int, stop: int) -> U8:
+        return read(start, stop).reshape(-1, kind.nbytes)
 
-    def codes(self, start: int, stop: int) -> U8:
-        """Read rows start..stop as they are stored; of a vector, values as rows."""
-        width = self.shape[1] if len(self.shape) > 1 else 1
-        rows, row = max(0, min(stop, self.shape[0]) - start), self.type.row_nbytes(width)
-        data = self.file.values(self.at + start * row, rows * row, "u1")
-        return data.reshape(rows, row)
+    def floats(start: int, stop: int, at: int) -> F32:
+        found = np.ascontiguousarray(cut(start, stop)[:, at : at + 2]).view("<f2")
+        return found.astype(np.float32).reshape(-1, width // kind.block)
 
-    def rows(self, start: int, stop: int) -> F32:
-        """Read rows start..stop as float32."""
-        values = decoded(self.codes(start, stop), self.type)
-        return values.reshape(-1, *self.shape[1:])
+    def codes(start: int, stop: int) -> U8:
+        blocks = cut(start, stop)[:, kind.nbytes - kind.block * bits // 8 :]
+        if bits == 8:
+            return (blocks ^ np.uint8(0x80)).reshape(-1, width)
+        halves = np.concatenate([blocks & np.uint8(15), blocks >> np.uint8(4)], axis=1)
+        return halves.reshape(-1, width)
+
+    def offsets(start: int, stop: int) -> F32:
+        return floats(start, stop, 2) + MIDDLE * floats(start, stop, 0)
+
+    found = Codes(
+        bits,
+        kind.block,
+        codes,
+        lambda start, stop: floats(start, stop, 0),
+        offsets=offsets if kind.name == OFFSET else None,
+        scale_type="fp16",
+    )
+    return replace(matrix, codes=found, stored=None)
+
+
+def gguf_columns(tensor: Tensor, width: int) -> list[Tensor]:
+    """Divide a matrix into matrices of so many columns, with codes where these need no offsets."""
+    coded = with_codes(tensor)
+    codes = None if coded is None else coded.codes
+    if coded is None or codes is None or codes.offsets is not None or width % codes.group_size:
+        return tensor.columns(width)
+    return coded.columns(width)
 
 
 def decoded(codes: U8, type: TensorType) -> F32:

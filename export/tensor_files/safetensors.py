@@ -18,15 +18,14 @@ import msgspec
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import check_values, one_line, read_json, reason_of
-from stem_edge.export.tensor_files.stored_tensor import (
+from stem_edge.export.tensor_files.source_file import ZIP, SourceFile, looks_like
+from stem_edge.export.tensor_files.tensor import (
     FLOATS,
     VALUE_NBYTES,
-    ZIP,
-    SourceFile,
-    StoredTensor,
+    Tensor,
     check_shape,
     check_type,
-    looks_like,
+    file_tensor,
 )
 from stem_edge.files.strict_json import check_json
 
@@ -41,7 +40,7 @@ class TensorFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._left: dict[str, StoredTensor] = {}
+        self._left: dict[str, Tensor] = {}
         listed = None if (folder / WEIGHTS).is_file() else _read_index(folder)
         for path in [folder / WEIGHTS] if listed is None else listed:
             tensors = open_tensors(path)
@@ -76,7 +75,7 @@ class TensorFiles:
         """Names of the tensors that were not taken yet."""
         return sorted(self._left)
 
-    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> StoredTensor:
+    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
         """Take the tensor of that name. Raises CheckpointError if it has another type."""
         if name not in self._left:
             raise CheckpointError(
@@ -128,7 +127,7 @@ def _read_index(folder: Path) -> dict[Path, list[str]]:
     return listed
 
 
-def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, StoredTensor]:
+def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """Open the tensors of a folder with such names; other files need not be there.
 
     Raises CheckpointError.
@@ -136,7 +135,7 @@ def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Store
     files = {folder / WEIGHTS}
     if not (folder / WEIGHTS).is_file():
         files = {folder / Path(file).name for file in indexed_files(folder, wanted)}
-    found = dict[str, StoredTensor]()
+    found = dict[str, Tensor]()
     for path in sorted(files):
         found |= {name: tensor for name, tensor in open_tensors(path).items() if wanted(name)}
     return found
@@ -153,7 +152,7 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-def open_tensors(path: Path) -> dict[str, StoredTensor]:
+def open_tensors(path: Path) -> dict[str, Tensor]:
     """Open one safetensors file as name -> tensor. Raises CheckpointError."""
     file = SourceFile(path)
     try:
@@ -165,7 +164,7 @@ def open_tensors(path: Path) -> dict[str, StoredTensor]:
         ) from error
 
 
-def _read(file: SourceFile) -> dict[str, StoredTensor]:
+def _read(file: SourceFile) -> dict[str, Tensor]:
     """Read the header of a file as name -> tensor. Raises ValueError."""
     head, what = file.head, looks_like(file.head)
     # What looks like a pickle may be the length of a header, but a zip archive must be refused,
@@ -206,7 +205,7 @@ def _decoded(name: str, raw: Any) -> _Tensor:
         raise ValueError(f"tensor {one_line(name)}: {error}") from error
 
 
-def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> StoredTensor:
+def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:
     """Check a header's entry; `at`: byte of the values where the last tensor ended."""
     shown = one_line(name)
     if entry.dtype not in VALUE_NBYTES:
@@ -221,4 +220,4 @@ def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) ->
         raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes, needs {wanted}")
     if start + end > file.nbytes:
         raise ValueError(f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}")
-    return StoredTensor(file, name, entry.dtype, shape, start + first)
+    return file_tensor(file, name, entry.dtype, shape, start + first)

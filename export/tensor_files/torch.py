@@ -17,16 +17,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line, reason_of
-from stem_edge.export.tensor_files.stored_tensor import (
+from stem_edge.export.tensor_files.source_file import (
     HEAD_NBYTES,
-    VALUE_NBYTES,
     ZIP,
     Checksum,
     SourceFile,
-    StoredTensor,
+    looks_like,
+)
+from stem_edge.export.tensor_files.tensor import (
+    VALUE_NBYTES,
+    Tensor,
     check_type,
     extent,
-    looks_like,
+    file_tensor,
 )
 
 OLDEST = (2, 10)  # a pickle could run code in earlier releases, in spite of weights_only
@@ -58,7 +61,7 @@ class Unread:
 
 
 def load_tensors(path: Path) -> dict[Any, Any]:
-    """Open a dict saved by torch.save, with a StoredTensor for each tensor, not read yet."""
+    """Open a dict saved by torch.save, with a Tensor for each tensor, not read yet."""
     file = SourceFile(path)
     state = guarded(path, lambda: read_archive(file, 0, file.nbytes))
     if not isinstance(state, dict):
@@ -68,19 +71,19 @@ def load_tensors(path: Path) -> dict[Any, Any]:
     return state
 
 
-def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
+def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """Return the matrices and vectors of a model's state, by names without wrappers' prefixes.
 
     skipped: prefixes of names to be left out. Raises CheckpointError.
     """
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}; expected a dict of tensors")
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, Tensor] = {}
     for key, tensor in state.items():
         name = WRAPPERS.sub("", str(key))
         if name.startswith(skipped):
             continue
-        if not isinstance(tensor, StoredTensor):
+        if not isinstance(tensor, Tensor):
             raise CheckpointError(
                 f"{path}: {one_line(key)} is a {type(tensor).__name__} without plain values; "
                 "expected a tensor"
@@ -219,4 +222,4 @@ def _stored(tensor: Any, file: SourceFile, records: dict[int, _Record]) -> Any:
     if record is None or count * VALUE_NBYTES[dtype] > record.nbytes:
         raise ValueError(f"a tensor {list(shape)} is larger than its values")
     at = record.at + first * VALUE_NBYTES[dtype]
-    return StoredTensor(file, f"at byte {at}", dtype, shape, at, strides, record.checksum)
+    return file_tensor(file, f"at byte {at}", dtype, shape, at, strides, record.checksum)

@@ -15,14 +15,8 @@ import msgspec
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.stored_tensor import (
-    Joined,
-    SourceFile,
-    StoredTensor,
-    check_shape,
-    check_type,
-    joined,
-)
+from stem_edge.export.tensor_files.source_file import SourceFile
+from stem_edge.export.tensor_files.tensor import Tensor, check_shape, check_type, joined
 from stem_edge.export.tensor_files.torch import Unread, guarded, read_archive
 from stem_edge.files import disk
 
@@ -30,7 +24,7 @@ MAX_METADATA_NBYTES = 1 << 28
 T = TypeVar("T")
 
 
-def load_distributed(folder: Path) -> dict[str, StoredTensor | Joined]:
+def load_distributed(folder: Path) -> dict[str, Tensor]:
     """Open the tensors under `model.` of a distributed checkpoint, as name -> matrix."""
     path = folder / ".metadata"
     metadata = guarded(path, lambda: _read_metadata(path))
@@ -90,7 +84,7 @@ def _as(found: object, type: type[T]) -> T:
     return msgspec.convert(vars(found), type)
 
 
-def _matrices(folder: Path, metadata: _Metadata) -> dict[str, StoredTensor | Joined]:
+def _matrices(folder: Path, metadata: _Metadata) -> dict[str, Tensor]:
     places = {}
     for key, place in metadata.storage_data.items():
         index = _as(key, _Index)
@@ -126,7 +120,7 @@ def _check_pieces(folder: Path, key: str, shape: tuple[int, ...], pieces: list[_
 
 def _read(
     folder: Path, key: str, places: dict[Any, Any], piece: _Piece, files: dict[Path, SourceFile]
-) -> StoredTensor:
+) -> Tensor:
     """Open a piece of a tensor; it must have the size that the index gives."""
     name = one_line(key)
     if (key, piece.offsets) not in places:
@@ -146,7 +140,7 @@ def _read(
             "truncated: copy it again"
         )
     tensor = guarded(path, lambda: read_archive(files[path], place.offset, place.length))
-    if not isinstance(tensor, StoredTensor) or tensor.shape != piece.sizes or not piece.sizes:
+    if not isinstance(tensor, Tensor) or tensor.shape != piece.sizes or not piece.sizes:
         raise CheckpointError(
             f"{path}: found a {type(tensor).__name__} at byte {place.offset}; expected a tensor "
             f"{list(piece.sizes)}: the checkpoint is damaged, copy it again"

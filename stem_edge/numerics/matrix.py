@@ -16,7 +16,7 @@ class Matrix(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Rows and, for a matrix, columns."""
 
-    def rows(self, start: int, stop: int) -> F32:
+    def rows(self, start: int, stop: int, /) -> F32:
         """Rows start..stop as float32."""
 
 

@@ -1,10 +1,16 @@
-"""Matrices that are hard to quantize."""
+"""Matrices that are hard to quantize, and tensors of checkpoints that are no file."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.numerics.quantize import F32
+
+
+def in_memory(values: F32) -> Tensor:
+    """Return a tensor of a checkpoint over an array."""
+    return Tensor(values.shape, lambda start, stop: values[start:stop], values.nbytes)
 
 
 def random_matrix(seed: int) -> F32:

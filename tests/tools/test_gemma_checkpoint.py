@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.tensor_files.packed_tensor import PackedTensor
 from stem_edge.numerics.reference import forward
 
 SMALL: dict[str, Any] = {
@@ -54,7 +53,7 @@ def test_a_packed_checkpoint_is_what_transformers_reads(shape: str, tmp_path: Pa
     source, ids = read_checkpoint(folder), [2, *range(4, 20)]
     parts = ("layers.14.up", "layers.15.up", "layers.2.ple_gate", "layers.2.wq", "embedding")
     matrices = [*(source.backbone[name] for name in parts), source.tables[0]]
-    bits = [matrix.bits for matrix in matrices if isinstance(matrix, PackedTensor)]
+    bits = [matrix.codes.bits for matrix in matrices if matrix.codes is not None]
     assert bits == [4, 2, 8, 4, 2, PACKED[shape]]
     assert source.config.tied_head
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -18,7 +18,6 @@ import stem_edge
 from stem_edge.bundle.manifest import GGUF
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.gguf import open_gguf
-from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.runtime import Model
 
@@ -111,10 +110,10 @@ def test_all_tensors_keep_their_bytes_on_ggml(exact: Model, tmp_path: Path) -> N
     source, kept = read_checkpoint(FILE), open_gguf(bundle.path / GGUF).tensors
     assert len(source.backbone) == len(kept) == 272
     for name, matrix in source.backbone.items():
-        assert isinstance(matrix, Coded)
         found, rows = kept[gguf_name(name)], matrix.shape[0]
-        assert (found.type, found.shape) == (matrix.type, matrix.shape)
-        np.testing.assert_array_equal(found.codes(0, rows), matrix.codes(0, rows))
+        assert matrix.stored is not None and found.stored is not None
+        assert (found.stored.type, found.shape) == (matrix.stored.type, matrix.shape)
+        np.testing.assert_array_equal(found.stored.read(0, rows), matrix.stored.read(0, rows))
     assert bundle.manifest.gguf is not None
     assert bundle.manifest.gguf.weights == {
         "embedding": "Q8_0",

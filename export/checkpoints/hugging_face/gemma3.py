@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma import Gemma
 from stem_edge.export.checkpoints.hugging_face.packed import Files
-from stem_edge.numerics.quantize import F32
+from stem_edge.export.tensor_files.tensor import Tensor
 
 OLDER_INSIDE = "language_model.model."  # of multimodal models before transformers 5
 
@@ -59,19 +58,13 @@ class Gemma3(Gemma, kw_only=True):
     def extras(self) -> dict[str, Any]:
         return super().extras() | {"attention_scale": 1 / math.sqrt(self.query_pre_attn_scalar)}
 
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, Tensor]:
         if OLDER_INSIDE + "norm.weight" in files:
             self.__dict__["inside"] = OLDER_INSIDE
         found = super().backbone(config, files)
-        return {n: PlusOne(m) if n.endswith("norm") else m for n, m in found.items()}
+        return {n: _plus_one(m) if n.endswith("norm") else m for n, m in found.items()}
 
 
-class PlusOne:
-    """A vector with 1 added to each value."""
-
-    def __init__(self, vector: SourceMatrix) -> None:
-        self.shape, self.nbytes, self._vector = vector.shape, vector.nbytes, vector
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Read values start..stop."""
-        return self._vector.rows(start, stop) + np.float32(1)
+def _plus_one(vector: Tensor) -> Tensor:
+    """Return a vector with 1 added to each value."""
+    return vector.computed(lambda start, stop: vector.rows(start, stop) + np.float32(1))

@@ -21,7 +21,7 @@ from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
-from stem_edge.export.tensor_files.stored_tensor import INTEGERS
+from stem_edge.export.tensor_files.tensor import INTEGERS
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 
 KIND = "gemma4_assistant"
@@ -82,8 +82,10 @@ def read_folder(path: Path, dim: int) -> AssistantCheckpoint:
 
     shapes = shapes_of(config, dim, clusters)
     tensors = take_tensors(path, shapes, config, named, files.take)
-    ids = files.take(TOKENS, INTEGERS).integers() if clusters else np.empty(0, np.int64)
-    order = in_clusters(f"{path}: {TOKENS}", ids.ravel(), config.vocab_size, clusters)
+    ids = files.take(TOKENS, INTEGERS).numbers() if clusters else np.empty(0)
+    order = in_clusters(
+        f"{path}: {TOKENS}", ids.ravel().astype(np.int64), config.vocab_size, clusters
+    )
     if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
         raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
     return AssistantCheckpoint(path, config, best, tensors, order)

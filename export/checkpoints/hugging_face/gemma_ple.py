@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, Gemma
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files, Stored
+from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files
+from stem_edge.export.tensor_files.tensor import Tensor
 
 TABLE = "embed_tokens_per_layer.weight"
 CONTEXT = "per_layer_model_projection.weight"
@@ -80,8 +80,8 @@ class GemmaPle(Gemma, kw_only=True):
         table = {self.inside + TABLE: config.n_layers * config.ple_width}
         return super().widths(config) | table
 
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
-        found: dict[str, SourceMatrix] = {}
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
         context, width = None, config.n_layers * config.ple_width
         if width:
             context = self._take(files, CONTEXT, (width, config.dim))
@@ -99,16 +99,14 @@ class GemmaPle(Gemma, kw_only=True):
         """Return whether a layer has no matrix for V beside that for K."""
         return False
 
-    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
+    def tables(self, config: ModelConfig, files: Files) -> dict[int, Tensor]:
         if not config.ple_width:
             return {}
         width = config.ple_width
         table = self._take(files, TABLE, (config.records, config.n_layers * width))
-        return {
-            layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
-        }
+        return dict(zip(config.stem_layers, table.columns(width), strict=True))
 
-    def _take(self, files: Files, name: str, expected: tuple[int, int]) -> Stored:
+    def _take(self, files: Files, name: str, expected: tuple[int, int]) -> Tensor:
         """Take a tensor that holds something of every layer. Raises CheckpointError."""
         tensor = files.take(self.inside + name)
         if tensor.shape != expected:

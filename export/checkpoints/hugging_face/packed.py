@@ -17,10 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.grouped_tensor import BITS, SHAPE, WORDS, GroupedTensor, grouped
-from stem_edge.export.tensor_files.packed_tensor import PACKED, PackedTensor, packed
+from stem_edge.export.tensor_files.packed import BITS, PACKED, SHAPE, WORDS, grouped, packed
 from stem_edge.export.tensor_files.safetensors import TensorFiles
-from stem_edge.export.tensor_files.stored_tensor import FLOATS, StoredTensor
+from stem_edge.export.tensor_files.tensor import FLOATS, Tensor
 
 GEMMA, COMPRESSED = "gemma", "compressed-tensors"  # quant_method in config.json
 QUANTIZED, PACKED_FORM = "quantization_config", "pack-quantized"
@@ -31,9 +30,6 @@ GROUPED = ".weight_packed", SCALE, ".weight_zero_point", ".weight_shape"
 STEPS = (".input_activation_scale", ".output_activation_scale")
 # Beside keys and values of caches: transformers does not read them, either.
 UNUSED = re.compile(r".*\.[kv]_cache_scale")
-
-
-Stored: TypeAlias = StoredTensor | PackedTensor | GroupedTensor
 
 
 class PackedFiles:
@@ -53,11 +49,11 @@ class PackedFiles:
         """Names of the tensors that were not taken yet."""
         return self._files.names
 
-    def look(self, name: str) -> Stored:
+    def look(self, name: str) -> Tensor:
         """Return a matrix, which can still be taken. Raises CheckpointError."""
         return PackedFiles(self._files.again(), self._widths).take(name)
 
-    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Stored:
+    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
         """Take a matrix, packed if it has scales. Raises CheckpointError."""
         module, codes = name.removesuffix(".weight"), name
         if module + GROUPED[0] in self._files:
@@ -69,7 +65,7 @@ class PackedFiles:
             return self._files.take(name, dtypes)
         return packed(self._files.take(codes, PACKED), self._files.take(scale), self._widths[name])
 
-    def _grouped(self, module: str) -> GroupedTensor:
+    def _grouped(self, module: str) -> Tensor:
         words, scales, zeros, shape = (module + name for name in GROUPED)
         return grouped(
             self._files.take(words, WORDS),
@@ -91,7 +87,7 @@ class PackedFiles:
             raise CheckpointError(
                 f"{tensor.path}: {name} is {list(tensor.shape)}; expected one number"
             )
-        return float(np.ravel(tensor.all())[0])
+        return float(np.ravel(tensor.rows(0, 1))[0])
 
 
 def stores_codes(given: Mapping[str, Any], gemma: bool) -> bool:

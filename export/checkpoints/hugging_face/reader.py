@@ -16,7 +16,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import (
     Checkpoint,
-    SourceMatrix,
     TokenizerSource,
     check_shapes,
     same_values,
@@ -37,8 +36,9 @@ from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor
 from stem_edge.export.checkpoints.hugging_face.packed import Files, PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.packed_tensor import PackedTensor
+from stem_edge.export.tensor_files.packed import is_grouped
 from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.tensor import Tensor
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -105,15 +105,16 @@ def _with_own_head(config: ModelConfig, decoder: Decoder, files: PackedFiles) ->
 
 
 def _ranges(
-    backbone: Mapping[str, SourceMatrix], decoder: Decoder, files: PackedFiles
+    backbone: Mapping[str, Tensor], decoder: Decoder, files: PackedFiles
 ) -> dict[str, tuple[float, float]]:
     """Take the steps of all matrices that are multiplied and have some. Raises ValueError."""
     modules = dict[str, str]()
     for name, matrix in backbone.items():
         if len(matrix.shape) != 2 or name == "embedding":
             continue
-        if isinstance(matrix, PackedTensor) and matrix.row_scales.shape[1] != 1:
-            raise ValueError(f"{matrix.row_scales.name} is not one scale for each row")
+        apart = matrix.codes is not None and matrix.codes.group_size < matrix.shape[1]
+        if apart and not is_grouped(matrix):
+            raise ValueError(f"{matrix.name} has not one scale for each row")
         same = name.replace("wv", "wk")  # where keys are values
         module = modules[same] if name != same and backbone[same] is matrix else ""
         modules[name] = module or decoder.tensor(name).removesuffix(".weight")
@@ -127,7 +128,7 @@ def _check_rest(
     config: ModelConfig,
     decoder: Decoder,
     files: Files,
-    embedding: SourceMatrix,
+    embedding: Tensor,
 ) -> None:
     """Raise CheckpointError for unread tensors, unless they repeat others."""
     head = tensor_name("head")

@@ -47,6 +47,7 @@ Tensors have the names of Llama (names.py), without those that a layer replaces,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,12 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import Files, Stored
-from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor, joined
+from stem_edge.export.checkpoints.hugging_face.packed import Files
+from stem_edge.export.tensor_files.tensor import INTEGERS, Tensor, joined
 from stem_edge.layers import BIASED
-from stem_edge.numerics.matrix import Matrix, whole
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 
 MODEL_TYPE = "stem"
@@ -117,10 +117,10 @@ class Stem(Windowed, kw_only=True):
             "logit_softcap": self.final_logit_softcapping or 0.0,
         }
 
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, Tensor]:
         if not config.ngram_order:
             return super().backbone(config, files)
-        matrices: dict[str, SourceMatrix] = {}
+        matrices: dict[str, Tensor] = {}
         if config.stem_ffn == "engram":
             for layer in config.stem_layers:
                 matrices |= _engram(config, files, layer)
@@ -130,44 +130,32 @@ class Stem(Windowed, kw_only=True):
         names = [name for name in config.backbone_shapes() if name not in matrices]
         return {name: files.take(self.tensor(name)) for name in names} | matrices
 
-    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
+    def tables(self, config: ModelConfig, files: Files) -> dict[int, Tensor]:
         return read_tables(config, files)
 
     def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
         return read_index(config, files)
 
 
-class ExpertTable:
-    """Matrix with an expert in each row, flattened as in ModelConfig.row_parts."""
+def _expert_table(config: ModelConfig, experts: list[tuple[Tensor, ...]], nbytes: int) -> Tensor:
+    """Return a matrix with an expert in each row, flattened as in ModelConfig.row_parts.
 
-    def __init__(self, config: ModelConfig, experts: list[tuple[Matrix, ...]], nbytes: int) -> None:
-        """experts: gate, up and down of each; nbytes: size in the checkpoint."""
-        self.shape = (len(experts), 3 * config.d_ff * config.dim)
-        self.nbytes = nbytes
-        self._experts = experts
+    experts: gate, up and down of each; nbytes: size in the checkpoint.
+    """
+    shape = len(experts), 3 * config.d_ff * config.dim
 
-    def rows(self, start: int, stop: int) -> F32:
-        """Read experts start..stop as float32."""
-        rows = np.empty((max(0, min(stop, len(self._experts)) - start), self.shape[1]), np.float32)
-        for row, matrices in zip(rows, self._experts[start:stop], strict=True):
+    def rows(start: int, stop: int) -> F32:
+        found = np.empty((max(0, min(stop, len(experts)) - start), shape[1]), np.float32)
+        for row, matrices in zip(found, experts[start:stop], strict=True):
             gate, up, down = map(whole, matrices)
             row[: 2 * gate.size] = np.stack([gate, up], axis=1).ravel()  # rows alternate
             row[2 * gate.size :] = down.ravel()
-        return rows
+        return found
+
+    return replace(experts[0][0].computed(rows, shape), nbytes=nbytes)
 
 
-class _Stacked:
-    """Matrix [N, K] of one expert in a tensor [experts, N, K]."""
-
-    def __init__(self, tensor: StoredTensor, at: int) -> None:
-        self.shape = tensor.shape[1:]
-        self._tensor, self._at = tensor, at
-
-    def rows(self, start: int, stop: int) -> F32:
-        return self._tensor.rows(self._at, self._at + 1)[0, start:stop]
-
-
-def read_tables(config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
+def read_tables(config: ModelConfig, files: Files) -> dict[int, Tensor]:
     """Take the table of each STEM layer out of `files`."""
     if config.stem_ffn == "engram":
         each = len(config.ngram_sizes) // len(config.stem_layers)
@@ -192,7 +180,7 @@ def read_index(config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | Non
     if config.stem_ffn != "hash-moe":
         return None
     tensor = _shaped(files.take(EXPERT_OF_TOKEN, INTEGERS), (config.vocab_size,))
-    index = tensor.integers()
+    index = tensor.numbers()
     if index.min() < 0 or index.max() >= config.n_experts:
         raise CheckpointError(
             f"{tensor.path}: {tensor.name} has values {index.min()} to {index.max()}; expected 0 to "
@@ -212,32 +200,41 @@ def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
     return f"model.layers.{layer}.mlp.experts.{number}{matrix}_proj.weight"
 
 
-def _read_rows(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:
+def _read_rows(config: ModelConfig, files: Files, layer: int) -> Tensor:
     return _shaped(files.take(table_name(layer)), (config.vocab_size, *config.row_parts()[0]))
 
 
-def _ngrams(files: Files, part: str, shapes: Sequence[tuple[int, ...]]) -> list[StoredTensor]:
+def _ngrams(files: Files, part: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     names = [f"model.ngram_embeddings.{part}.{number}.weight" for number in range(len(shapes))]
     return [_shaped(files.take(name), shape) for name, shape in zip(names, shapes, strict=True)]
 
 
-def _engram(config: ModelConfig, files: Files, layer: int) -> dict[str, SourceMatrix]:
+def _engram(config: ModelConfig, files: Files, layer: int) -> dict[str, Tensor]:
     """Take what a layer adds its rows by, under this project's names."""
     shapes, at = config.layer_shapes(layer), f"layers.{layer}."
 
-    def take(part: str, shape: tuple[int, ...]) -> StoredTensor:
+    def take(part: str, shape: tuple[int, ...]) -> Tensor:
         return _shaped(files.take(engram_name(layer, part)), shape)
 
     half = config.dim, shapes["project"][1]
     both = [take(part, half) for part in ("key_proj", "value_proj")]
-    found: dict[str, SourceMatrix] = {at + "project": joined(both, axis=0)}
+    found: dict[str, Tensor] = {at + "project": joined(both, axis=0)}
     for name in shapes:
         if name.startswith("engram_") and name.endswith("_norm"):
             found[at + name] = take(name.removeprefix("engram_"), (config.dim,))
     if kernel := config.engram_kernel:
         taps = take("conv", (config.dim, 1, kernel))
-        found |= {f"{at}engram_conv_{tap}": taps.last(tap) for tap in range(kernel)}
+        found |= {f"{at}engram_conv_{tap}": _tap(taps, tap) for tap in range(kernel)}
     return found
+
+
+def _tap(taps: Tensor, tap: int) -> Tensor:
+    """Return the vector of the values at a place of the last axis, of a tensor [N, 1, K]."""
+
+    def rows(start: int, stop: int) -> F32:
+        return np.ascontiguousarray(taps.rows(start, stop)[:, 0, tap])
+
+    return replace(taps.computed(rows, taps.shape[:1]), nbytes=taps.nbytes // taps.shape[2])
 
 
 def engram_name(layer: int, part: str) -> str:
@@ -245,7 +242,7 @@ def engram_name(layer: int, part: str) -> str:
     return f"model.layers.{layer}.engram.{part}.weight"
 
 
-def _read_experts(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:
+def _read_experts(config: ModelConfig, files: Files, layer: int) -> Tensor:
     shapes = dict.fromkeys(EXPERT_MATRICES, (config.d_ff, config.dim))
     shapes["down"] = (config.dim, config.d_ff)
     count = config.n_experts
@@ -255,7 +252,7 @@ def _read_experts(config: ModelConfig, files: Files, layer: int) -> SourceMatrix
             for expert in range(count)
             for name, shape in shapes.items()
         ]
-        experts: list[tuple[Matrix, ...]] = [
+        experts: list[tuple[Tensor, ...]] = [
             tuple(tensors[at : at + 3]) for at in range(0, 3 * count, 3)
         ]
     else:
@@ -263,12 +260,12 @@ def _read_experts(config: ModelConfig, files: Files, layer: int) -> SourceMatrix
             _shaped(files.take(expert_name(layer, name)), (count, *shape))
             for name, shape in shapes.items()
         ]
-        experts = [tuple(_Stacked(tensor, at) for tensor in tensors) for at in range(count)]
-    return ExpertTable(config, experts, sum(tensor.nbytes for tensor in tensors))
+        experts = [tuple(tensor.one(at) for tensor in tensors) for at in range(count)]
+    return _expert_table(config, experts, sum(tensor.nbytes for tensor in tensors))
 
 
-def _shaped(tensor: Stored, shape: tuple[int, ...]) -> StoredTensor:
-    if not isinstance(tensor, StoredTensor) or tensor.shape != shape:
+def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if tensor.codes is not None or tensor.shape != shape:
         raise CheckpointError(
             f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape)}, by "
             "config.json: check that both are from the same run"

@@ -11,6 +11,7 @@ import pytest
 from architectures import HASHED, SIZES
 from architectures import write as write_variant
 from make_checkpoint import Shape, write_checkpoint
+from matrices import in_memory
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
@@ -22,7 +23,7 @@ from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax
-from stem_edge.numerics.matrix import ArrayMatrix, whole
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
 
@@ -77,12 +78,12 @@ def test_every_matrix_has_one(fields: dict[str, Any], tmp_path: Path) -> None:
 
 
 def _with(checkpoint: Checkpoint, tensors: dict[str, F32]) -> Checkpoint:
-    backbone: Any = {**checkpoint.backbone, **{n: ArrayMatrix(a) for n, a in tensors.items()}}
+    backbone: Any = {**checkpoint.backbone, **{n: in_memory(a) for n, a in tensors.items()}}
     return replace(checkpoint, backbone=backbone)
 
 
 def quantized(ggml: Ggml, rows: F32, type: TensorType, importance: F32 | None) -> F32:
-    tensor = TensorSource("name", ArrayMatrix(rows), type, "kind", importance)
+    tensor = TensorSource("name", in_memory(rows), type, "kind", importance)
     coded = encoder(ggml, tensor, ErrorMeter())(rows).reshape(len(rows), -1)
     found: F32 = gguf.quants.dequantize(coded, gguf.GGMLQuantizationType(type.number))
     return found

@@ -20,12 +20,12 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.gguf_gemma import CONTEXT, TABLE
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.quality_check import mean_divergence
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward
@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def same(found: Mapping[Any, SourceMatrix], expected: Mapping[Any, SourceMatrix]) -> None:
+def same(found: Mapping[Any, Tensor], expected: Mapping[Any, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for part, matrix in expected.items():
         np.testing.assert_array_equal(whole(found[part]), whole(matrix))

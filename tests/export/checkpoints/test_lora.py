@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from matrices import in_memory
 from safetensors.torch import save_file
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.lora import merge_lora
-from stem_edge.numerics.matrix import ArrayMatrix, whole
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 
 CONFIG = ModelConfig(
@@ -43,21 +44,13 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-class InMemory(ArrayMatrix):
-    """A matrix of a checkpoint that is no file."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor.numpy())
-        self.nbytes = tensor.nbytes
-
-
 def base(*, tied: bool = False) -> Checkpoint:
     """A model of random weights in memory."""
     config = msgspec.structs.replace(CONFIG, tied_head=tied)
     shapes = config.backbone_shapes().items()
-    backbone = {name: InMemory(drawn(*s, seed=n)) for n, (name, s) in enumerate(shapes)}
+    backbone = {name: in_memory(drawn(*s, seed=n).numpy()) for n, (name, s) in enumerate(shapes)}
     names = {name: ours for name, ours in NAMES.items() if ours in backbone}
-    tables = {1: InMemory(drawn(20, 12))}
+    tables = {1: in_memory(drawn(20, 12).numpy())}
     tokenizer = TokenizerSource("bytes", None, add_bos=True)
     return Checkpoint(Path("base"), config, backbone, tables, tokenizer, ("a",), names=names)
 

@@ -12,7 +12,7 @@ import pytest
 from exports import refused
 from gguf_files import write_file
 
-from stem_edge.export.checkpoints.head_padding import CodedHeads, head_rows
+from stem_edge.export.checkpoints.head_padding import order_heads
 from stem_edge.export.tensor_files.gguf import open_gguf, read_keys
 from stem_edge.export.tensor_files.gguf_tensor import decoded
 from stem_edge.ggml.types import KEPT_TYPES, TensorType
@@ -45,9 +45,10 @@ def test_rows_of_every_type_are_those_of_its_package(kind: TensorType, tmp_path:
     codes = codes_of(kind, 6)
     path = write_file(tmp_path / "a.gguf", {}, {"t": (codes, kind.name)})
     tensor = open_gguf(path).tensors["t"]
-    assert (tensor.shape, tensor.type, tensor.nbytes) == ((6, 512), kind, codes.nbytes)
+    assert tensor.stored is not None
+    assert (tensor.shape, tensor.stored.type, tensor.nbytes) == ((6, 512), kind, codes.nbytes)
     assert repr(tensor) == f"a tensor [6, 512] of {kind.name}"
-    np.testing.assert_array_equal(tensor.codes(1, 4), codes[1:4])
+    np.testing.assert_array_equal(tensor.stored.read(1, 4), codes[1:4])
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType(kind.number))
     for start, stop, rows in ((0, 6, expected), (2, 3, expected[2:3]), (5, 99, expected[5:])):
@@ -70,15 +71,15 @@ def test_heads_in_another_order_keep_the_codes_of_their_rows(tmp_path: Path) -> 
     codes = codes_of(kind, 12)
     path = write_file(tmp_path / "a.gguf", {}, {"t": (codes, "Q8_0")})
     tensor, order = open_gguf(path).tensors["t"], np.array([2, 0, 3, 1])
-    heads = head_rows(tensor, order, tensor.nbytes)
-    assert isinstance(heads, CodedHeads)
+    heads = order_heads(tensor, order)
+    assert heads.stored is not None
     expected = codes.reshape(3, 4, -1)[:, order].reshape(codes.shape)
     for start, stop in ((0, 12), (3, 9), (4, 8), (11, 12)):
-        np.testing.assert_array_equal(heads.codes(start, stop), expected[start:stop])
+        np.testing.assert_array_equal(heads.stored.read(start, stop), expected[start:stop])
         np.testing.assert_array_equal(heads.rows(start, stop), decoded(expected[start:stop], kind))
-    again = head_rows(heads, np.argsort(order))
-    assert isinstance(again, CodedHeads)
-    np.testing.assert_array_equal(again.codes(0, 12), codes)
+    again = order_heads(heads, np.argsort(order))
+    assert again.stored is not None
+    np.testing.assert_array_equal(again.stored.read(0, 12), codes)
 
 
 # ---------------------------------------------------------------- split models

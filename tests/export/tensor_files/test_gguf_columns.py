@@ -10,8 +10,7 @@ import pytest
 from gguf_files import coded, random_blocks, write_file
 
 from stem_edge.export.tensor_files.gguf import open_gguf
-from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns, with_scales
-from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
+from stem_edge.export.tensor_files.gguf_tensor import gguf_columns, with_codes
 from stem_edge.numerics.quantize import U8
 
 ROWS, WIDTH, PARTS = 7, 384, 4  # a part is one and a half of the larger blocks
@@ -34,40 +33,44 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
     tensor = open_gguf(path).tensors["t"]
     whole = tensor.rows(0, ROWS)
     assert np.isfinite(whole).all() and whole.std() > 0
-    assert tensor.nbytes == sum(part.nbytes for part in columns(tensor, 256))
-    for part, found in enumerate(columns(tensor, WIDTH)):
+    assert tensor.nbytes == sum(part.nbytes for part in gguf_columns(tensor, 256))
+    for part, found in enumerate(gguf_columns(tensor, WIDTH)):
         assert found.shape == (ROWS, WIDTH)
         expected = whole[2:5, part * WIDTH : (part + 1) * WIDTH]
         np.testing.assert_array_equal(found.rows(2, 5), expected)
-        assert isinstance(found, BlockColumns) == (type in BLOCKS)
-        if isinstance(found, BlockColumns):
-            codes, scales = found.codes(2, 5), found.scales(2, 5)
+        assert (found.codes is not None) == (type in BLOCKS)
+        if found.codes is not None:
+            codes, scales = found.codes.read(2, 5), found.codes.scales(2, 5)
             assert (codes.shape, scales.shape) == ((3, WIDTH), (3, WIDTH // 32))
-            values = codes.astype(np.float32) - (1 << (found.bits - 1))
+            values = codes.astype(np.float32) - (1 << (found.codes.bits - 1))
             np.testing.assert_array_equal(values * np.repeat(scales, 32, axis=1), expected)
-    blocks = with_scales(tensor)
-    assert (blocks is not None) == (type in ("Q4_1", *BLOCKS))
-    if blocks is not None:
-        parts = np.repeat([blocks.scales(0, ROWS), blocks.offsets(0, ROWS)], 32, axis=2)
-        levels = blocks.codes(0, ROWS).astype(np.float32) - (1 << (blocks.bits - 1))
-        np.testing.assert_array_equal(levels * parts[0] + parts[1], whole)
+    matrix = with_codes(tensor)
+    assert (matrix is not None) == (type in ("Q4_1", *BLOCKS))
+    if matrix is not None and (blocks := matrix.codes) is not None:
+        levels = blocks.read(0, ROWS).astype(np.float32) - (1 << (blocks.bits - 1))
+        values = levels * np.repeat(blocks.scales(0, ROWS), 32, axis=1)
+        if blocks.offsets is not None:
+            values += np.repeat(blocks.offsets(0, ROWS), 32, axis=1)
+        np.testing.assert_array_equal(values, whole)
 
 
-def test_columns_in_turn_read_the_rows_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, spans = write_file(tmp_path / "a.gguf", {}, {"t": (stored("Q4_0"), "Q4_0")}), list[Any]()
-    read = GgufTensor.codes
+@pytest.mark.parametrize("type", ["Q4_0", "F16"])
+def test_columns_read_the_rows_once(type: str, tmp_path: Path) -> None:
+    path, spans = write_file(tmp_path / "a.gguf", {}, {"t": (stored(type), type)}), list[Any]()
+    tensor = open_gguf(path).tensors["t"]
 
-    def counted(tensor: GgufTensor, *span: int) -> U8:
-        spans.append(span)
-        return read(tensor, *span)
+    def counted(read: Any) -> Any:
+        def again(*span: int) -> Any:
+            spans.append(span)
+            return read(*span)
 
-    monkeypatch.setattr(GgufTensor, "codes", counted)
-    parts = columns(open_gguf(path).tensors["t"], WIDTH)
-    for span in ((0, 4), (4, ROWS)):
-        for part in parts:
-            assert isinstance(part, BlockColumns)
-            part.codes(*span)
-            part.scales(*span)
+        return again
+
+    for part in (parts := gguf_columns(tensor.reread(ROWS, counted), WIDTH)) * 2:
+        if part.codes is None:
+            part.rows(0, 4)
+        else:
+            part.codes.read(0, 4)
+            part.codes.scales(0, 4)
+    parts[0].rows(4, ROWS)
     assert spans == [(0, 4), (4, ROWS)]

@@ -12,12 +12,8 @@ from contract import refused
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files import json as json_files
 from stem_edge.export.tensor_files.json import read_json
-from stem_edge.export.tensor_files.stored_tensor import (
-    SourceFile,
-    StoredTensor,
-    check_shape,
-    looks_like,
-)
+from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
+from stem_edge.export.tensor_files.tensor import check_shape, file_tensor
 from stem_edge.files import disk
 
 
@@ -67,7 +63,7 @@ def source(path: Path, values: bytes) -> SourceFile:
 
 
 def tensor(path: Path, dtype: str, shape: tuple[int, ...], values: bytes, **fields: Any) -> Any:
-    return StoredTensor(source(path, values), "w", dtype, shape, fields.pop("at", 0), **fields)
+    return file_tensor(source(path, values), "w", dtype, shape, fields.pop("at", 0), **fields)
 
 
 VALUES_OF = {
@@ -92,7 +88,7 @@ def test_values_of_every_type(file: Path) -> None:
         assert part.rows(0, 1).tolist() == [[3, 4]]
     for dtype, kind in (("I32", "<i4"), ("I64", "<i8")):
         found = tensor(file, dtype, (3,), np.array([1, -2, 3], kind).tobytes())
-        assert (found.integers().tolist(), found.integers().dtype) == ([1, -2, 3], np.int64)
+        assert (found.numbers().tolist(), found.numbers().dtype) == ([1, -2, 3], kind)
     huge = tensor(file, "F64", (1,), np.array([1e300]).tobytes())
     assert huge.rows(0, 1).tolist() == [np.inf]
 

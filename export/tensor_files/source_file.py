@@ -1,0 +1,128 @@
+"""Files of a checkpoint, read by position when their values are asked for.
+
+Files are not mapped, because the process would be killed if one were truncated meanwhile; so it is
+an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import CheckpointError
+from stem_edge.files import disk
+
+PIECE_NBYTES = 1 << 22  # of a file, read at a time for a checksum
+
+HEAD_NBYTES = 512
+ZIP = b"PK\x03\x04"
+TAR_AT = 257  # offset of a tar archive's magic
+_HEADS = {
+    ZIP: "a zip archive (torch's .pth and .pt, numpy's .npz, or any other)",
+    b"PK\x05\x06": "an empty zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ\0": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a zstandard archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!": "a rar archive",
+    b"GGUF": "a GGUF file",
+    b"\x93NUMPY": "an array of numpy",
+    b"\x89HDF": "an HDF5 file",
+    b"\x7fELF": "a program",
+    b"#!": "a program",
+    b"version https://git-lfs": "the pointer that git-lfs leaves in place of a file",
+    b"<": "a web page",
+}
+
+
+def looks_like(head: bytes) -> str | None:
+    """Describe a file by its first bytes; None if they are not known."""
+    if head[TAR_AT : TAR_AT + 5] == b"ustar":
+        return "a tar archive"
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+        return "a bare pickle, which can carry code"
+    return next((what for start, what in _HEADS.items() if head.startswith(start)), None)
+
+
+class SourceFile:
+    """File of a checkpoint, open as long as one of its tensors is in use, for any thread.
+
+    Links are followed, because caches of models are folders of links; their targets must be regular
+    files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError."""
+        self.path = path
+        try:
+            self._descriptor = disk.open_file(path.resolve())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: missing; copy all files of the model") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(
+                f"{path}: cannot open ({reason}); copy the model again, as plain files"
+            ) from error
+        weakref.finalize(self, disk.close, self._descriptor)
+        self.nbytes = disk.size(self._descriptor)
+
+    @property
+    def head(self) -> bytes:
+        """First bytes of the file."""
+        return self.read(0, min(HEAD_NBYTES, self.nbytes))
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """Read bytes that the caller knows to be in the file. Raises CheckpointError."""
+        return self._fill(np.empty(nbytes, np.uint8), at).tobytes()
+
+    def values(self, at: int, count: int, dtype: str) -> npt.NDArray[Any]:
+        """Read values of a numpy type from byte `at` on. Raises CheckpointError."""
+        array = np.empty(count, dtype)
+        self._fill(array.view(np.uint8), at)
+        return array
+
+    def _fill(self, array: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.uint8]:
+        try:
+            done = disk.fill(self._descriptor, array.data, at)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check "
+                "the disk, or copy the file again"
+            ) from error
+        if done < len(array):
+            raise CheckpointError(
+                f"{self.path}: ends at byte {at + done}, but had {self.nbytes} bytes before; it was "
+                "changed during the export: wait until it is written, and export again"
+            )
+        return array
+
+
+class Checksum:
+    """CRC-32 of a part of a file, compared once, before its first value is used."""
+
+    def __init__(self, file: SourceFile, at: int, nbytes: int, crc32: int) -> None:
+        self._file, self._at, self._nbytes, self._crc32 = file, at, nbytes, crc32
+        self._lock, self._compared = threading.Lock(), False
+
+    def compare(self) -> None:
+        """Raise CheckpointError if the part differs."""
+        with self._lock:
+            if self._compared:
+                return
+            found = 0
+            for at in range(0, self._nbytes, PIECE_NBYTES):
+                piece = min(PIECE_NBYTES, self._nbytes - at)
+                found = zlib.crc32(self._file.values(self._at + at, piece, "u1").data, found)
+            if found != self._crc32:
+                raise CheckpointError(
+                    f"{self._file.path}: the checksum of {self._nbytes} bytes at byte {self._at} is "
+                    f"{found:08x}, expected {self._crc32:08x}; the file is damaged: copy it again"
+                )
+            self._compared = True

@@ -1,0 +1,274 @@
+"""Lazy tensors of a checkpoint: their sizes, and functions that read some of their rows.
+
+Only plain numbers are read; the code that opens a file checks that they are within it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.source_file import Checksum, SourceFile
+from stem_edge.ggml.types import TensorType
+from stem_edge.numerics.matrix import Matrix
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.tables.rows import ScaleType
+
+# Type -> bytes of a value.
+FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+INTEGERS = {"I32": 4, "I64": 8}
+# Types that are never read, but must be known, because files may hold such tensors, too.
+OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8, "C128": 16}
+OTHERS |= {f"F8_{kind}": 1 for kind in ("E4M3", "E5M2", "E8M0", "E4M3FNUZ", "E5M2FNUZ")}
+VALUE_NBYTES = FLOATS | INTEGERS | OTHERS
+_NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+_NUMPY |= {"U8": "|u1", "I8": "|i1", "F8_E4M3": "|u1", "F8_E8M0": "|u1"}
+MAX_VALUES = 1 << 48  # of one tensor, more than any file holds
+MAX_AXES = 8
+PIECE_NBYTES = (
+    16 << 20
+)  # of float32 values that columns are cut from, as many as a writer of tables asks for
+
+Rows = TypeVar("Rows", bound=npt.NDArray[Any])
+Read: TypeAlias = Callable[[int, int], Rows]  # rows start..stop
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Codes of a matrix [N, K], with a scale for each group of its columns."""
+
+    bits: int
+    group_size: int
+    read: Read[U8]  # [n, K], a code in each byte
+    scales: Read[F32]  # [n, groups]
+    points: Read[U8] | None = None  # [n, groups], codes that stand for 0; None: 2**(bits-1)
+    offsets: Read[F32] | None = None  # [n, groups], what 2**(bits-1) stands for; None: 0
+    scale_type: ScaleType = "fp32"  # that holds the scales exactly
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Rows of a matrix in one of ggml's types."""
+
+    type: TensorType
+    read: Read[U8]  # [n, bytes of a row]
+
+
+@dataclass(frozen=True, repr=False)
+class Tensor:
+    """A Matrix of a checkpoint, or matrices [N, K] that are stacked in one [E, N, K]."""
+
+    shape: tuple[int, ...]
+    rows: Read[F32]
+    nbytes: int  # in the checkpoint
+    name: str = ""  # in its file
+    path: Path = Path()
+    dtype: str = "F32"
+    raw: Read[Any] | None = None  # rows as numbers of the file's own type
+    codes: Codes | None = None
+    stored: Stored | None = None
+
+    def __repr__(self) -> str:
+        return f"a tensor {list(self.shape)} of {self.dtype}"
+
+    def named(self, name: str) -> Tensor:
+        """Return the tensor under another name."""
+        return replace(self, name=name)
+
+    def numbers(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Read rows as numbers of the file's own type; default: all. Raises TypeError without any."""
+        if self.raw is None:
+            raise TypeError(f"{self.name} is computed")
+        found: npt.NDArray[Any] = self.raw(start, self.shape[0] if stop is None else stop)
+        return found
+
+    def computed(self, rows: Read[F32], shape: tuple[int, ...] | None = None) -> Tensor:
+        """Return a tensor whose rows are computed from this one."""
+        shape = self.shape if shape is None else shape
+        return replace(self, shape=shape, rows=rows, raw=None, codes=None, stored=None)
+
+    def reread(self, count: int, change: Callable[[Read[Any]], Read[Any]]) -> Tensor:
+        """Return a tensor of `count` rows in which `change` has replaced each function that reads rows."""
+        codes, stored = self.codes, self.stored
+        if codes is not None:
+            codes = replace(
+                codes,
+                read=change(codes.read),
+                scales=change(codes.scales),
+                points=codes.points and change(codes.points),
+                offsets=codes.offsets and change(codes.offsets),
+            )
+        return replace(
+            self,
+            shape=(count, *self.shape[1:]),
+            rows=change(self.rows),
+            nbytes=self.nbytes * count // max(1, self.shape[0]),
+            raw=self.raw and change(self.raw),
+            codes=codes,
+            stored=stored and replace(stored, read=change(stored.read)),
+        )
+
+    def part(self, start: int, stop: int) -> Tensor:
+        """Return the tensor of rows start..stop."""
+        count = max(0, min(stop, self.shape[0]) - start)
+        return self.reread(count, lambda read: lambda a, b: read(start + a, start + min(b, count)))
+
+    def one(self, at: int) -> Tensor:
+        """Return the matrix at a place of stacked ones, [E, N, K]."""
+        return self.computed(lambda a, b: self.rows(at, at + 1)[0, a:b], self.shape[1:])
+
+    def columns(self, width: int) -> list[Tensor]:
+        """Divide the matrix into matrices of so many columns, which read its rows together.
+
+        Raises CheckpointError if columns of one group would be in two matrices.
+        """
+        count, total = self.shape
+        shared = self.reread(count, remembering)
+        return [
+            replace(
+                shared.computed(_cut(shared.rows, total, first, width), (count, width)),
+                nbytes=self.nbytes * width // total,
+                codes=shared.codes and self._some_codes(shared.codes, first, width),
+            )
+            for first in range(0, total, width)
+        ]
+
+    def _some_codes(self, codes: Codes, first: int, width: int) -> Codes:
+        size, total = codes.group_size, self.shape[1]
+        if codes.points is not None or (size < total and width % size):
+            raise CheckpointError(
+                f"{self.path}: {self.name} has {total // size} scales for {total} columns; expected "
+                f"one, or one for each {width}, and no zero points"
+            )
+        last = max(first // size + 1, (first + width) // size)
+        return replace(
+            codes,
+            group_size=min(size, width),
+            read=lambda a, b: codes.read(a, b)[:, first : first + width],
+            scales=lambda a, b: codes.scales(a, b)[:, first // size : last],
+        )
+
+
+def remembering(read: Read[Rows]) -> Read[Rows]:
+    """Return a function that keeps what each thread read last."""
+    last = threading.local()
+
+    def again(start: int, stop: int) -> Rows:
+        if getattr(last, "span", None) != (start, stop):
+            last.found, last.span = read(start, stop), (start, stop)
+        return cast(Rows, last.found)
+
+    return again
+
+
+def _cut(read: Read[F32], total: int, first: int, width: int) -> Read[F32]:
+    """Return a function that reads some columns of rows of `total` values."""
+    step = max(1, PIECE_NBYTES // (4 * total))
+
+    def some(start: int, stop: int) -> F32:
+        starts = range(start, max(stop, start + 1), step)
+        pieces = [read(at, min(at + step, stop))[:, first : first + width] for at in starts]
+        return np.concatenate(pieces)
+
+    return some
+
+
+def codes_of(matrix: Matrix) -> Codes | None:
+    """Return the codes that a matrix is stored as; None without any."""
+    return matrix.codes if isinstance(matrix, Tensor) else None
+
+
+def joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Return tensors as one, end to end (axis 0) or side by side (axis 1)."""
+    if len(tensors) == 1:
+        return tensors[0]
+    sizes, shape = [tensor.shape[axis] for tensor in tensors], tensors[0].shape
+    starts = [0, *accumulate(sizes[:-1])] if axis == 0 else [0] * len(sizes)
+
+    def rows(start: int, stop: int) -> F32:
+        parts = zip(starts, tensors, strict=True)
+        pieces = [tensor.rows(max(start - at, 0), max(stop - at, 0)) for at, tensor in parts]
+        return np.concatenate(pieces, axis)
+
+    whole = tensors[0].computed(rows, (*shape[:axis], sum(sizes), *shape[axis + 1 :]))
+    return replace(whole, nbytes=sum(tensor.nbytes for tensor in tensors))
+
+
+def file_tensor(
+    file: SourceFile,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    at: int,
+    strides: tuple[int, ...] = (),
+    checksum: Checksum | None = None,
+) -> Tensor:
+    """Return a tensor in a file; a number is a row.
+
+    at: byte of the first value; strides: in values; default: rows lie one after another.
+    """
+    sizes, size = shape or (1,), VALUE_NBYTES[dtype]
+    steps = strides or plain_strides(sizes)
+
+    def raw(start: int, stop: int) -> npt.NDArray[Any]:
+        part, kind = (max(0, min(stop, sizes[0]) - start), *sizes[1:]), _NUMPY[dtype]
+        if 0 in part:
+            return np.empty(part, kind)
+        if checksum is not None:
+            checksum.compare()
+        found = file.values(at + start * steps[0] * size, extent(part, steps), kind)
+        if steps == plain_strides(sizes):
+            return found.reshape(part)
+        return np.lib.stride_tricks.as_strided(found, part, [step * size for step in steps])
+
+    def rows(start: int, stop: int) -> F32:
+        values = raw(start, stop)
+        if dtype == "BF16":  # the upper half of a float32
+            return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        # No warning if a float64 overflows, because check_finite refuses infinite values later.
+        with np.errstate(over="ignore"):
+            return cast(F32, np.ascontiguousarray(values, np.float32))
+
+    return Tensor(shape, rows, math.prod(shape) * size, name, file.path, dtype, raw)
+
+
+def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in values, of a tensor in C order."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Count the values from the first to the last of a tensor, with those in between."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+
+
+def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
+    """Return a shape that a file claims, if it is possible. Raises ValueError."""
+    sizes = tuple(size for size in shape if type(size) is int and 0 <= size <= MAX_VALUES)
+    shown = f"[{', '.join(str(size)[:24] for size in shape[:MAX_AXES])}]"
+    if len(sizes) != len(shape) or len(sizes) > MAX_AXES:
+        raise ValueError(f"tensor {name} has the impossible shape {shown}")
+    if math.prod(sizes) > MAX_VALUES:
+        raise ValueError(f"tensor {name} {shown} has more than {MAX_VALUES} values")
+    return sizes
+
+
+def check_type(tensor: Tensor, types: dict[str, int] = FLOATS) -> Tensor:
+    """Return the tensor, if it has one of these types. Raises CheckpointError."""
+    if tensor.dtype not in types:
+        raise CheckpointError(
+            f"{tensor.path}: {tensor.name} is {tensor.dtype}; expected one of {', '.join(types)}: "
+            "export from weights that are not quantized"
+        )
+    return tensor
