@@ -17,7 +17,7 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.decoding import Stepping, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled, join_chunks
+from stem_edge.runtime.generation import Answer, Chunk, Chunks
 from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
@@ -143,9 +143,8 @@ class Answering(ModelText):
         lookups, eos_ids = self._open_edits.lookups(ids, stem_ids), self.config.eos_ids
         length = self._prompts.length(ids, params)
         answer = Answer(ids, params, eos_ids, self._constraint(params))
-        return join_chunks(
-            self._tokens(ids, answer, lookups, length), Chunks(self._text, params, eos_ids)
-        )
+        chunks = Chunks(self._text, params, eos_ids)
+        return self._chunks(ids, answer, lookups, length, chunks)
 
     def generate_text(
         self,
@@ -176,16 +175,23 @@ class Answering(ModelText):
         self.engine.check_usable()
         return self._prompts.ids(prompt)
 
-    def _tokens(
-        self, prompt: list[int], answer: Answer, lookups: Lookups, length: int
-    ) -> Generator[Sampled]:
+    def _chunks(
+        self, prompt: list[int], answer: Answer, lookups: Lookups, length: int, chunks: Chunks
+    ) -> Generator[Chunk]:
+        """Yield an answer's chunks; end at a stop text."""
         exact, lent = self.stepping.exact, self._prefixes.lent(prompt, lookups.places, length)
         guessing = partial(self.stepping.guessing, prompt, length, exact=exact)
-        with self._recorder() as record, lookups, lent as context, guessing(context) as guesses:
-            own = self.engine, context, answer, lookups, record, guesses
-            for token in sample_tokens(*own, exact=self.stepping.one_by_one(exact=exact)):
-                self._prefixes.make_room(context, MOST)
-                yield token
+        try:
+            with self._recorder() as record, lookups, lent as context, guessing(context) as guesses:
+                own = self.engine, context, answer, lookups, record, guesses
+                for token in sample_tokens(*own, exact=self.stepping.one_by_one(exact=exact)):
+                    self._prefixes.make_room(context, MOST)
+                    if (chunk := chunks.push(token)) is not None:
+                        yield chunk
+                        if chunk.finish_reason:
+                            return
+        except MemoryError as error:
+            raise_out_of_memory(error, "to generate", LESS_MEMORY)
 
     def speculate(self, speculation: Speculation | None) -> None:
         """Guess ahead with this in later answers; None: a step has one token."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
-from contextlib import closing
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.sampling import TokenLogprobs, sampler_of, token_logprobs
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.stream import TokenStream
-from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.constraint import GrammarConstraint
@@ -150,17 +147,3 @@ class Chunks:
         chunk = Chunk(text, self._token_ids, logprobs, reason, error, stop)
         self._token_ids, self._waiting = [], []
         return chunk
-
-
-def join_chunks(tokens: Generator[Sampled], chunks: Chunks) -> Generator[Chunk]:
-    """Yield sampled tokens as chunks; end at a stop text."""
-    try:
-        # Otherwise an error below would keep it, and its KV cache, as long as its traceback.
-        with closing(tokens):
-            for sampled in tokens:
-                if (chunk := chunks.push(sampled)) is not None:
-                    yield chunk
-                    if chunk.finish_reason:
-                        return
-    except MemoryError as error:
-        raise_out_of_memory(error, "to generate", LESS_MEMORY)

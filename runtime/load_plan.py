@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 else:
     MoreKeywords = dict  # for those who ask for the types of memory_plan
 
-# Of tables elsewhere: memory of connections and their libraries (measured); records read at a time.
-FAR_NBYTES, FAR_BATCH = 10_500_000, 32
-
 
 def memory_plan(
     path: str | Path,
@@ -53,7 +50,6 @@ def memory_plan(
 def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
     """Plan memory as `memory_plan` does, also with options that are no keywords of it."""
     bundle = options.open(path)
-    check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     later = open_text(bundle, options).nbytes_to_come
@@ -146,28 +142,13 @@ def plan_load(
     process will take beside the model.
     """
     ask = Ask(options.memory, options.row_slots(bundle), options.sequences)
-    room = own_memory() + later + _far_nbytes(bundle), available_memory() - later
+    room = own_memory() + later, available_memory() - later
+    if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
+        from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
+
+        room = room[0] + reading_nbytes(layout), room[1]
 
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)
 
     return choose_plan(options.contexts(bundle), plan_at, ask.allowed(*room))
-
-
-def check_tables(bundle: Bundle, options: LoadOptions) -> None:
-    """Find what reads tables elsewhere, before memory is planned, which counts what that imports.
-
-    Raises InputError.
-    """
-    if bundle.tables is not None:
-        from stem_edge.runtime.rows.remote import open_url
-
-        open_url(bundle.tables)
-
-
-def _far_nbytes(bundle: Bundle) -> int:
-    """Return the bytes that reading tables elsewhere takes beside records wanted by a step."""
-    layout = bundle.manifest.tables
-    if bundle.tables is None or layout is None:
-        return 0
-    return FAR_NBYTES + 3 * FAR_BATCH * layout.record_nbytes

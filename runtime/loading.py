@@ -17,7 +17,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.errors import InputError, UnknownOptionError
+from stem_edge.errors import InputError, RowReadError, UnknownOptionError
 from stem_edge.runtime.backends.engines import ENGINES, EngineLoader, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
@@ -25,8 +25,6 @@ from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
 from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
-    FAR_BATCH,
-    check_tables,
     draft_of,
     drafting_nbytes,
     loader_of_kv,
@@ -38,10 +36,10 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
-from stem_edge.runtime.rows.records import Records, RowKeys
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Records, RowKeys
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.runtime.rows.warm import Caches, expected_records, fill, keep_counts
+from stem_edge.runtime.rows.warm import SECONDS, fill, keep_counts, known_counts
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
@@ -134,7 +132,6 @@ def open_or_make(path: str | Path, options: LoadOptions) -> Bundle:
 
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
-    check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     text = open_text(bundle, options)
@@ -187,21 +184,22 @@ def _assemble(
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
         cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
-        caches = Caches(cache, tables)
         keys = _keys(bundle.manifest.model)
         rows = Prefetcher(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if options.warm_start and not options.resident:
-            wanted = expected_records(bundle, caches, cache_dir)
+            counts = known_counts(bundle, tables.index, cache_dir)
+            wanted = wanted if counts is None else cache.expect_counts(counts)
 
         # Few at a time from far away, because a batch is finished before time is up.
-        batch = plan.chunk_tokens if bundle.tables is None else min(plan.chunk_tokens, FAR_BATCH)
+        batch = min(plan.chunk_tokens, READ_AT_ONCE) if tables.distant else plan.chunk_tokens
 
         def fill_slots() -> None:
             if options.resident:
-                caches.fill(np.arange(plan.slots), plan.chunk_tokens)
-            fill(caches, wanted, batch)
+                fill(cache, tables, np.arange(plan.slots), plan.chunk_tokens)
+            with suppress(RowReadError):  # it fails again, and is reported, when a row is needed
+                fill(cache, tables, wanted, batch, SECONDS)
 
         backend = _open_and_fill(loader, storage, fill_slots)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None

@@ -105,7 +105,12 @@ class LoadOptions:
 
     def open(self, path: str | Path) -> Bundle:
         """Open a bundle as load does. Raises BundleError, HubError, InputError."""
-        return open_bundle(path, self.tables, progress=self.progress)
+        bundle = open_bundle(path, self.tables, progress=self.progress)
+        if bundle.tables is not None:
+            from stem_edge.runtime.rows.remote import open_url
+
+            open_url(bundle.tables)  # now, because the memory plan counts what it imports
+        return bundle
 
     def guesses_ahead(self, costs: StepCosts | None) -> bool:
         """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""

@@ -22,10 +22,12 @@ import numpy as np
 from stem_edge.errors import InputError
 from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.records import Traffic
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Traffic
 from stem_edge.runtime.rows.shards import Advice, ByteRange, Fill
+from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableStore
 
+LIBRARY_NBYTES = 10_500_000  # memory of connections and their libraries (measured)
 LIMIT_SECONDS = 60.0  # of one range
 PAUSE_SECONDS = 0.5  # before a range is read again
 NOT_FOUND = 404  # the status of HTTP
@@ -132,6 +134,11 @@ def _put(reading: Future[bytes], buffer: U8) -> int:
         raise OSError(_words(error)) from error
     buffer[: len(found)] = np.frombuffer(found, np.uint8)
     return len(found)
+
+
+def reading_nbytes(layout: RecordLayout) -> int:
+    """Return the bytes that reading takes beside the records that a step wants."""
+    return LIBRARY_NBYTES + 3 * READ_AT_ONCE * layout.record_nbytes
 
 
 def open_url(url: str) -> tuple[Any, str]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from stem_edge.bundle.manifest import MANIFEST, MAX_MANIFEST_NBYTES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import RowReadError
 from stem_edge.files.plain_files import read_plain
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.rows.cache import RowCache
@@ -30,35 +27,21 @@ COUNTS = "counts"  # folder in the user's cache folder
 SECONDS = 1.0
 
 
-class Caches(NamedTuple):
-    """The row cache and the records that fill it."""
+def fill(
+    cache: RowCache, store: Records, records: I64, batch_size: int, seconds: float = math.inf
+) -> None:
+    """Read records into empty slots, in order, for at most so long.
 
-    cache: RowCache
-    flash: Records
-
-    def expect(self, counts: Counts) -> I64:
-        """Start as if these uses had been seen; return the records to read, best first."""
-        return self.cache.expect_counts(counts)
-
-    def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
-        """Read records into empty slots, in order, until `deadline` (perf_counter).
-
-        Records beyond the number of slots are left out. The memory plan counts a batch of `batch_size`
-        records. Raises RowReadError.
-        """
-        wanted = records[: self.cache.slots]
-        for start in range(0, len(wanted), batch_size):
-            if time.perf_counter() > deadline:
-                return
-            batch = self.cache.missing(wanted[start : start + batch_size])
-            if len(batch):
-                self.cache.install(batch, self.flash.read(batch), batch)
-
-
-def expected_records(bundle: Bundle, caches: Caches, cache_dir: str | Path | None) -> I64:
-    """Pass the counts to the caches; return the records to read into them, best first, if any."""
-    counts = known_counts(bundle, caches.flash.index, cache_dir)
-    return np.zeros(0, np.int64) if counts is None else caches.expect(counts)
+    Records beyond the number of slots are left out. The memory plan counts a batch of `batch_size`
+    records. Raises RowReadError.
+    """
+    deadline, wanted = time.perf_counter() + seconds, records[: cache.slots]
+    for start in range(0, len(wanted), batch_size):
+        if time.perf_counter() > deadline:
+            return
+        batch = cache.missing(wanted[start : start + batch_size])
+        if len(batch):
+            cache.install(batch, store.read(batch), batch)
 
 
 def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None) -> Counts | None:
@@ -72,15 +55,6 @@ def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None
         tokens = read_counts(bundle.file(TOKEN_COUNTS), model.vocab_size)
         counts = None if tokens is None else counts_of_records(tokens, index, model.records)
     return counts
-
-
-def fill(caches: Caches, records: I64, batch_size: int) -> None:
-    """Read records into the caches for at most SECONDS.
-
-    Failing flash is ignored, because it fails again, and is reported, when a row is needed.
-    """
-    with contextlib.suppress(RowReadError):
-        caches.fill(records, batch_size, time.perf_counter() + SECONDS)
 
 
 def keep_counts(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,22 +25,6 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TEXT_NBYTES, GROWN_NBYTES = 480, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
-_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
-
-
-def _bytes_of_chars() -> dict[str, int]:
-    """Map the characters that stand for bytes in byte-level tokens, as GPT-2 chose them.
-
-    Printable ones stand for themselves, the others for what follows U+00FF, in their order.
-    """
-    printing = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-    others = (byte for byte in range(0x100) if byte not in printing)
-    return {chr(byte): byte for byte in printing} | {
-        chr(0x100 + number): byte for number, byte in enumerate(others)
-    }
-
-
-BYTES_OF_CHARS = _bytes_of_chars()
 
 
 class TextRoom(NamedTuple):
@@ -197,11 +180,11 @@ class TextCodec:
             return b""
         if token_id in self._added:
             return bytes(text.encode())
-        if self._checked.byte_level and BYTES_OF_CHARS.keys() >= set(text):
-            return bytes(BYTES_OF_CHARS[char] for char in text)
-        if (byte := _BYTE.fullmatch(text)) is not None:
-            return bytes([int(byte[1], 16)])
-        return bytes(text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
+        from stem_edge.runtime.text.token_bytes import (
+            bytes_of,  # for grammars and log probabilities
+        )
+
+        return bytes_of(text, byte_level=self._checked.byte_level)
 
     @cached_property
     def _added(self) -> Mapping[int, bool]:

@@ -22,7 +22,7 @@ from stem_edge.runtime.rows.edited_store import EditedStore
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.runtime.rows.warm import Caches
+from stem_edge.runtime.rows.warm import fill
 from stem_edge.tables.composing import compose, pack_row
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
@@ -223,7 +223,7 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
 ) -> None:
     cache = RowCache(ArraySlots(LAYOUT, slots))
     rows = Prefetcher(store.base, cache, overlap=False)
-    Caches(cache, store.base).fill(np.arange(V), 8)
+    fill(cache, store.base, np.arange(V), 8)
     assert rows.step_tokens == ANY_NUMBER
     lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
     made = rows.make(lookups)

@@ -1,0 +1,31 @@
+"""Bytes that a token's name in a vocabulary stands for."""
+
+from __future__ import annotations
+
+import re
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
+
+
+def _bytes_of_chars() -> dict[str, int]:
+    """Map the characters that stand for bytes in byte-level tokens, as GPT-2 chose them.
+
+    Printable ones stand for themselves, the others for what follows U+00FF, in their order.
+    """
+    printing = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+    others = (byte for byte in range(0x100) if byte not in printing)
+    return {chr(byte): byte for byte in printing} | {
+        chr(0x100 + number): byte for number, byte in enumerate(others)
+    }
+
+
+BYTES_OF_CHARS = _bytes_of_chars()
+
+
+def bytes_of(name: str, *, byte_level: bool) -> bytes:
+    """Return the bytes of a token that is no added one; perhaps only part of a character."""
+    if byte_level and BYTES_OF_CHARS.keys() >= set(name):
+        return bytes(BYTES_OF_CHARS[char] for char in name)
+    if (byte := _BYTE.fullmatch(name)) is not None:
+        return bytes([int(byte[1], 16)])
+    return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
