@@ -9,8 +9,6 @@ from typing import Self
 
 from tqdm import tqdm
 
-from stem_edge.units import duration
-
 LAYERS = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} layers, {remaining} left"
 LINE_AFTER, LINE_EVERY = 2.0, 10.0  # seconds of a part until its first line, and between lines
 
@@ -102,3 +100,11 @@ def tell(what: str, show: bool | None = None) -> None:
     """Print a line that stays, on stderr; show: False for not."""
     if show is not False:
         print(f"stem-edge: {what}", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Format a time that is roughly known, like 35 s, 12 min or 3 h 5 min."""
+    minutes, hours = round(seconds / 60), int(seconds // 3600)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if hours < 2 else f"{hours} h {int(seconds % 3600 // 60)} min"

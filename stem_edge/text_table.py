@@ -71,3 +71,8 @@ def quoted(text: str | None, token_id: int, width: int) -> str:
 def seconds(value: float) -> str:
     """Format a time for people: 3 digits."""
     return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
+
+
+def format_rate(value: float) -> str:
+    """Format a rate for people: 3 digits, never an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write them."""
+"""Sizes as people write them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,3 @@ def format_size(nbytes: float, *, up: bool = False) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} TB"
-
-
-def format_rate(value: float) -> str:
-    """Format a rate for people: 3 digits, never an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Format a time that is roughly known, like 35 s, 12 min or 3 h 5 min."""
-    minutes, hours = round(seconds / 60), int(seconds // 3600)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if hours < 2 else f"{hours} h {int(seconds % 3600 // 60)} min"

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import os
 import time
+import unicodedata
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.disk import write_whole
 from stem_edge.files.lock import lock
-from stem_edge.files.names import plain_name
+from stem_edge.files.names import RESERVED, is_plain
 from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.graph.formats import EngineName
 from stem_edge.hub import PREFIX
@@ -111,7 +112,7 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
 def name_of(source: Source) -> str:
     """Return the name of a bundle's folder, by which a server calls the model."""
     path = Path(source.path)
-    name = plain_name(shown_name(path).rpartition("/")[2].removesuffix(SUFFIX), MADE)
+    name = _plain_name(shown_name(path).rpartition("/")[2].removesuffix(SUFFIX), MADE)
     return MADE if name.casefold() == RECORD else name
 
 
@@ -214,3 +215,14 @@ class Made:
         tell(f"waiting for the process that makes {self.root}", show)
         while not lock(making):
             time.sleep(PAUSE_SECONDS)
+
+
+def _plain_name(text: str, otherwise: str) -> str:
+    """Turn any text into the name of a file or folder that every system takes unchanged.
+
+    Separators, control characters and reserved ones become `_`; dots and spaces at the end are cut off.
+    otherwise: the name of a text of which nothing is left, such as `..`, and of a device.
+    """
+    plain = "".join(c if c.isprintable() and c not in RESERVED | {"/"} else "_" for c in text)
+    name = unicodedata.normalize("NFC", plain).rstrip(". ")
+    return name if name and is_plain(name) else otherwise

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 MAX_PART_NBYTES = 255  # most that file systems take
 MAX_NAME_NBYTES = 1024
 MAX_FILES = 1 << 13
-_RESERVED = set('\\:<>"|?*')
+RESERVED = set('\\:<>"|?*')
 _DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"} | {
     f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789¹²³"
 }
@@ -34,27 +34,16 @@ def check_names(names: Collection[str]) -> None:
             raise ValueError(f"file names {other!r} and {path!r} are the same file on some systems")
 
 
-def plain_name(text: str, otherwise: str) -> str:
-    """Turn any text into the name of a file or folder that every system takes unchanged.
-
-    Separators, control characters and reserved ones become `_`; dots and spaces at the end are cut off.
-    otherwise: the name of a text of which nothing is left, such as `..`, and of a device.
-    """
-    plain = "".join(c if c.isprintable() and c not in _RESERVED | {"/"} else "_" for c in text)
-    name = unicodedata.normalize("NFC", plain).rstrip(". ")
-    return name if name and _is_plain(name) else otherwise
-
-
 def _check_name(name: str) -> None:
     if len(name) > MAX_NAME_NBYTES or len(name.encode()) > MAX_NAME_NBYTES:
         raise ValueError(f"file name {name[:40]!r}... is longer than {MAX_NAME_NBYTES} bytes")
     path = PurePosixPath(name)
-    plain = name.isprintable() and not set(name) & _RESERVED and name == "/".join(path.parts)
-    if not plain or not path.parts or path.is_absolute() or not all(map(_is_plain, path.parts)):
+    plain = name.isprintable() and not set(name) & RESERVED and name == "/".join(path.parts)
+    if not plain or not path.parts or path.is_absolute() or not all(map(is_plain, path.parts)):
         raise ValueError(f"file name {name!r} is not a plain path inside the bundle")
 
 
-def _is_plain(part: str) -> bool:
+def is_plain(part: str) -> bool:
     """Return whether every system takes this name of a file or folder unchanged."""
     return (
         part != ".."

@@ -59,19 +59,6 @@ own (graph.special.apart).
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
 it has no hidden, new_hidden, embedded or wanted, and takes row.<l> float32 [1, T, row width] instead of slots.
 B is 1 in it, and layers with a window keep the whole context.
-
-Accelerators run the same graphs over the same weights in operators of the ONNX standard alone (graph.device),
-with everything in device memory. B is 1 in them, and layers with a window keep the whole context. These
-inputs differ:
-
-| input or output on accelerators | type, shape | meaning |
-|---|---|---|
-| rope_cos, rope_sin, rope_cos.1 ... | float32 [T, head_width/2] | angles at the step's positions; in rest at the wanted ones, T is n |
-| places | int64 [T, 1] | early and late: positions of the step's tokens |
-| mask.<w> | float32 [T, P]; in rest [n, P] | added to the scores of the first P tokens: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
-| keys.<l>, values.<l> | float32 [P, kv heads * head_width] | first P lines of the KV cache; outputs new_keys.<l>, new_values.<l> of layers that borrow none are in the same memory |
-| slot_ids | int64 [1, T] | in rest [1, n], of the wanted tokens |
-| records, slots | int32 [n, words], int64 [n, 1] | rows only, which writes records into slots: takes each row_codes.<l> and row_scales.<l> as int32 [slots, words], and leaves new_row_codes.<l> ... in the same memory |
 """
 
 from __future__ import annotations
@@ -87,7 +74,7 @@ HEAD = "head"
 STEP = "step"
 PREFILL = "prefill"
 ASSISTANT = "assistant"
-ROWS = "rows"  # on accelerators alone
+ROWS = "rows"  # on accelerators alone, as the last names of inputs are (graph.device)
 
 TOKEN_IDS = "token_ids"
 HIDDEN = "hidden"
