@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-import msgspec
-
 from stem_edge.config_check import check_config
 from stem_edge.description import Description
 from stem_edge.layers import FFN_TERMS, LENT
@@ -21,7 +19,7 @@ class ModelConfig(Description, frozen=True):
             raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
         if self.ranges:
             shapes = self.backbone_shapes()
-            from stem_edge.special_check import check_ranges  # for such models alone
+            from stem_edge.special import check_ranges  # for such models alone
 
             matrices = {name for name, shape in shapes.items() if len(shape) == 2} | {"head"}
             check_ranges(self.ranges, matrices - {"embedding"})
@@ -50,53 +48,18 @@ class ModelConfig(Description, frozen=True):
             shapes["down"] = (self.dim, own.d_ff)
         if self.row_rank and any("row" in parts for parts in terms.values()):
             shapes["project"] = (self.d_ff, self.row_rank)
-        if self.ffn_kind(layer) == "ngrams":
-            shapes["project"] = (self.dim, self.lookups * self.row_rank)
-        if self.ffn_kind(layer) == "engram":
-            shapes |= self._engram_shapes()
         if self.row_experts and layer in self.stem_layers:
             shapes["router"] = (self.row_experts, self.dim)
         if any("mix" in parts for parts in terms.values()):
             shapes["mix"] = (1,)
-        if self.ffn_kind(layer) == "ple":
-            shapes |= {
-                "ple_context": (self.ple_width, self.dim),
-                "ple_gate": (self.ple_width, self.dim),
-                "ple_out": (self.dim, self.ple_width),
-                "ple_post_norm": (self.dim,),
-            }
-        shapes |= self._altup_shapes() | self._laurel_shapes()
+        if self.ngram_order or self.ple_width or self.streams > 1 or self.laurel_rank:
+            from stem_edge.special import more_shapes  # for such models alone
+
+            shapes |= more_shapes(self, layer)
         if self.layer_scale:
             shapes["layer_scale"] = (1,)
         biased = [name for name in shapes if name in self.biases]
         return shapes | {f"{name}.bias": shapes[name][:1] for name in biased}
-
-    def _engram_shapes(self) -> dict[str, tuple[int, ...]]:
-        each = self.lookups // len(self.stem_layers) * self.row_rank
-        vectors = ["engram_query_norm", "engram_key_norm"]
-        vectors += ["engram_conv_norm"] if self.engram_kernel else []
-        vectors += [f"engram_conv_{tap}" for tap in range(self.engram_kernel)]  # the oldest first
-        return {"project": (2 * self.dim, each)} | dict.fromkeys(vectors, (self.dim,))
-
-    def _altup_shapes(self) -> dict[str, tuple[int, ...]]:
-        if self.streams == 1:
-            return {}
-        shapes: dict[str, tuple[int, ...]] = {
-            "altup_norm": (self.dim,),
-            "altup_router": (self.streams, self.dim),
-            "altup_predict": (self.streams**2, self.streams),
-            "altup_correct": (self.streams, self.streams),
-        }
-        return shapes | ({"ple_gate_scale": (self.dim,)} if self.ple_gate_scale else {})
-
-    def _laurel_shapes(self) -> dict[str, tuple[int, ...]]:
-        if not self.laurel_rank:
-            return {}
-        return {
-            "laurel_in": (self.laurel_rank, self.dim),
-            "laurel_out": (self.dim, self.laurel_rank),
-            "laurel_norm": (self.dim,),
-        }
 
     def backbone_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every backbone tensor, matrices as [outputs, inputs]."""
@@ -124,27 +87,6 @@ class ModelConfig(Description, frozen=True):
         if self.stem_ffn == "hash-moe":
             return (2 * self.d_ff, self.dim), (self.dim, self.d_ff)
         return ((self.mixed_rows * (self.ple_width or self.row_rank or self.d_ff),),)
-
-    def dense_twin(self) -> ModelConfig:
-        """This model with up projections in all layers, and no tables."""
-        return msgspec.structs.replace(
-            self,
-            stem_layers=(),
-            stem_ffn="stem",
-            row_rank=0,
-            row_window=0,
-            row_experts=0,
-            ngram_order=0,
-            ngram_sizes=(),
-            ngram_end=None,
-            ngram_multipliers=(),
-            ngram_filler=0,
-            engram_kernel=0,
-            n_experts=0,
-            ple_width=0,
-            ple_records=0,
-            ple_gate_scale=False,
-        )
 
     @property
     def records(self) -> int:

@@ -59,7 +59,7 @@ def check_config(config: Description) -> None:
     _check_rows(config)
     _check_extras(config)
     if config.streams != 1 or config.active_stream or config.ple_gate_scale:
-        from stem_edge.special_check import check_altup  # for such models alone
+        from stem_edge.special import check_altup  # for such models alone
 
         check_altup(config)
     special = (*config.eos_ids, *config.placeholders.values())
@@ -91,7 +91,7 @@ def _check_layer(config: Description, layer: Layer) -> None:
             f"expected 0 to 1 and 1 to {MAX_THETA:g}"
         )
     if layer.rope.scaling is not None:
-        from stem_edge.special_check import check_scaling  # for such models alone
+        from stem_edge.special import check_scaling  # for such models alone
 
         check_scaling(layer.rope.scaling)
 
@@ -132,7 +132,7 @@ def _check_rows(config: Description) -> None:
     _check_ple(config)
     told = (config.ngram_sizes, config.ngram_multipliers, config.ngram_filler, config.engram_kernel)
     if ngrams or config.ngram_order or config.ngram_end is not None or any(told):
-        from stem_edge.special_check import check_ngrams  # for such models alone
+        from stem_edge.special import check_ngrams  # for such models alone
 
         check_ngrams(config)
 

@@ -128,16 +128,6 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return Layer(rope.width, heads, own("d_ff"), rope, window, number, sparsity)
 
     @property
-    def plain(self) -> bool:
-        """Return whether all layers have the model's sizes and SiLU, and compute K and V."""
-        scales = (self.embedding_scale, self.attention_scale)
-        unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
-        unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"
-        unusual = unusual or self.streams > 1 or self.laurel_rank or bool(self.ranges)
-        unusual = unusual or self.ngram_order
-        return not unusual and scales == (1.0, 0.0)
-
-    @property
     def hidden_width(self) -> int:
         """Values of a token's hidden states between layers: dim values of each stream."""
         return self.streams * self.dim

@@ -19,6 +19,7 @@ from stem_edge.bundle.table_arrays import Tables, open_tables
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
+from stem_edge.special import dense_twin, is_plain
 from stem_edge.text_table import table, wrapped
 
 USUAL_CONTEXT = 4096  # of the paper's saving fractions, and the most that `load` takes by default
@@ -120,7 +121,7 @@ def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
     The paper's total keeps the up projections that tables replace, except with experts. Its active
     parameters include the whole embedding, of which a token uses a row.
     """
-    dense = model.dense_twin()
+    dense = dense_twin(model)
     backbone, twin, tables = (
         model.backbone_parameters,
         dense.backbone_parameters,
@@ -144,7 +145,7 @@ def _counted(dense: int, dense_active: int, total: int, active: int) -> dict[str
 def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
     """Count the costs of a bundle as plain JSON values. Raises InputError."""
     model = bundle.manifest.model
-    if not model.plain:
+    if not is_plain(model):
         raise InputError(
             f"{bundle.path}: costs are counted for STEM layers, which this model does not have; "
             "stem-edge measure shows what it takes"

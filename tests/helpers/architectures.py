@@ -23,6 +23,7 @@ from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
 from stem_edge.numerics.quantize import F32
+from stem_edge.special import dense_twin
 
 Tensors = dict[str, Tensor]
 SIZES: dict[str, Any] = {
@@ -116,7 +117,7 @@ def write(
     if engram:
         ids[tokens // 3] = END
         before = with_engram(config, tensors, tables[config.row_layers[0]], ids)
-        logits = torch_logits(config.dense_twin(), tensors, {}, ids, before=before)
+        logits = torch_logits(dense_twin(config), tensors, {}, ids, before=before)
         return folder, ids, logits.numpy()
     return folder, ids, torch_logits(config, tensors, rows, ids).numpy()
 

@@ -49,6 +49,7 @@ from stem_edge.limits import (
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
 )
+from stem_edge.special import dense_twin
 from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.rows import RecordLayout, ScaleType
 
@@ -167,7 +168,7 @@ def made_up(draw: st.DrawFn, engine: EngineName) -> Forgery:
         config = msgspec.structs.replace(config, **several)
     layout = draw(layouts(config)) if config.stem_layers else None
     if config.stem_layers and layout is None:
-        config = config.dense_twin()
+        config = dense_twin(config)
     backbone = draw(BACKBONES)
     gguf = GgufFormat(weights=draw(st.sampled_from(GGUF_TYPES)))
     number = draw(st.integers(0, 255))

@@ -5,6 +5,7 @@ from configs import config
 
 from stem_edge.layers import LayerKind
 from stem_edge.limits import LARGEST, MAX_HEADS, MAX_VOCAB, MAX_WIDTH
+from stem_edge.special import dense_twin, is_plain
 
 SUMMED = ("row_experts", "row_window")  # fields of models that add rows up
 HASHED = {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2}
@@ -124,14 +125,14 @@ def test_rows_that_are_mixed_lie_side_by_side_and_each_layer_has_a_router() -> N
     assert added == {"layers.1.router": (3, 4), "layers.1.project": (6, 2)}
     assert (more.row_parts(), more.record_values) == (((6,),), 6)
     assert config(row_experts=3).row_parts() == ((18,),)
-    assert more.dense_twin() == one.dense_twin()
+    assert dense_twin(more) == dense_twin(one)
 
 
 def test_a_model_of_several_streams_has_coefficients_in_layers_and_matrices_around_them() -> None:
     one = config().backbone_shapes()
     more = config(streams=3, laurel_rank=2)
     assert more.hidden_width == 12
-    assert not more.plain
+    assert not is_plain(more)
     added = {
         "altup_norm": (4,),
         "altup_router": (3, 4),

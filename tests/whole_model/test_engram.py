@@ -28,6 +28,7 @@ from stem_edge.ngrams.schemes import QwenConfig
 from stem_edge.numerics.ngram_hash import hash_of
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
+from stem_edge.special import dense_twin
 
 LAYERS, KERNEL = len(ENGRAM["stem_layers"]), ENGRAM["engram_kernel"]
 
@@ -41,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeNgrams:
     def logits(ids: Sequence[int]) -> F32:
         tensors, _ = random_tensors(config, 0)
         tables = random_tables(config, 0)[config.row_layers[0]]
-        before, twin = with_engram(config, tensors, tables, ids), config.dense_twin()
+        before, twin = with_engram(config, tensors, tables, ids), dense_twin(config)
         found: F32 = torch_logits(twin, tensors, {}, list(ids), before=before).numpy()
         return found
 

@@ -29,6 +29,7 @@ from stem_edge.graph.weight_plan import Blocks, Columns, Floats
 from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import dequantize_blocks
 from stem_edge.numerics.reference import forward
+from stem_edge.special import dense_twin
 from stem_edge.tables.rows import RecordLayout
 
 CHECKPOINT = CONFORMANCE / GEMMA_3N
@@ -162,7 +163,7 @@ def test_several_streams_without_per_layer_embeddings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = read_checkpoint(CHECKPOINT)
-    config = source.config.dense_twin()
+    config = dense_twin(source.config)
     backbone = {name: source.backbone[name] for name in config.backbone_shapes()}
     dense = replace(source, config=config, backbone=backbone, tables={}, index=None)
     monkeypatch.setattr(exporter, "read_checkpoint", lambda *given: dense)

@@ -24,6 +24,7 @@ from stem_edge.errors import InputError
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32
+from stem_edge.special import dense_twin
 
 NGRAMS: dict[str, Any] = {
     "stem_ffn": "ngrams",
@@ -66,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeNgrams:
             rows = [row_of(ids[: at + 1], order, len(table)) for at in range(len(ids))]
             x = x + table[rows] @ project.T
         mixed = tensors | {"embedding": x / (1 + count)}
-        found: F32 = torch_logits(config.dense_twin(), mixed, {}, [*range(len(ids))]).numpy()
+        found: F32 = torch_logits(dense_twin(config), mixed, {}, [*range(len(ids))]).numpy()
         return found
 
     save_stem(folder / "checkpoint", config, stored, convert_tokenizer("bytes", None, add_bos=True))

@@ -26,6 +26,7 @@ from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
+from stem_edge.special import dense_twin
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.zarr_json import parse_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
@@ -66,7 +67,7 @@ def _manifest(path: Path) -> None:
     # Also compute what is derived before any other file is opened: odd sizes must not break it.
     model, tables = manifest.model, manifest.table_format
     _ = manifest.required_files(), manifest.report
-    _ = model.active_parameters, model.dense_twin(), model.table_parameters
+    _ = model.active_parameters, dense_twin(model), model.table_parameters
     if tables is not None:
         _ = tables.nbytes(), tables.mean_record_nbytes, tables.arrays()
     assert parse_manifest(encode_manifest(manifest), path) == manifest

@@ -14,6 +14,7 @@ from stem_edge.bundle.manifest import Manifest
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.layer import backbone_shapes
+from stem_edge.special import dense_twin
 
 
 @pytest.fixture(params=["demo", "tiny"])
@@ -42,7 +43,7 @@ def test_matrices() -> None:
 
 
 def test_a_dense_model_and_one_without_a_prefill_graph(manifest: Manifest) -> None:
-    config = manifest.model.dense_twin()
+    config = dense_twin(manifest.model)
     plain = BackboneFormat(weights="fp32", head="fp32", block_size=128)
     found = expected_footprint(config, plain, None)
     assert (found.tables_nbytes, found.prefill_nbytes) == (0, 0)

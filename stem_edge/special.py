@@ -1,8 +1,11 @@
-"""Contradictions in descriptions of models with n-grams, streams, scaled RoPE or ranges."""
+"""Models with n-grams, streams, scaled RoPE or ranges: contradictions, more tensors, their dense twins."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+import msgspec
 
 from stem_edge.description import Description
 from stem_edge.layers import Llama3Rope, ProportionalRope, RopeScaling
@@ -18,6 +21,9 @@ from stem_edge.limits import (
     MAX_RECORDS,
     MAX_STREAMS,
 )
+
+T = TypeVar("T", bound=Description)
+Shapes = dict[str, tuple[int, ...]]
 
 
 def check_ngrams(config: Description) -> None:
@@ -117,3 +123,57 @@ def check_scaling(scaling: RopeScaling) -> None:
         )
     if isinstance(scaling, Llama3Rope) and scaling.low_freq_factor >= scaling.high_freq_factor:
         raise ValueError("low_freq_factor of the RoPE scaling is not below high_freq_factor")
+
+
+def more_shapes(config: Description, layer: int) -> Shapes:
+    """Return name -> shape of the tensors of a layer that only such models have."""
+    dim, ple, kind, shapes = config.dim, config.ple_width, config.ffn_kind(layer), Shapes()
+    if kind == "ngrams":
+        shapes["project"] = (dim, config.lookups * config.row_rank)
+    if kind == "engram":
+        each = config.lookups // len(config.stem_layers) * config.row_rank
+        vectors = ["engram_query_norm", "engram_key_norm"]
+        vectors += ["engram_conv_norm"] if config.engram_kernel else []
+        vectors += [f"engram_conv_{tap}" for tap in range(config.engram_kernel)]  # the oldest first
+        shapes |= {"project": (2 * dim, each)} | dict.fromkeys(vectors, (dim,))
+    if kind == "ple":
+        shapes |= {"ple_context": (ple, dim), "ple_gate": (ple, dim), "ple_out": (dim, ple)}
+        shapes["ple_post_norm"] = (dim,)
+    if (streams := config.streams) > 1:
+        shapes |= {"altup_norm": (dim,), "altup_router": (streams, dim)}
+        shapes |= {"altup_predict": (streams**2, streams), "altup_correct": (streams, streams)}
+        shapes |= {"ple_gate_scale": (dim,)} if config.ple_gate_scale else {}
+    if rank := config.laurel_rank:
+        shapes |= {"laurel_in": (rank, dim), "laurel_out": (dim, rank), "laurel_norm": (dim,)}
+    return shapes
+
+
+def dense_twin(config: T) -> T:
+    """Return a model with up projections in all layers, and no tables."""
+    return msgspec.structs.replace(
+        config,
+        stem_layers=(),
+        stem_ffn="stem",
+        row_rank=0,
+        row_window=0,
+        row_experts=0,
+        ngram_order=0,
+        ngram_sizes=(),
+        ngram_end=None,
+        ngram_multipliers=(),
+        ngram_filler=0,
+        engram_kernel=0,
+        n_experts=0,
+        ple_width=0,
+        ple_records=0,
+        ple_gate_scale=False,
+    )
+
+
+def is_plain(config: Description) -> bool:
+    """Return whether all layers have the model's sizes and SiLU, and compute K and V."""
+    scales = (config.embedding_scale, config.attention_scale)
+    unusual = config.layer_kinds or config.borrowed_kv_layers or config.ple_width
+    unusual = unusual or config.v_norm or config.layer_scale or config.activation != "silu"
+    unusual = unusual or config.streams > 1 or config.laurel_rank or bool(config.ranges)
+    return not (unusual or config.ngram_order) and scales == (1.0, 0.0)
