@@ -7,13 +7,14 @@ through EngineEntry, EngineLoader, Slots, Backend and Needs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from stem_edge import __version__
-from stem_edge.bundle.manifest import BACKBONES, version_of
+from stem_edge.bundle.manifest import BACKBONES, digest, version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
@@ -59,6 +60,7 @@ class EngineEntry:
     name: EngineName
     install: str  # command that installs it
     installed: Callable[[], bool]  # whether its library is; does not import it
+    version: Callable[[], str]  # of the library; "" if it is not installed
     lacks: tuple[str, ...]  # options of `load` that it does not have
     tile: int = 0  # chunks of at least these many tokens run on kernels that round differently
 
@@ -71,7 +73,7 @@ class EngineEntry:
     def versions(self) -> dict[str, str]:
         """Versions of what computes with it; name -> "" for what is not installed."""
         found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
-        return found | {self.name: BACKBONES[self.name].library()}
+        return found | {self.name: self.version()}
 
     @property
     def expected(self) -> Expected:
@@ -91,6 +93,15 @@ def _ggml_is_installed() -> bool:
     return library_path() is not None
 
 
+def _version_of_ggml() -> str:
+    from stem_edge.ggml.installed import library_files, library_path
+
+    library = library_path()
+    with suppress(OSError):
+        return digest(*library_files(library)) if library is not None else ""
+    return ""
+
+
 ENGINES: dict[str, EngineEntry] = {
     entry.name: entry
     for entry in (
@@ -98,12 +109,14 @@ ENGINES: dict[str, EngineEntry] = {
             "onnxruntime",
             "pip install onnxruntime",
             lambda: bool(find_spec("onnxruntime")),
+            lambda: version_of("onnxruntime"),
             lacks=("repack",),
         ),
         EngineEntry(
             "ggml",
             "pip install 'stem-edge[gguf]' (it compiles for some minutes: docs/engines.md)",
             _ggml_is_installed,
+            _version_of_ggml,
             lacks=("provider", "device_memory"),
             tile=64,
         ),

@@ -17,10 +17,7 @@ version understands; `format_version` grows when the meaning does.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -69,8 +66,6 @@ class Backbone(NamedTuple):
     engine: EngineName
     field: str  # of the manifest, with its format
     files: tuple[str, ...]  # the weights first
-    library: Callable[[], str]  # version of what reads it; "" if that is not installed
-    prompts: bool  # whether prompts may have a separate graph
 
 
 def version_of(module: str) -> str:
@@ -87,24 +82,9 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
 
 
-def _version_of_ggml() -> str:
-    from stem_edge.ggml.installed import library_files, library_path
-
-    library = library_path()
-    with contextlib.suppress(OSError):
-        return digest(*library_files(library)) if library is not None else ""
-    return ""
-
-
 _KINDS = (
-    Backbone(
-        "onnxruntime",
-        "backbone",
-        (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
-        partial(version_of, "onnxruntime"),
-        prompts=True,
-    ),
-    Backbone("ggml", "gguf", (GGUF,), _version_of_ggml, prompts=False),
+    Backbone("onnxruntime", "backbone", (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)),
+    Backbone("ggml", "gguf", (GGUF,)),
 )
 BACKBONES: dict[EngineName, Backbone] = {kind.engine: kind for kind in _KINDS}
 

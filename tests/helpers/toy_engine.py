@@ -30,7 +30,7 @@ class ToyEngine(EngineEntry):
 
 def toy_engine(loader: type[ToyLoader]) -> ToyEngine:
     """Return the entry of an engine with this loader."""
-    return ToyEngine("onnxruntime", "pip install toy", lambda: True, (), own=loader)
+    return ToyEngine("onnxruntime", "pip install toy", lambda: True, lambda: "7", (), own=loader)
 
 
 class ToyLoader:
