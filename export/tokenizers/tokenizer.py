@@ -6,7 +6,7 @@ public converters do not, this module corrects them, and the tests compare with 
 Names of special tokens are recognised in a prompt, as Hugging Face users expect; the trainer reads
 them as ordinary text. `Tokenizer.encode_special_tokens = True` gives the trainer's reading.
 
-Differences that remain are named in ranks.py and sentencepiece.py.
+The difference that remains is named in ranks.py.
 """
 
 import json
@@ -25,16 +25,10 @@ from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tokenizers.comparison import Conversion, compare
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.export.tokenizers.ranks import convert_bytes, convert_ranks
-from stem_edge.export.tokenizers.sentencepiece import convert_sentencepiece
 from stem_edge.system.memory import return_freed_memory
 from stem_edge.text.tokenizer_gate import check_json
 
 _HINT = "give the right file, or pass --tokenizer FILE"
-# Kind -> what its file holds, and what converts it.
-_CONVERTERS = {
-    "tiktoken": ("a tiktoken rank file: lines of base64 and rank", convert_ranks),
-    "sp": ("a sentencepiece BPE or unigram model", convert_sentencepiece),
-}
 
 
 @dataclass(frozen=True)
@@ -60,14 +54,14 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
         return _convert_gguf(_file(kind, path))
     if kind == "bytes":
         return _finish(Path("bytes"), convert_bytes(), bool(add_bos))
-    if kind not in _CONVERTERS:
+    if kind != "tiktoken":
         raise CheckpointError(
-            f"tokenizer kind {kind!r} is unknown; expected one of bytes, {', '.join(_CONVERTERS)}, "
-            "json, gguf: correct the name, or pass --tokenizer tokenizer.json"
+            f"tokenizer kind {kind!r} is unknown; expected one of bytes, tiktoken, json, gguf: pass "
+            "--tokenizer tokenizer.json, as the save_pretrained of a tokenizer of transformers writes it"
         )
-    file, (expected, convert) = _file(kind, path), _CONVERTERS[kind]
-    with _reading(file, expected):
-        conversion = convert(file)
+    file = _file(kind, path)
+    with _reading(file, "a tiktoken rank file: lines of base64 and rank"):
+        conversion = convert_ranks(file)
     return _finish(file, conversion, bool(add_bos))
 
 

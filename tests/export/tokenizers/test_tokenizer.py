@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
-from trained_tokenizers import TEXTS, train_ranks, train_sp, write_ranks
+from trained_tokenizers import TEXTS, train_ranks, write_ranks
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tokenizers import ranks, sentencepiece
+from stem_edge.export.tokenizers import ranks
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 # The trainer's cut, written down again: a slip in the module must not repeat itself here.
@@ -49,13 +48,6 @@ def round_trip(exported: ExportedTokenizer, text: str) -> str:
 @pytest.fixture(scope="module")
 def ranks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_ranks(tmp_path_factory.mktemp("ranks") / "tokenizer.model", train_ranks(400))
-
-
-@pytest.fixture(scope="module")
-def sp_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sp") / "tokenizer.model"
-    train_sp(path, model_type="bpe", normalization_rule_name="identity", byte_fallback=True)
-    return path
 
 
 def test_bytes() -> None:
@@ -102,36 +94,9 @@ def test_tiktoken_special_tokens(ranks_file: Path) -> None:
     assert tokenizer.encode("<|end_of_text|>").ids == [400, 401]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strip", [True, False])
-@pytest.mark.parametrize("fallback", [True, False])
-@pytest.mark.parametrize("rules", ["identity", "nmt_nfkc", "nmt_nfkc_cf"])
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_sentencepiece(kind: str, rules: str, fallback: bool, strip: bool, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"model_type": kind, "normalization_rule_name": rules}
-    options |= {"byte_fallback": fallback, "remove_extra_whitespaces": strip}
-    original = train_sp(tmp_path / "m.model", **options)
-    exported = convert_tokenizer("sp", tmp_path / "m.model", add_bos=True)
-    assert exported.vocab_size == original.vocab_size()
-    assert (exported.bos_id, exported.eos_ids) == (original.bos_id(), (original.eos_id(),))
-    texts = [*TEXTS, "<s>a</s> <unk> b"]
-    assert differing(exported, original.encode, texts) == []
-    if rules == "identity" and fallback and not strip:
-        kept = [text for text in TEXTS if "▁" not in text]  # sentencepiece reads it as a space
-        assert [text for text in kept if round_trip(exported, text) != text] == []
-
-
-def test_sentencepiece_special_tokens(sp_file: Path) -> None:
-    tokenizer = Tokenizer.from_str(convert_tokenizer("sp", sp_file, add_bos=True).json)
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    assert tokenizer.encode("<s>a</s>", add_special_tokens=False).ids == [1, *plain, 2]
-    assert tokenizer.encode("a").ids == [1, *plain]
-    assert tokenizer.decode([1, *plain, 2]) == "a"
-
-
-@pytest.mark.parametrize("kind", ["bytes", "tiktoken", "sp"])
-def test_bos_config_and_determinism(kind: str, ranks_file: Path, sp_file: Path) -> None:
-    path = {"bytes": None, "tiktoken": ranks_file, "sp": sp_file}[kind]
+@pytest.mark.parametrize("kind", ["bytes", "tiktoken"])
+def test_bos_config_and_determinism(kind: str, ranks_file: Path) -> None:
+    path = {"bytes": None, "tiktoken": ranks_file}[kind]
     exported = convert_tokenizer(kind, path, add_bos=True)
     assert exported == convert_tokenizer(kind, path, add_bos=True)
     tokenizer = Tokenizer.from_str(exported.json)
@@ -186,7 +151,6 @@ NULL_MAP = json.dumps(  # because it makes the library panic
         ("tiktoken", b"", "256 single bytes have no rank"),
         ("tiktoken", b"IQ== 0\nIg==", "ValueError"), ("tiktoken", b"!! 0\n", "base64"),
         ("tiktoken", b"IQ== 1\n", "the ranks of 1 lines are not 0 to 0"),
-        ("sp", b"", "expected a sentencepiece"), ("sp", b"not a model", "expected a sentencepiece"),
         ("json", b"", "expected a tokenizer"), ("json", b"\xff\xfe", "UnicodeDecodeError"),
         ("json", b"{}", "expected a tokenizer"), ("json", BAD_MODEL.encode(), "vocab is empty"),
         ("json", NULL_MAP.encode(), "expected a tokenizer"),
@@ -200,22 +164,6 @@ def test_damaged_file(kind: str, content: bytes, found: str, tmp_path: Path) -> 
     message = str(caught.value)
     assert found in message and str(path) in message and "--tokenizer FILE" in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("model_type", "char"),
-        ("treat_whitespace_as_suffix", True),
-        ("user_defined_symbols", ["①"]),  # nmt_nfkc makes it a 1
-    ],
-)
-def test_sentencepiece_kind_that_cannot_be_converted(
-    option: str, value: object, tmp_path: Path
-) -> None:
-    train_sp(tmp_path / "m", **{option: value})
-    with pytest.raises(CheckpointError, match=r"m: .*expected a sentencepiece BPE or unigram"):
-        convert_tokenizer("sp", tmp_path / "m", add_bos=False)
 
 
 @pytest.mark.parametrize(
@@ -234,42 +182,12 @@ def test_json_with_a_config_that_does_not_fit(
 
 
 def test_unknown_kind_and_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"bytes, tiktoken, sp, json.*--tokenizer"):
-        convert_tokenizer("mock", None, add_bos=False)
-    with pytest.raises(CheckpointError, match="no gone; add one or pass --tokenizer FILE"):
-        convert_tokenizer("sp", tmp_path / "gone", add_bos=False)
-    with pytest.raises(CheckpointError, match="'sp' needs the path of a file"):
+    with pytest.raises(CheckpointError, match=r"bytes, tiktoken, json.*--tokenizer tokenizer.json"):
         convert_tokenizer("sp", None, add_bos=False)
-
-
-MIXED = st.lists(st.one_of(st.sampled_from([*TEXTS, " ", "  ", "<sep>", "▁"]), st.text(max_size=6)))
-
-
-def check_any(exported: ExportedTokenizer, encode: Any) -> None:
-    """Compare on texts of any characters."""
-
-    @settings(max_examples=300, deadline=None)
-    @given(MIXED.map("".join))
-    def check(text: str) -> None:
-        assert ours(text) == encode(text)
-
-    ours = as_trainer(exported)
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"model_type": "bpe", "byte_fallback": True},
-        {"model_type": "bpe", "remove_extra_whitespaces": False},
-        {"model_type": "unigram", "byte_fallback": True, "remove_extra_whitespaces": False},
-        {"model_type": "unigram", "user_defined_symbols": ["<sep>"], "add_dummy_prefix": False},
-    ],
-)
-def test_sentencepiece_of_any_characters(options: dict[str, Any], tmp_path: Path) -> None:
-    original = train_sp(tmp_path / "m", normalization_rule_name="identity", **options)
-    check_any(convert_tokenizer("sp", tmp_path / "m", add_bos=False), original.encode)
+    with pytest.raises(CheckpointError, match="no gone; add one or pass --tokenizer FILE"):
+        convert_tokenizer("tiktoken", tmp_path / "gone", add_bos=False)
+    with pytest.raises(CheckpointError, match="'tiktoken' needs the path of a file"):
+        convert_tokenizer("tiktoken", None, add_bos=False)
 
 
 @pytest.mark.slow
@@ -277,34 +195,28 @@ def test_tiktoken_of_any_characters(ranks_file: Path) -> None:
     original = tiktoken.Encoding(
         "", pat_str=PATTERN, mergeable_ranks=train_ranks(400), special_tokens={}
     )
-    check_any(convert_tokenizer("tiktoken", ranks_file, add_bos=False), original.encode_ordinary)
+    ours = as_trainer(convert_tokenizer("tiktoken", ranks_file, add_bos=False))
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.lists(st.one_of(st.sampled_from([*TEXTS, " ", "  "]), st.text(max_size=6))))
+    def check(pieces: list[str]) -> None:
+        assert ours("".join(pieces)) == original.encode_ordinary("".join(pieces))
+
+    check()
 
 
-@pytest.mark.parametrize(
-    ("kind", "module", "made"),
-    [
-        ("tiktoken", ranks, "merges"),
-        ("sp", sentencepiece, "merges"),
-        ("sp", sentencepiece, "_normalizer"),
-    ],
-)
 def test_a_conversion_with_other_ids_ends_the_export(
-    kind: str, module: ModuleType, made: str, ranks_file: Path, sp_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """As if the library changed."""
-    monkeypatch.setattr(module, made, lambda *_: [])
-    path = {"tiktoken": ranks_file, "sp": sp_file}[kind]
-    with pytest.raises(CheckpointError) as caught:
-        convert_tokenizer(kind, path, add_bos=True)
-    words = r"reads '.+' after '.*' other than the original: expected ids \[\d.*\], found \[\d.*\]"
-    assert re.search(words, str(caught.value)) and str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(("kind", "package"), [("tiktoken", "tiktoken"), ("sp", "sentencepiece")])
-def test_without_the_trainers_library(
-    kind: str, package: str, sp_file: Path, monkeypatch: pytest.MonkeyPatch
+    ranks_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(CheckpointError, match=rf"needs {package}.*stem-edge\[export\]"):
-        convert_tokenizer(kind, sp_file, add_bos=True)
+    """As if the library changed."""
+    monkeypatch.setattr(ranks, "merges", lambda *_: [])
+    with pytest.raises(CheckpointError) as caught:
+        convert_tokenizer("tiktoken", ranks_file, add_bos=True)
+    words = r"reads '.+' after '.*' other than the original: expected ids \[\d.*\], found \[\d.*\]"
+    assert re.search(words, str(caught.value)) and str(ranks_file) in str(caught.value)
+
+
+def test_without_the_trainers_library(ranks_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(CheckpointError, match=r"needs tiktoken.*stem-edge\[export\]"):
+        convert_tokenizer("tiktoken", ranks_file, add_bos=True)

@@ -4,13 +4,12 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tokenizer_files import write
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from trained_tokenizers import train_ranks, train_sp, write_ranks
+from trained_tokenizers import train_ranks, write_ranks
 
 from stem_edge.errors import InputError
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
@@ -21,12 +20,10 @@ from stem_edge.runtime.text.codec import TextCodec
 EXTRA = 60  # rows of the model beyond the tokenizer's ids
 
 
-def exported(kind: str, **options: Any) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
+def exported(kind: str) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
     def make(folder: Path) -> tuple[str, tuple[int, ...]]:
         path: Path | None = folder / "tokenizer.model"
-        if kind == "sp":
-            train_sp(folder / "tokenizer.model", normalization_rule_name="identity", **options)
-        elif kind == "tiktoken":
+        if kind == "tiktoken":
             write_ranks(folder / "tokenizer.model", train_ranks(400))
         else:
             path = None
@@ -51,11 +48,39 @@ def metaspace(prepend: str) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
     return make
 
 
+def with_bytes(
+    make: Callable[[list[str]], models.Model],
+) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
+    """Pieces as sentencepiece has them: each printable character is one, other characters are bytes."""
+
+    def made(folder: Path) -> tuple[str, tuple[int, ...]]:
+        pieces = ["</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
+        tokenizer = Tokenizer(make([*pieces, *map(chr, range(33, 127)), "\u2581a", "ab", "é"]))
+        steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        spaces = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence([*spaces, decoders.Strip(" ", 1, 0)])
+        tokenizer.add_special_tokens(["</s>", "<unk>"])
+        return tokenizer.to_str(), (0,)
+
+    return made
+
+
+def bpe(pieces: list[str]) -> models.Model:
+    known = {piece: number for number, piece in enumerate(pieces)}
+    pairs = [("\u2581", "a"), ("a", "b")]
+    return models.BPE(known, pairs, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+
+
+def unigram(pieces: list[str]) -> models.Model:
+    return models.Unigram([(piece, -1.0) for piece in pieces], unk_id=1, byte_fallback=True)
+
+
 KINDS = {
     "bytes": exported("bytes"),
     "tiktoken": exported("tiktoken"),
-    "sentencepiece": exported("sp", model_type="bpe", byte_fallback=True),
-    "unigram": exported("sp", model_type="unigram", byte_fallback=True),
+    "sentencepiece": with_bytes(bpe),
+    "unigram": with_bytes(unigram),
     "metaspace": metaspace("always"),
     "metaspace, none first": metaspace("never"),
 }
