@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import BundleError, InputError, MemoryPlanError
-from stem_edge.files.hashing import sha256_of
+from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loader
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
@@ -71,13 +70,12 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
 
 def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
-    """Return where the checked tokenizer belongs; None for a damaged file, or without a cache folder."""
+    """Return where the checked tokenizer belongs; None without a cache folder."""
     if options.weights != "prepared":  # an export that judges its work keeps nothing
         return None
-    size, entry = bundle.manifest.model.vocab_size, bundle.manifest.files[TOKENIZER]
-    with suppress(InputError, BundleError):
-        sha256 = sha256_of(bundle.file(TOKENIZER), entry.nbytes, lambda nbytes: None)
-        return kept_file(cache_folder(options.cache_dir), sha256, size)
+    file, size = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size
+    with suppress(InputError, OSError):
+        return kept_file(cache_folder(options.cache_dir), file, size)
     return None
 
 

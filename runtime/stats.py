@@ -101,35 +101,9 @@ class GenerationStats:
 
     def line(self) -> str:
         """Return a summary on one line, for people."""
-        where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
-        engine = f"{self.engine}{where}: " if self.engine else ""
-        elsewhere = uploaded = refused = cached = guessed = batch = ""
-        if self.cached_tokens:
-            cached = f" ({self.cached_tokens} kept)"
-        if self.drafted_tokens:
-            guessed = f" ({self.accepted_tokens} of {self.drafted_tokens} guesses right)"
-        if self.sequences > 1:
-            batch = (
-                f" ({self.sequences} sequences, {self.tokens_per_step:.1f} tokens of "
-                f"{self.records_per_step:.1f} rows a step)"
-            )
-        if self.prefill_refused:
-            refused = f"; prefill graph not used: {self.prefill_refused}"
-        if self.network_reads:
-            elsewhere = f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
-        if self.uploaded_bytes:
-            uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
-        # The first token is counted with the prompt.
-        speed = f" at {self.decode_tokens_per_second:.1f}/s" if self.new_tokens > 1 else ""
-        rows = (
-            f"; rows {self.hit_rate:.0%} hits, {elsewhere}{self.flash_bytes / 1e6:.2f} MB read from flash, "
-            f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled"
-        )
-        return (
-            f"{engine}prompt {self.prompt_tokens} tokens{cached} at {self.prefill_tokens_per_second:.0f}/s, "
-            f"new {self.new_tokens}{speed}{guessed}{batch}, first after {self.first_token_seconds * 1000:.0f} ms"
-            f"{rows if self.row_hits + self.row_misses else ''}{refused}"
-        )
+        from stem_edge.runtime.stats_line import line  # for those who show it alone
+
+        return line(self)
 
 
 class Recorder:

@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
+from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.text.kept import open_kept
 from stem_edge.shown import printable
 from stem_edge.system.memory import own_memory, return_freed_memory
-from stem_edge.text.checked_tokenizer import CheckedTokenizer
 from stem_edge.units import format_size
 
 T = TypeVar("T")

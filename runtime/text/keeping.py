@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, models
 
+from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
 from stem_edge.files.disk import write_whole
 from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, Header, key_of, pair_key
 from stem_edge.system.memory import own_memory
-from stem_edge.text.checked_tokenizer import CheckedTokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")

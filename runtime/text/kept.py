@@ -20,10 +20,10 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from stem_edge import __version__
+from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
 from stem_edge.bundle.manifest import digest, version_of
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64
-from stem_edge.text.checked_tokenizer import CheckedTokenizer
 
 Keys = npt.NDArray[np.uint64]
 FORMAT, TOKENIZERS = 1, "tokenizers"  # folder in the user's cache folder
@@ -158,9 +158,14 @@ class KeptTokenizer:
         return {int(ranks[places[at]]): pairs[at] for at in np.flatnonzero(places + 1)}
 
 
-def kept_file(root: Path, sha256: str, vocab_size: int) -> Path:
-    """Return the place of a tokenizer.json of these contents, for a model of this size, in a cache folder."""
-    return root / TOKENIZERS / f"{readers()}-{digest(sha256, vocab_size)}"
+def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
+    """Return the place in a cache folder of a tokenizer.json as it lies there now, for a model of this size.
+
+    Raises OSError.
+    """
+    found = disk.status(tokenizer)
+    facts = str(tokenizer.resolve()), found.st_size, found.st_mtime_ns, vocab_size
+    return root / TOKENIZERS / f"{readers()}-{digest(*facts)}"
 
 
 def readers() -> str:

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.shown import printable
-from stem_edge.text.checked_tokenizer import CheckedTokenizer
 from stem_edge.text.tokenizer_model import check_tokens
 from stem_edge.text.tokenizer_steps import KINDS, check_steps
 

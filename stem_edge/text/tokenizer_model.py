@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from stem_edge.text.checked_tokenizer import TokenizerMemory
+from stem_edge.bundle.checked_tokenizer import TokenizerMemory
 from stem_edge.text.tokenizer_steps import check_model
 
 MAX_TOKENS = 1 << 19  # twice the largest vocabulary among published models

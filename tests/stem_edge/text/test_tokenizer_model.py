@@ -16,9 +16,10 @@ from text_codecs import probe_texts
 from tokenizer_files import added, write
 from tokenizers import Tokenizer
 
+from stem_edge.bundle import checked_tokenizer
 from stem_edge.errors import BundleError, MemoryPlanError
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.text import checked_tokenizer, tokenizer_gate, tokenizer_model
+from stem_edge.text import tokenizer_gate, tokenizer_model
 
 CHARS = string.ascii_letters + string.digits
 # Prints the bytes that loading a tokenizer.json takes at its peak and keeps, and those forecast.
