@@ -88,7 +88,8 @@ def test_texts_have_the_same_ids_and_ids_the_same_text(
 def test_it_becomes_the_whole_tokenizer(write: Callable[[Path], None], tmp_path: Path) -> None:
     whole, parts = both(tmp_path, write)
     parts.encode("some words")
-    assert parts.json() == whole.json()
+    size = max(whole.count, parts.count)
+    assert parts.every_token(size) == whole.every_token(size)
     assert parts.encode("some words") == whole.encode("some words")
     parts.read_whole(1 << 40)
     assert parts.nbytes_to_come == 0
