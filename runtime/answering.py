@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self, Unpack
 import numpy as np
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.config import ModelConfig
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
@@ -30,6 +29,7 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
     from stem_edge.edit_files.file import Edit
     from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
+    from stem_edge.runtime.lookups.open_edits import OpenEdits
     from stem_edge.runtime.speculation.speculation import Speculation
 
 
@@ -52,7 +52,7 @@ class Answering(ModelText):
         self.stats: GenerationStats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._on_close, self._closed = prefixes, on_close, False
-        self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
+        self._open_edits: OpenEdits | None = None  # once a call has edits, or other rows
         self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
         self.stepping = stepping  # whether a step may take several tokens, and who guesses them
 
@@ -73,13 +73,13 @@ class Answering(ModelText):
         from stem_edge.edit_files.opening import as_edit
 
         self.engine.check_usable()
-        with self._open_edits.added(tuple(as_edit(self.bundle, edit) for edit in edits)):
+        with self._opened_edits().added(tuple(as_edit(self.bundle, edit) for edit in edits)):
             yield self
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """Edits that a call beginning now would have, in their order."""
-        return self._open_edits.all
+        return () if self._open_edits is None else self._open_edits.all
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Logits float32 [T, V] of every position, from an empty context.
@@ -93,7 +93,7 @@ class Answering(ModelText):
         except MemoryError as error:
             raise_out_of_memory(error, "for logits", "take logits_chunks, or a shorter text")
         filled = 0
-        for piece in self._logits_chunks(ids, self._open_edits.lookups(ids, stem_ids)):
+        for piece in self._logits_chunks(ids, self._lookups(ids, stem_ids)):
             logits[filled : filled + len(piece)] = piece
             filled += len(piece)
         return logits
@@ -106,7 +106,7 @@ class Answering(ModelText):
         Each piece overwrites the one before. Raises InputError at once, as `logits` does.
         """
         ids = self._prompt_ids(token_ids)
-        return self._logits_chunks(ids, self._open_edits.lookups(ids, stem_ids))
+        return self._logits_chunks(ids, self._lookups(ids, stem_ids))
 
     def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
         try:
@@ -140,7 +140,7 @@ class Answering(ModelText):
         """
         params = self.chosen(params_of(params, options))
         ids = self._prompt_ids(prompt)
-        lookups, eos_ids = self._open_edits.lookups(ids, stem_ids), self.config.eos_ids
+        lookups, eos_ids = self._lookups(ids, stem_ids), self.config.eos_ids
         length = self._prompts.length(ids, params)
         answer = Answer(ids, params, eos_ids, self._constraint(params))
         chunks = Chunks(self._text, params, eos_ids)
@@ -157,6 +157,25 @@ class Answering(ModelText):
         """Return the whole generated text; arguments as for generate."""
         chunks = self.generate(prompt, params, stem_ids=stem_ids, **options)
         return "".join(chunk.text for chunk in chunks)
+
+    def _opened_edits(self) -> OpenEdits:
+        with self._opening:
+            if self._open_edits is None:
+                from stem_edge.runtime.lookups.open_edits import OpenEdits
+
+                self._open_edits = OpenEdits(self.engine, self._text, self.config)
+            return self._open_edits
+
+    def _lookups(
+        self,
+        prompt: list[int],
+        stem_ids: Sequence[StemId] | None = None,
+        changes: Changes | None = None,
+    ) -> Lookups:
+        """Return what a call looks up; with the edits of one that begins now, unless given others."""
+        if self._open_edits is None and stem_ids is None:
+            return Lookups(self.engine, Changes(), prompt)
+        return self._opened_edits().lookups(prompt, stem_ids, changes)
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InputError for a grammar that no answer can follow; what is compiled is kept."""
@@ -228,57 +247,3 @@ class Answering(ModelText):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class OpenEdits:
-    """The edits of each `with` block that is open, in order; threads share them."""
-
-    def __init__(self, engine: Engine, text: TextCodec, config: ModelConfig) -> None:
-        self._engine, self._text, self._config = engine, text, config
-        self._entries: dict[object, tuple[Edit, ...]] = {}  # keyed: a thread removes only its own
-        self._latest: tuple[tuple[Edit, ...], Changes] = ((), Changes())
-
-    @contextmanager
-    def added(self, edits: tuple[Edit, ...]) -> Iterator[None]:
-        """Add edits for a block. Raises InputError for edits that cannot be applied."""
-        self._stacked(edits)  # refuse them here rather than at the first call
-        key = object()
-        self._entries[key] = edits
-        try:
-            yield
-        finally:
-            del self._entries[key]
-
-    @property
-    def all(self) -> tuple[Edit, ...]:
-        """Edits that a call beginning now would have, in their order."""
-        return tuple(edit for entry in list(self._entries.values()) for edit in entry)
-
-    def now(self) -> Changes:
-        """Return the edits of a call that begins now."""
-        edits, (known, changes) = self.all, self._latest
-        if edits != known:
-            changes = self._stacked(edits)
-            self._latest = edits, changes
-        return changes
-
-    def _stacked(self, edits: tuple[Edit, ...]) -> Changes:
-        if not edits:
-            return Changes()
-        from stem_edge.runtime.lookups.overlay import Overlay  # for edits alone
-
-        return Overlay(self._text, self._config, edits)
-
-    def lookups(
-        self,
-        prompt: list[int],
-        stem_ids: Sequence[StemId] | None,
-        changes: Changes | None = None,
-    ) -> Lookups:
-        """Return the lookups of a call; default: one that begins now. Raises InputError."""
-        given = None
-        if stem_ids is not None:
-            from stem_edge.runtime.lookups.overlay import given_lookups
-
-            given = given_lookups(self._config, stem_ids, len(prompt))
-        return Lookups(self._engine, changes or self.now(), prompt, given)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from stem_edge.runtime.answering import Answering
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.lookups.lookups import Lookups, StemId
+from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
@@ -67,11 +67,11 @@ class Model(Answering):
         """
         from stem_edge.runtime.batching.opening import params_of_each, requests, run
 
-        edits, lookups = self._open_edits.now(), self._open_edits.lookups
+        edits = Changes() if self._open_edits is None else self._open_edits.now()
 
         def request(prompt: Prompt, params: SamplingParams, stem_ids: StemIds) -> Request:
             ids = self._prompt_ids(prompt)
-            return self._request(ids, params, lookups(ids, stem_ids, edits))
+            return self._request(ids, params, self._lookups(ids, stem_ids, edits))
 
         found = requests(request, prompts, params_of_each(params, options), stem_ids)
         return run(self.scheduler(sequences, exact=exact), found)
@@ -121,7 +121,7 @@ class Model(Answering):
         """Make a request for a scheduler; arguments, and errors at once, as for generate."""
         params = params_of(params, options)
         ids = self._prompt_ids(prompt)
-        return self._request(ids, params, self._open_edits.lookups(ids, stem_ids))
+        return self._request(ids, params, self._lookups(ids, stem_ids))
 
     def _request(self, ids: list[int], params: SamplingParams, lookups: Lookups) -> Request:
         from stem_edge.runtime.batching.request import Request

@@ -143,9 +143,11 @@ class RowStore(Records):
         self._read_checked(fill, job, checked)
         record = grid.without_checksums(checked[None])
         if widened:
+            from stem_edge.tables.widening import widen  # for rare tables alone
+
             stored = np.zeros((1, grid.layout.record_nbytes), np.uint8)
             stored[:, : record.size] = record
-            record = self._format.widen(grid.layout, stored)
+            record = widen(grid.layout, stored, self.layout)
         job.buffer[: record.size] = record
 
     def _read_checked(self, fill: Fill, job: _Job, buffer: U8) -> None:

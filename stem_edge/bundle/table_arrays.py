@@ -24,6 +24,7 @@ from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid
 from stem_edge.tables.store import open_table_store
+from stem_edge.tables.widening import widen
 
 Ids: TypeAlias = "int | slice | npt.ArrayLike"
 
@@ -113,8 +114,8 @@ class Tables:
         for array, grid in enumerate(store.grids):
             last = first + grid.layout.records
             here = (numbers >= first) & (numbers < last)
-            found[here] = store.format.widen(
-                grid.layout, self._stored(array, numbers[here] - first)
+            found[here] = widen(
+                grid.layout, self._stored(array, numbers[here] - first), store.format.tables
             )
             first = last
         return found

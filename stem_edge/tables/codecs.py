@@ -8,7 +8,6 @@ byte also changes pack_codes in numerics/quantize.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -69,19 +68,3 @@ def form_of(*types: RowType) -> Form:
         if all(form in CODECS[one].forms for one in types):
             return form
     raise ValueError(f"rows of {' and '.join(types)} do not widen to the same form")
-
-
-def widen(codes: Codes, stored: RowType, form: Form) -> Codes:
-    """Convert the codes of a codec to those of a form."""
-    if 8 % CODECS[stored].bits:
-        return CODECS[form].pack(CODECS[stored].unpack(codes))
-    wide, dtype = _of_bytes(stored, form)
-    return wide[codes.view(np.uint8)].view(dtype)
-
-
-@cache
-def _of_bytes(stored: RowType, form: Form) -> tuple[npt.NDArray[np.uint], np.dtype[np.generic]]:
-    """Return the widened codes of each byte, as one number, and their dtype."""
-    every = np.arange(256, dtype=np.uint8)[:, None]
-    wide = CODECS[form].pack(CODECS[stored].unpack(every))
-    return wide.view(f"u{wide[0].nbytes}")[:, 0], wide.dtype

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from stem_edge.limits import MAX_RECORDS
-from stem_edge.numerics.quantize import I32, U8
-from stem_edge.tables.codecs import form_of, widen
+from stem_edge.numerics.quantize import I32
+from stem_edge.tables.codecs import form_of
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import (
     CRC_NBYTES,
@@ -96,16 +95,6 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Mean bytes of a record on flash, where records of rare tables are smaller."""
         arrays = self.arrays().values()
         return round(sum(a.records * a.record_nbytes for a in arrays) / self.stored.records)
-
-    def widen(self, layout: RecordLayout, records: U8) -> U8:
-        """Convert records [n, nbytes] of an array of this layout to those of `tables`; exact."""
-        if layout.row_type == self.tables.row_type:
-            return records
-        widened = np.empty((len(records), self.tables.record_nbytes), np.uint8)
-        (codes, scales), (narrow, kept) = self.tables.split(widened), layout.split(records)
-        codes[:] = widen(narrow, layout.row_type, form_of(self.tables.row_type))
-        scales[:] = kept
-        return widened
 
 
 class TableStore(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ def after_prompt(
     """Process a prompt as Model.generate does, and decode some tokens after it."""
     engine, lookups, length = (
         model.engine,
-        model._open_edits.lookups(list(ids), stem_ids),
+        model._lookups(list(ids), stem_ids),
         len(ids) + answer,
     )
     with lookups:

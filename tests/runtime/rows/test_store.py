@@ -22,6 +22,7 @@ from stem_edge.tables import shards
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
+from stem_edge.tables.widening import widen
 
 V = 11
 LAYOUT = RecordLayout(records=V, layers=(1, 3), parts=((32,),), row_type="int8", group_size=16)
@@ -174,7 +175,7 @@ def mixed(tmp_path: Path) -> U8:
         pack_records(RARE, [row[5:] for row in rows]),
     )
     write_store(tmp_path, LAYOUT, frequent, PER_SHARD, INDEX, (RARE, rare))
-    widened = MIXED.widen(RARE, rare)
+    widened = widen(RARE, rare, MIXED.tables)
     for layer in range(len(LAYOUT.layers)):
         assert np.array_equal(LAYOUT.unpack(widened, layer), RARE.unpack(rare, layer))
     return np.concatenate([frequent, widened])
@@ -221,7 +222,7 @@ def split(tmp_path: Path) -> tuple[TableFormat, U8]:
     frequent = pack_records(SPLIT, [row[:5] for row in rows])
     rare = pack_records(SPLIT_RARE, [row[5:] for row in rows])
     format = write_store(tmp_path, SPLIT, frequent, 4, INDEX, (SPLIT_RARE, rare), PIECES)
-    widened = format.widen(SPLIT_RARE, rare)
+    widened = widen(SPLIT_RARE, rare, format.tables)
     return format, np.concatenate([frequent, widened])
 
 

@@ -106,7 +106,7 @@ def test_every_place_where_an_end_token_comes(model: Model) -> None:
     for end in whole:
         answer = Answer(PROMPT, SamplingParams(**options), {end})
         context = model.engine.open_context(400)
-        with model._open_edits.lookups(PROMPT, None) as lookups:
+        with model._lookups(PROMPT) as lookups:
             told = ToldSpeculation(PROMPT + whole, sizes=[7]).told
             record = Recorder(model.stats, model.engine.rows)
             found = list(sample_tokens(model.engine, context, answer, lookups, record, told))

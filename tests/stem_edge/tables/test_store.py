@@ -20,6 +20,7 @@ from stem_edge.tables.codecs import Form, RowType
 from stem_edge.tables.packing import make_layout, pack_records
 from stem_edge.tables.rows import ScaleType
 from stem_edge.tables.store import TableFormat, open_table_store
+from stem_edge.tables.widening import widen
 
 # Of four records, of which two are rare, and six tokens.
 TABLES = msgspec.structs.replace(LAYOUT, records=4)
@@ -85,7 +86,7 @@ def test_records_widen(usual: RowType, stored: RowType, form: Form, scales: Scal
     tables, rng = format.tables, np.random.default_rng(0)
     assert (tables.row_type, format.kind) == (form, stored if usual == stored else "mixed")
     narrow = pack_records(layout, [rng.normal(size=(5, 256)).astype(np.float32) for _ in range(2)])
-    found = format.widen(layout, narrow)
+    found = widen(layout, narrow, tables)
     for index in range(2):
         assert np.array_equal(tables.unpack(found, index), layout.unpack(narrow, index))
         assert np.array_equal(tables.row_scales(found, index), layout.row_scales(narrow, index))

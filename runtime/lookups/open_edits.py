@@ -1,0 +1,66 @@
+"""The edits that calls of a model begin with, and rows that a call names itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from stem_edge.config import ModelConfig
+from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
+from stem_edge.runtime.lookups.overlay import Overlay, given_lookups
+from stem_edge.runtime.text.codec import TextCodec
+
+if TYPE_CHECKING:
+    from stem_edge.edit_files.file import Edit
+    from stem_edge.runtime.engine import Engine
+
+
+class OpenEdits:
+    """The edits of each `with` block that is open, in order; threads share them."""
+
+    def __init__(self, engine: Engine, text: TextCodec, config: ModelConfig) -> None:
+        self._engine, self._text, self._config = engine, text, config
+        self._entries: dict[object, tuple[Edit, ...]] = {}  # keyed: a thread removes only its own
+        self._latest: tuple[tuple[Edit, ...], Changes] = ((), Changes())
+
+    @contextmanager
+    def added(self, edits: tuple[Edit, ...]) -> Iterator[None]:
+        """Add edits for a block. Raises InputError for edits that cannot be applied."""
+        self._stacked(edits)  # refuse them here rather than at the first call
+        key = object()
+        self._entries[key] = edits
+        try:
+            yield
+        finally:
+            del self._entries[key]
+
+    @property
+    def all(self) -> tuple[Edit, ...]:
+        """Edits that a call beginning now would have, in their order."""
+        return tuple(edit for entry in list(self._entries.values()) for edit in entry)
+
+    def now(self) -> Changes:
+        """Return the edits of a call that begins now."""
+        edits, (known, changes) = self.all, self._latest
+        if edits != known:
+            changes = self._stacked(edits)
+            self._latest = edits, changes
+        return changes
+
+    def _stacked(self, edits: tuple[Edit, ...]) -> Changes:
+        if not edits:
+            return Changes()
+        return Overlay(self._text, self._config, edits)
+
+    def lookups(
+        self,
+        prompt: list[int],
+        stem_ids: Sequence[StemId] | None,
+        changes: Changes | None = None,
+    ) -> Lookups:
+        """Return the lookups of a call; default: one that begins now. Raises InputError."""
+        given = None
+        if stem_ids is not None:
+            given = given_lookups(self._config, stem_ids, len(prompt))
+        return Lookups(self._engine, changes or self.now(), prompt, given)

@@ -1,0 +1,32 @@
+"""Records of rare tables, in the form of the others."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.numerics.quantize import U8
+from stem_edge.tables.codecs import CODECS, Form, RowType, form_of
+from stem_edge.tables.rows import RecordLayout
+
+
+def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
+    """Convert records [n, nbytes] of one layout to those of a wider one; exact."""
+    if layout.row_type == wide.row_type:
+        return records
+    made = np.empty((len(records), wide.record_nbytes), np.uint8)
+    (codes, scales), (narrow, kept) = wide.split(made), layout.split(records)
+    numbers, dtype = _of_bytes(layout.row_type, form_of(wide.row_type))
+    codes[:] = numbers[narrow.view(np.uint8)].view(dtype)
+    scales[:] = kept
+    return made
+
+
+@cache
+def _of_bytes(stored: RowType, form: Form) -> tuple[npt.NDArray[np.uint], np.dtype[np.generic]]:
+    """Return the widened codes of each byte, as one number, and their dtype."""
+    every = np.arange(256, dtype=np.uint8)[:, None]
+    wide = CODECS[form].pack(CODECS[stored].unpack(every))
+    return wide.view(f"u{wide[0].nbytes}")[:, 0], wide.dtype
