@@ -164,7 +164,9 @@ def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
     Raises OSError.
     """
     found = disk.status(tokenizer)
-    facts = str(tokenizer.resolve()), found.st_size, found.st_mtime_ns, vocab_size
+    # st_ctime, because a copy may keep size and time of change (cp -p, rsync -t).
+    times = found.st_mtime_ns, found.st_ctime_ns
+    facts = str(tokenizer.resolve()), found.st_size, *times, vocab_size
     return root / TOKENIZERS / f"{readers()}-{digest(*facts)}"
 
 
