@@ -5,13 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Guesses
@@ -24,76 +23,72 @@ NOT_RUN = "not run"
 TEXT = """\
 A memory of words is no memory of things: whoever counts the ships in a harbour at dawn, the masts
 and the ropes, the gulls above them, will remember the cold, and the colour of the water."""
-Progress: TypeAlias = Callable[[str], object]
 Ids: TypeAlias = list[int]
 WRONG = 5  # one draft of so many is wrong
-FEW_TOKENS = 16  # of a chunk, and slots
 
 
 def verify_runs(
     path: str | Path,
-    prompt: str = TEXT,
     max_new_tokens: int = NEW_TOKENS,
     cache_dir: str | Path | None = None,
-    progress: Progress = lambda name: None,
+    progress: Callable[[str], object] = lambda name: None,
 ) -> dict[str, str]:
-    """Generate greedily in every way of running a bundle; way -> "ok", or where tokens differ.
+    """Generate greedily in several ways; return "ok" for each way, or where its tokens differ.
 
-    The prompts are the given text and parts of it. Engines round differently, so an engine is compared with
-    itself. Ways whose kernels round differently here are reported as "not run: ...". `progress` is called
-    with each way's name before it runs.
+    Drafts are "not run: ..." where steps of several tokens round differently here. `progress` is called with
+    the name of each way before it runs.
 
-    Raises what `load` raises, and InputError if the text is too long.
+    Raises what `load` raises, and InputError if the context is too short.
     """
-    results, tile = dict[str, str](), ENGINES[choose_engine(open_bundle(path))].tile
-    for way, found in _ways(path, tile, {"cache_dir": cache_dir}, prompt, max_new_tokens):
+    results = dict[str, str]()
+    for way, run in _ways(path, LoadOptions(cache_dir=cache_dir), max_new_tokens):
         progress(way)
-        results[way] = found()
+        results[way] = run()
     return results
 
 
 def _ways(
-    path: str | Path, tile: int, options: dict[str, Any], text: str, new: int
+    path: str | Path, options: LoadOptions, new: int
 ) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the name of each way, and what runs it. tile: of the engine."""
-    with load_with(path, LoadOptions(**options)) as model:
-        prompts = _prompts(model, text, new)
-        costs, own, slots = model.stepping.costs, model.stepping.speculation, model.plan.slots
+    """Yield the name of each way, and the function that runs it and compares its answers."""
+    with load_with(path, options) as model:
+        prompts, costs = _prompts(model, new), model.stepping.costs
+        own = model.stepping.speculation
         model.speculate(None)
         expected = _fresh(model, prompts, new)
         model.speculate(own)
-
-        def compared(found: list[Ids]) -> str:
-            pairs = enumerate(zip(found, expected, strict=True), 1)
-            starts = [
-                f"of prompt {n} from new token {same_start(*pair) + 1} on"
-                for n, pair in pairs
-                if pair[0] != pair[1]
-            ]
-            return f"other tokens {', '.join(starts)}" if starts else "ok"
-
-        yield "again", lambda: compared(_fresh(model, prompts, new))
-        yield "kept prompts", lambda: compared(_after_beginnings(model, prompts, new))
-        yield "sequences together", lambda: compared(_in_batches(model, prompts, new))
+        yield "kept prompts", lambda: _compared(_after_beginnings(model, prompts, new), expected)
+        yield "sequences together", lambda: _compared(_in_batches(model, prompts, new), expected)
         if costs is not None and costs.same_bits:
-            yield "drafts", lambda: compared(_drafted(model, prompts, expected, costs))
+            yield "drafts", lambda: _compared(_drafted(model, prompts, expected, costs), expected)
         else:
-            yield "drafts", lambda: f"{NOT_RUN}: steps of several tokens round otherwise"
-        if tile:
-            few = f"{NOT_RUN}: steps of few tokens round otherwise"
-            yield "small chunks", lambda: few
-        else:
-            yield "small chunks", lambda: compared(_in_chunks(model, prompts, new))
-    if slots and not tile:
-        yield "few slots", lambda: compared(_few_slots(path, options, prompts, new))
-    yield "prompts kept in files", lambda: compared(_restarted(path, options, prompts, new))
+            yield "drafts", lambda: f"{NOT_RUN}: steps of several tokens round differently"
+
+    def restarted() -> list[Ids]:
+        with tempfile.TemporaryDirectory() as folder:
+            keeping = replace(options, prompt_cache=folder)
+            with load_with(path, keeping) as model:
+                _answers(model, _begun(prompts), 1)
+            with load_with(path, keeping) as model:
+                return _answers(model, prompts, new)
+
+    yield "prompts kept in files", lambda: _compared(restarted(), expected)
 
 
-def _prompts(model: Model, text: str, new: int) -> list[Ids]:
-    """Return a text, its beginning and its end as prompts. Raises InputError."""
+def _compared(found: list[Ids], expected: list[Ids]) -> str:
+    starts = [
+        f"of prompt {n} from new token {same_start(*pair) + 1} on"
+        for n, pair in enumerate(zip(found, expected, strict=True), 1)
+        if pair[0] != pair[1]
+    ]
+    return f"other tokens {', '.join(starts)}" if starts else "ok"
+
+
+def _prompts(model: Model, new: int) -> list[Ids]:
+    """Return TEXT, its beginning and its end as prompts. Raises InputError."""
     if (room := model.plan.context_length - new) < 1:
         raise InputError(f"{new} new tokens leave no room for a prompt; ask for fewer")
-    ids = model.tokenize(text)[: min(PROMPT_TOKENS, room)]
+    ids = model.tokenize(TEXT)[: min(PROMPT_TOKENS, room)]
     return [ids, ids[: (len(ids) + 1) // 2], ids[len(ids) // 3 :]]
 
 
@@ -104,7 +99,7 @@ def _answers(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
 
 
 def _fresh(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
-    """Return the answers to prompts of which nothing was kept."""
+    """Return the answers to prompts, with no cached prefix."""
     found = list[Ids]()
     for ids in prompts:
         model.forget_prefixes()
@@ -113,12 +108,12 @@ def _fresh(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
 
 
 def _begun(prompts: Sequence[Ids]) -> list[Ids]:
-    """Return the first three quarters of prompts, of which a kept context can have been."""
+    """Return the first three quarters of each prompt, whose keys and values can then be reused."""
     return [ids[: max(1, len(ids) * 3 // 4)] for ids in prompts]
 
 
 def _after_beginnings(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
-    """Answer each prompt after another that begins alike, which this model keeps."""
+    """Answer each prompt after its own beginning, whose keys and values this model keeps."""
     found = list[Ids]()
     for ids, start in zip(prompts, _begun(prompts), strict=True):
         model.forget_prefixes()
@@ -138,33 +133,6 @@ def _in_batches(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
     return found
 
 
-def _in_chunks(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
-    usual, model.engine.planned_chunk = model.engine.planned_chunk, FEW_TOKENS
-    try:
-        return _fresh(model, prompts, new)
-    finally:
-        model.engine.planned_chunk = usual
-
-
-def _few_slots(
-    path: str | Path, options: dict[str, Any], prompts: Sequence[Ids], new: int
-) -> list[Ids]:
-    model = open_bundle(path).manifest.model
-    slots = min(FEW_TOKENS * model.lookups + max(0, model.row_window - 1), model.records)
-    with load_with(path, LoadOptions(slots=slots, **options)) as loaded:
-        return _answers(loaded, prompts, new)
-
-
-def _restarted(
-    path: str | Path, options: dict[str, Any], prompts: Sequence[Ids], new: int
-) -> list[Ids]:
-    with tempfile.TemporaryDirectory() as folder:
-        with load_with(path, LoadOptions(prompt_cache=folder, **options)) as model:
-            _answers(model, _begun(prompts), 1)
-        with load_with(path, LoadOptions(prompt_cache=folder, **options)) as model:
-            return _answers(model, prompts, new)
-
-
 def _drafted(
     model: Model, prompts: Sequence[Ids], expected: Sequence[Ids], costs: StepCosts
 ) -> list[Ids]:
@@ -180,7 +148,7 @@ def _drafted(
 
 
 class _Replay(Guesses):
-    """Drafts from a known text, of each size in turn; some are wrong."""
+    """Drafts from a known text, alternating between the sizes of steps; one in WRONG is wrong."""
 
     def __init__(self, text: Ids, costs: StepCosts) -> None:
         self.costs, self.most = costs, MOST - 1

@@ -62,7 +62,6 @@ class EngineEntry:
     installed: Callable[[], bool]  # whether its library is; does not import it
     version: Callable[[], str]  # of the library; "" if it is not installed
     lacks: tuple[str, ...]  # options of `load` that it does not have
-    tile: int = 0  # chunks of at least these many tokens run on kernels that round differently
 
     @property
     def folder(self) -> str:
@@ -118,7 +117,6 @@ ENGINES: dict[str, EngineEntry] = {
             _ggml_is_installed,
             _version_of_ggml,
             lacks=("provider", "device_memory"),
-            tile=64,
         ),
     )
 }

@@ -58,9 +58,9 @@ def test_letters_of_the_text_have_more_bits(bundle: Path, tiny_checkpoint: Path)
 
 
 def test_every_way_of_running_gives_the_same_tokens(bundle: Path) -> None:
-    results = verify_runs(bundle, "the cat", max_new_tokens=8)
+    results = verify_runs(bundle, max_new_tokens=8)
     assert results.pop("drafts").startswith("not run")
-    assert "few slots" in results and set(results.values()) == {"ok"}
+    assert set(results.values()) == {"ok"}
     assert set(verify(bundle).values()) == {"ok"}
 
 

@@ -251,4 +251,4 @@ def test_all_ways_of_running_give_the_same_tokens(bits: Any, tmp_path: Path) -> 
     )
     found = verify_runs(tmp_path / "out")
     assert found.pop("drafts").startswith("not run")
-    assert "few slots" in found and set(found.values()) == {"ok"}
+    assert set(found.values()) == {"ok"}

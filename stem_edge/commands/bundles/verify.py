@@ -23,8 +23,8 @@ found. It is no proof, and says nothing about what the model writes.
 With --tables, the shards of the tables are left out: hash them where they are.
 
 With --runs, generate instead in several ways, on every installed engine: with
-few slots, with drafts, in batches, after kept prompts, from kept files and in
-small chunks. On one engine, no token may change.
+drafts, in batches, after kept prompts, and after a restart. On one engine, no
+token may change.
 
 The exit status is 0 if all is right, and 1 if not."""
 
