@@ -65,9 +65,8 @@ def _same_in_batches(
     """True if each of several sequences has the logits that it has alone."""
     with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes memory at once
         batch = backend.open_batch(MOST, context.length)
-        for _ in range(MOST):
+        for n in range(1, MOST + 1):
             batch.join(context, before)
-        for n in range(2, MOST + 1):
             batch.begin(0, token.repeat(n), np.full(n, before))
             if not np.array_equal(batch.finish(slot.repeat(n, 0)), alone.repeat(n, 0)):
                 return False

@@ -22,21 +22,18 @@ class Rounding(NamedTuple):
     )
     # Step each sequence in its own context, so that its logits have the bits that they have alone.
     apart: bool = False
-    # Run a lone request in the batch, too, and an odd number of sequences beside an empty one: kernels take
-    # tokens in pairs and round a last single one otherwise, so tokens would tell how many there are.
+    # Run a lone request in the batch, too, so that tokens do not depend on how many sequences there are.
     steady: bool = False
 
 
 class RunningBatch:
     """Sequences in places 0, 1, ... that decode together. Raises what steps of an engine raise."""
 
-    def __init__(self, engine: Engine, size: int, length: int, rounding: Rounding) -> None:
-        self._engine, self._count, self._padded = engine, 0, False
-        self._empty = engine.open_context(1) if rounding.steady else None
-        size += size % 2 if rounding.steady else 0
+    def __init__(self, engine: Engine, size: int, length: int, *, apart: bool = False) -> None:
+        self._engine = engine
         self._backend: BackendBatch = (
             PlainBatch()
-            if rounding.apart
+            if apart
             else engine.in_turn(lambda: engine.backend.open_batch(size, length))
         )
 
@@ -47,27 +44,15 @@ class RunningBatch:
 
     def close(self) -> None:
         """Give back all sequences; takes no lock. A step under way in another thread is completed."""
-        self._backend, self._empty = PlainBatch(), None
+        self._backend = PlainBatch()
 
     def join(self, context: Context, tokens: int) -> None:
         """Add a sequence in the next place, with what a context has of its first tokens."""
-
-        def run() -> None:
-            self._unpad()
-            self._backend.join(context.backend, tokens)
-            self._count += 1
-
-        self._engine.in_turn(run)
+        self._engine.in_turn(lambda: self._backend.join(context.backend, tokens))
 
     def leave(self, place: int) -> None:
         """Remove a sequence; the last one moves to its place."""
-
-        def run() -> None:
-            self._unpad()
-            self._backend.leave(place)
-            self._count -= 1
-
-        self._engine.in_turn(run)
+        self._engine.in_turn(lambda: self._backend.leave(place))
 
     def step_or_errors(
         self, step: Step, positions: Sequence[int], following: Step | None
@@ -108,32 +93,13 @@ class RunningBatch:
         all are fetched together, a record once. The next step overwrites the logits. When it raises,
         sequences can be stepped again, together or one by one.
         """
-        rows, count = self._engine.rows, len(positions)
+        rows, row_ids = self._engine.rows, step.row_ids
 
         def run() -> F32:
-            token_ids, row_ids = step.token_ids, step.row_ids
-            places = np.array(positions, np.int64)
-            if count == self._count and self._pad():
-                token_ids, row_ids = (
-                    np.concatenate([ids, ids[-1:]]) for ids in (token_ids, row_ids)
-                )
-                places = np.append(places, 0)
-            self._backend.begin(first, token_ids, places)
+            self._backend.begin(first, step.token_ids, np.array(positions, np.int64))
             slots = rows.fetch(row_ids, len(row_ids))
             if following is not None:
                 rows.submit(following.row_ids, following.logits, following.later)
-            return self._backend.finish(slots)[:count]
+            return self._backend.finish(slots)
 
         return self._engine.in_turn(run)
-
-    def _pad(self) -> bool:
-        """Let the empty sequence join an odd number of others; tell whether it is there."""
-        if self._empty is not None and self._count % 2 and not self._padded:
-            self._backend.join(self._empty.backend, 0)
-            self._padded = True
-        return self._padded
-
-    def _unpad(self) -> None:
-        if self._padded:
-            self._padded = False
-            self._backend.leave(self._count)

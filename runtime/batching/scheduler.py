@@ -49,11 +49,7 @@ class Scheduler:
         self.size = min(size, engine.logit_tokens)
         self._engine, self._prefixes, self._record = engine, prefixes, record
         self._steady = rounding.steady and not rounding.apart and self.size > 1
-        if self._steady and self.size == engine.logit_tokens:
-            self.size -= self.size % 2  # an empty sequence takes a place beside an odd number
-        self._batch = RunningBatch(
-            engine, self.size, length, rounding._replace(steady=self._steady)
-        )
+        self._batch = RunningBatch(engine, self.size, length, apart=rounding.apart)
         self._sizes = Sizes(nbytes_of, length)
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed

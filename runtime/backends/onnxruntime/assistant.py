@@ -53,7 +53,7 @@ class OrtDrafter:
         self._embed = BoundSession(loaded.sessions[io.EMBED])
         self._graph = BoundSession(loaded.sessions[io.ASSISTANT])
         self._ropes = loaded.ropes.upto(context.length)
-        caches = context.kv.values()
+        caches = context.kv.part(0, 1)
         self._graph.bind(caches)
         self._graph.bind(self._ropes.values())
         # Kernels of quantized caches write nothing here, but demand outputs of each layer.

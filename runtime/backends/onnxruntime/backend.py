@@ -18,6 +18,7 @@ from stem_edge.runtime.backends.onnxruntime.loaded import (
     LaterSessions,
     Loaded,
     Ropes,
+    Rows,
     Sessions,
     open_sessions,
     slots_in_arrays,
@@ -42,6 +43,7 @@ class OrtBackend:
         kv: KvType = "fp32",
         apart: Graphs | None = None,
         opened: Callable[[], None] = lambda: None,
+        rows: Rows = "",
     ) -> None:
         # Otherwise, onnxruntime adds biases within products, and joins factors, which rounds otherwise.
         as_built = not config.biases and config.streams == 1
@@ -63,6 +65,7 @@ class OrtBackend:
             kv=CACHES[kv],
             ropes=Ropes(config),
             later=LaterSessions(later, opener),
+            rows=rows,
         )
 
     def open_context(self, length: int) -> BackendContext:

@@ -1,7 +1,7 @@
 """Sequences that decode together on the CPU, each in its place of arrays that they share.
 
 A step of the sequences in places first..first+n-1 binds that part of the arrays, so nothing is
-copied; it is bound again when first or n change. Matrices are read once for all of them.
+copied. Matrices are read once for all of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class OrtBatch(BackendBatch):
     copies = True
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
-        self._size, self._kv = size, KvArrays(loaded, size, length)
-        self._graphs = BoundGraphs(loaded, length)
+        self._evens = loaded.rows != "any"
+        self._size, self._kv = size, KvArrays(loaded, size + size % 2, length)
+        self._graphs = BoundGraphs(loaded, length, self._kv.part)
         self._windows: list[KvWindow] = []  # of each sequence
         self._filled: list[int] = []  # tokens of each sequence
-        self._bound = (0, 0)  # first and number of the sequences with bound arrays
 
     def join(self, context: BackendContext, tokens: int) -> None:
         place = len(self._filled)
@@ -60,18 +60,13 @@ class OrtBatch(BackendBatch):
         self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> None:
         count = len(token_ids)
-        self._bind(first, count)
+        # A step of some sequences alone, as after an error, must not write to the next one.
+        padded = self._evens and count % 2 == 1 and first + count == len(self._filled)
         places, dropped = positions.tolist(), list[int]()
         for place, position in enumerate(places, first):
             dropped.append(self._windows[place].make_room(position, 1))
             self._filled[place] = position + 1
-        self._graphs.begin(token_ids[:, None], places, dropped)
+        self._graphs.begin(token_ids[:, None], places, dropped, first=first, padded=padded)
 
     def finish(self, slot_ids: npt.NDArray[np.int32]) -> F32:
         return self._graphs.finish(slot_ids[:, None], 1)
-
-    def _bind(self, first: int, count: int) -> None:
-        if self._bound != (first, count):
-            self._bound = (0, 0)  # so that the next step binds again if this fails
-            self._graphs.bind(self._kv.part(first, count))
-            self._bound = first, count

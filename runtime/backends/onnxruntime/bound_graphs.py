@@ -6,7 +6,7 @@ a step are bound again when these change, which they seldom do while decoding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -26,12 +26,13 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
 
 
 class BoundShape(NamedTuple):
-    """Sequences and tokens that the bound hidden states are for."""
+    """Sequences and tokens that the bound arrays are for."""
 
-    sequences: int = 0
+    sequences: int = 0  # with the empty one
     tokens: int = 0  # of each
     prefill: bool = False  # by the graph for prompts
     apart: bool = False  # by a graph that gives each token the bits of a step of its own
+    first: int = 0  # place of the first sequence in the KV cache
 
     @property
     def output(self) -> str:
@@ -41,10 +42,20 @@ class BoundShape(NamedTuple):
 
 
 class BoundGraphs:
-    """Runs steps of up to `length` tokens of context. Raises OutOfMemoryError."""
+    """Runs steps of up to `length` tokens of context. Raises OutOfMemoryError.
 
-    def __init__(self, loaded: Loaded, length: int) -> None:
-        self._loaded = loaded
+    kv: returns the KV cache of sequences from a place on, as inputs and outputs of graphs.
+    Kernels compute products of rows two at a time, and some round an unpaired row differently. So a step of
+    one token may have an empty sequence beside it (`padded`), which writes to the place after the last one.
+    """
+
+    def __init__(
+        self, loaded: Loaded, length: int, kv: Callable[[int, int], Mapping[str, ort.OrtValue]]
+    ) -> None:
+        self._loaded, self._kv = loaded, kv
+        self._kv_parts = dict[
+            str, tuple[int, int]
+        ]()  # graph -> first and number of bound sequences
         self._width, self._vocab_size = loaded.config.hidden_width, loaded.config.vocab_size
         self._values = dict[str, ort.OrtValue]()  # bound in all graphs that have them
         self.graphs = {
@@ -64,7 +75,7 @@ class BoundGraphs:
         self._stream = loaded.stream
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
-        """Bind inputs and outputs in all graphs that have them."""
+        """Bind inputs and outputs in all graphs that have them, also in graphs that are opened later."""
         self._values |= values
         for graph in self.graphs.values():
             graph.bind(values)
@@ -90,6 +101,7 @@ class BoundGraphs:
         """Free what steps have taken; graphs that were opened later have logits of their own."""
         for name in self.graphs.keys() - self._loaded.sessions.keys():
             del self.graphs[name]
+            self._kv_parts.pop(name, None)
         for name in self._outputs.keys() - self.graphs.keys():
             del self._outputs[name]
         if self.shape.tokens > 1 or self.shape.prefill:
@@ -101,34 +113,40 @@ class BoundGraphs:
         positions: list[int],
         dropped: list[int],
         *,
+        first: int = 0,
+        padded: bool = False,
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
         """Start a step of ids [B, T], with the layers before any row.
 
-        positions [B]: of each sequence's first token in the step. dropped [B]: of the first tokens
-        of its text, how many have left the windows. prefill, apart: by these graphs, if there are some.
+        positions [B]: of each sequence's first token in the step. dropped [B]: number of tokens of each
+        sequence that have left the windows. first: place of the first sequence in the KV cache. padded: add an
+        empty sequence. prefill, apart: by these graphs, if the backbone has them.
         """
         (sequences, count), prefill = token_ids.shape, prefill and self._prompts()
         apart = apart and count > 1 and self._stream is None  # which follows single steps alone
         apart = apart and self._later(io.apart_step(count))
-        shape = BoundShape(sequences, count, prefill, apart)
+        shape = BoundShape(sequences + padded, count, prefill, apart, first)
         if shape != self.shape:
             self.allocate(shape)
         self._begins, ends = positions, [position + count for position in positions]
+        ends, dropped = ends + [1] * padded, dropped + [0] * padded
         self.ropes.fill(max(ends))
-        self._token_ids[...] = token_ids
+        self._token_ids[:sequences] = token_ids
         self._lengths[""].write(ends)
         if self._has_windows:
             rows = [end - gone for end, gone in zip(ends, dropped, strict=True)]
             self._lengths[io.WINDOW].write(rows)
-            for line, position in zip(self._positions, positions, strict=True):
+            for line, position in zip(self._positions, positions, strict=False):
                 np.add(self._range, position, out=line)
         for name in self._before_rows:
             self._run(name)
 
     def finish(self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int) -> F32:
         """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence."""
+        if self.shape.sequences > len(self._begins):
+            slot_ids = np.concatenate([slot_ids, slot_ids[-1:]])
         if self._row_shares is None:
             self._slot_ids[...] = slot_ids
         else:
@@ -142,7 +160,7 @@ class BoundGraphs:
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
         positions = [begin + n for begin in self._begins for n in places]
-        return self._output.logits(positions)
+        return self._output.logits(positions)[: len(positions)]
 
     def _complete(self, places: range) -> None:
         for name in self._after_rows:
@@ -172,6 +190,8 @@ class BoundGraphs:
         self._output = self._outputs.get(shape.output, self._output)
         self._output.forget()
         last = self._output.first
+        for name in {*names, last, self._output.name}:
+            self._bind_kv(name, shape)
         for name, value, following in zip(names, values, [*names[1:], last], strict=True):
             self.graphs[name].bind({io.NEW + io.HIDDEN: value})
             self.graphs[following].bind({io.HIDDEN: value})
@@ -180,6 +200,12 @@ class BoundGraphs:
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
         self._after_rows = names[len(self._before_rows) :]
         self.shape = shape
+
+    def _bind_kv(self, name: str, shape: BoundShape) -> None:
+        if self._kv_parts.get(name) != (part := (shape.first, shape.sequences)):
+            self._kv_parts.pop(name, None)  # so that the next step binds again if this fails
+            self.graphs[name].bind(self._kv(*part))
+            self._kv_parts[name] = part
 
     def _hidden(self, shape: BoundShape) -> ort.OrtValue:
         what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"

@@ -1,9 +1,8 @@
-"""A generation on the CPU's graphs: its KV cache, and its steps.
+"""A generation on the CPU's graphs, and the KV cache: arrays as graphs take them, with a place for each sequence.
 
-Keys and values lie as graphs take them. Pages of memory are
-provided as they are written, so an array may be as long as the longest text. On the CPU, layers with a
-window drop older tokens: a step finds its tokens' windows in the first rows, in the order of their
-positions, and appends its own. Graphs are told only how many rows are filled; keys were rotated before.
+The system provides pages of memory as they are written, so an array may be as long as the longest text.
+Layers with a window drop older tokens: a step finds the windows of its tokens in the first rows, in the order
+of their positions, and appends its own. Graphs read only how many rows are filled; keys were rotated before.
 """
 
 from __future__ import annotations
@@ -137,15 +136,8 @@ class KvArrays:
         self.arrays.append(empty(shape, dtype, f"the KV cache of {self.length:,} tokens"))
         self._names.append(names)
 
-    def values(self) -> dict[str, ort.OrtValue]:
-        """Return inputs and outputs of the graphs for all sequences."""
-        found = dict[str, ort.OrtValue]()
-        for names, array in zip(self._names, self.arrays, strict=True):
-            found |= dict.fromkeys(names, from_numpy(array))
-        return found
-
     def part(self, first: int, count: int) -> dict[str, ort.OrtValue]:
-        """Return `values` for some sequences."""
+        """Return inputs and outputs of the graphs for some sequences."""
         found = dict[str, ort.OrtValue]()
         for names, array in zip(self._names, self.arrays, strict=True):
             found |= dict.fromkeys(names, from_numpy(array[first : first + count]))
@@ -157,9 +149,9 @@ class KvArrays:
         return KvWindow([array[place : place + 1] for array in short], self._window)
 
     def nbytes_of(self, tokens: int) -> int:
-        """Return the bytes of keys and values of n tokens of each sequence."""
-        shapes = ((array, array.shape[2]) for array in self.arrays)
-        return sum(a.nbytes // rows * min(rows, tokens) for a, rows in shapes)
+        """Return the bytes of keys and values of n tokens of a sequence."""
+        shapes = ((array[0], array.shape[2]) for array in self.arrays)
+        return sum(one.nbytes // rows * min(rows, tokens) for one, rows in shapes)
 
     def copy(self, place: int, source: KvArrays, other: int, tokens: int, dropped: int) -> None:
         """Copy what another place, of these arrays or of others, has of a sequence.
@@ -181,7 +173,7 @@ class KvArrays:
         return rows < self.length
 
 
-# A step of no more, as when guesses are verified, leaves too little behind to look for.
+# A step of no more tokens, such as one that verifies drafts, leaves too little memory behind to trim it.
 FEW_TOKENS = MOST
 
 
@@ -192,10 +184,11 @@ class OrtContext:
         self.length = length
         half = loaded.kv.dtype == np.float16
         self._rounds_by_step = half or loaded.config.n_experts > 0
-        self.kv = KvArrays(loaded, 1, length)  # first, so that lack of memory shows at once
+        self._padded = loaded.rows == "even"
+        # First, so that lack of memory shows at once.
+        self.kv = KvArrays(loaded, 1 + self._padded, length)
         self.window = self.kv.window()
-        self._graphs = BoundGraphs(loaded, length)
-        self._graphs.bind(self.kv.values())
+        self._graphs = BoundGraphs(loaded, length, self.kv.part)
         self._filled = 0  # tokens computed so far
 
     @property
@@ -252,8 +245,8 @@ class OrtContext:
         self._filled = max(self._filled, total)
         if max(count, self._graphs.shape.tokens) > FEW_TOKENS:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
-        where = [position], [dropped]
-        self._graphs.begin(token_ids[None], *where, prefill=prefill, apart=apart)
+        where, padded = ([position], [dropped]), self._padded and count == 1
+        self._graphs.begin(token_ids[None], *where, padded=padded, prefill=prefill, apart=apart)
 
     def state_before(self, position: int) -> F32:
         """Return the state [dim] of the token before a position, which the last step gave logits of.

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # By the names of the graphs.
 Graphs: TypeAlias = Mapping[str, Path | GraphSource]
 Sessions: TypeAlias = dict[str, ort.InferenceSession]
+# Numbers of rows with which products round a row alike: any, only even ones, or not known. With "even", a
+# step of one token has an empty sequence beside it; unless it is "any", so has a batch of an odd number.
+Rows: TypeAlias = Literal["any", "even", ""]
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
@@ -143,6 +146,7 @@ class Loaded:
     ropes: Ropes
     later: LaterSessions = field(default_factory=LaterSessions)
     stream: WeightStream | None = None  # of weights that exceed the memory
+    rows: Rows = ""
 
     def close(self) -> None:
         """Release the sessions, and what contexts share."""

@@ -142,7 +142,8 @@ class OrtLoader:
             backend = OrtBackend(config, graphs, slots, cpus, kv)
         else:
             more = prepared.apart_steps, prepared.give_back_read_pages
-            backend = OrtBackend(config, graphs, slots, cpus, kv, *more)
+            rows = prepared.record.rows
+            backend = OrtBackend(config, graphs, slots, cpus, kv, *more, rows=rows)
             files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]
             if (stream := self._stream(files)) is not None:
                 # Costs of steps are others then, so `auto` guesses nothing.

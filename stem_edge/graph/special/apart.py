@@ -4,7 +4,7 @@ Attention over several queries adds up in another order than over one. So a grap
 tokens has an attention node for each token, over the same weights, and keeps all else together. Attention
 nodes of a layer follow each other: the next token attends to the keys and values that the one before has
 added. All of these are outputs, to be bound to the memory of the cache: onnxruntime would copy what is no
-output. Products round alike with any number of tokens from 2 on (graph.special.pairs).
+output. Products round alike with any even number of rows (Rows in runtime/backends/onnxruntime/loaded.py).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,13 +17,15 @@ import msgspec
 import numpy as np
 import onnxruntime as ort
 
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, STEP, apart_step
 from stem_edge.graph.special.apart import apart
-from stem_edge.runtime.backends.interface import BEFORE, MOST, SIZES, StepCosts
+from stem_edge.runtime.backends.interface import BEFORE, MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import in_blocks
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
@@ -42,6 +45,8 @@ from stem_edge.system.memory import give_back_freed_blocks
 from stem_edge.system.processor import cpu_digest
 from stem_edge.tables.windows import last_rows
 
+# Of a layer, from which on two rows take little longer than one: matrices are read from memory then.
+LAYER_NBYTES = 4 << 20
 REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
 )
@@ -82,18 +87,17 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         refused=refused,
     )
     if not refused:
-        steps = _measured(bundle, Prepacked(folder, record), threads, kv)
-        record = msgspec.structs.replace(record, steps=steps)
+        record = _measured(bundle, Prepacked(folder, record), threads, kv)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 
 
-def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> StepCosts | None:
-    """Measure steps over placeholders for rows; None if the context is too short."""
+def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
+    """Return the record with measurements of steps, over placeholders for rows, if the context is long enough."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
     length = min(BEFORE + MOST, config.max_context)
     if length <= MOST:
-        return None
+        return prepared.record
     slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
     ids, rows = (
         np.arange(length) % config.vocab_size,
@@ -104,9 +108,22 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     if window := config.row_window:
         rows = last_rows(ids, rows, 0, window, config.eos_ids)
     graphs = prepared.graph_sources(bundle, prefill=False, kv=kv)
-    backend = OrtBackend(config, graphs, slots, threads, kv, prepared.apart_steps)
+    backend = OrtBackend(config, graphs, slots, threads, kv, prepared.apart_steps, rows="any")
     costs = measure_steps(backend, ids, rows)
-    return msgspec.structs.replace(costs, threads=threads)
+    chosen: Rows = "any" if costs.same_bits and costs.same_in_batches else ""
+    if not costs.same_bits and _pays_for_even_rows(bundle):
+        backend.loaded = replace(backend.loaded, rows="even")
+        even = measure_steps(backend, ids, rows)
+        costs, chosen = (even, "even") if even.same_bits else (costs, "")
+    steps = msgspec.structs.replace(costs, threads=threads)
+    return msgspec.structs.replace(prepared.record, steps=steps, rows=chosen)
+
+
+def _pays_for_even_rows(bundle: Bundle) -> bool:
+    """True if kernels of 4-bit products, the only ones that need even rows, take little longer for two rows."""
+    format, layers = bundle.manifest.backbone, bundle.manifest.model.n_layers
+    nbytes = footprint_of(bundle.manifest, "onnxruntime").step_nbytes
+    return format is not None and format.has("int4") and nbytes >= LAYER_NBYTES * layers
 
 
 def _sync(path: Path) -> None:

@@ -25,6 +25,7 @@ from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, apart_step
 from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import only_prompts
+from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_places
@@ -33,13 +34,13 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
 from stem_edge.system.user_folder import cache_folder
 
-FORMAT = 11
+FORMAT = 12
 RECORD = "prepared.json"
 MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
 # Code that graphs follow from, in the package; none of these files is there in a frozen program.
 BUILDERS = (
     *("*.py", "graph/**/*.py", "numerics/*.py", "tables/*.py"),
-    *(f"runtime/backends/onnxruntime/providers/{name}.py" for name in ("graphs", "pairs")),
+    "runtime/backends/onnxruntime/providers/graphs.py",
 )
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -54,6 +55,7 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     cpu: str  # digest of the processor's features
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
     steps: StepCosts | None = None  # of decoding; None if the context is too short to measure them
+    rows: Rows = ""
     refused: str = ""  # why nothing was prepared, and no load tries again
 
 

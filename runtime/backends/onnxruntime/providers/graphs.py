@@ -15,14 +15,9 @@ from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
-from stem_edge.graph.ir import Graph, Node
+from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
-
-PAIRED_BITS = 4  # kernels for one token take no less time than those for two
-# Codes of a layer from which on pairs cost at most about 4 % of a step: about three nodes of 7 us, where a
-# layer of 1.4 MB took 7 to 12 % longer (SmolLM2-135M), and one of 30 MB took 2 to 4 % (two x86 cores with AVX2).
-LAYER_NBYTES = 4 << 20
 
 
 def cpu_graphs(
@@ -56,7 +51,7 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
     without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
     others = _separate(bundle, prefill=prefill, without=without, kv=kv)
     step = {io.STEP: _with_states(bundle, joined(*described, kv=kv))}
-    return _in_pairs(bundle, step) | others
+    return step | others
 
 
 def _separate(
@@ -65,23 +60,8 @@ def _separate(
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     graphs = decoding(*described, kv=kv).graphs
     _with_states(bundle, graphs[io.HEAD])
-    graphs = _in_pairs(bundle, graphs)
     graphs |= prompts(*described, kv=kv).graphs if prefill else {}
     return {name: graph for name, graph in graphs.items() if name not in without}
-
-
-def _in_pairs(bundle: Bundle, graphs: dict[str, Graph]) -> dict[str, Graph]:
-    """Return the graphs that decode; with 4 bits, a single token's products may need two rows."""
-    products, nbytes = list[Node](), 0
-    for graph in graphs.values():
-        found = [n for n in graph.nodes if n.op == "MatMulNBits" and n.size("bits") == PAIRED_BITS]
-        nbytes += sum(graph.tensors[node.inputs[1]].nbytes for node in found)
-        products += found
-    if not products or nbytes < LAYER_NBYTES * bundle.manifest.model.n_layers:
-        return graphs
-    from stem_edge.runtime.backends.onnxruntime.providers.pairs import paired
-
-    return paired(graphs, products, bool(bundle.manifest.model.ranges))
 
 
 def _with_states(bundle: Bundle, graph: Graph) -> Graph:

@@ -15,20 +15,16 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import plain_format
-from stem_edge.graph.ir import Node
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import HEAD, STEP, apart_step
+from stem_edge.graph.names import STEP, apart_step
 from stem_edge.graph.special.apart import apart
-from stem_edge.graph.special.pairs import PAIR
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
+from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
-from stem_edge.runtime.backends.onnxruntime.providers import graphs as graphs_module
-from stem_edge.runtime.backends.onnxruntime.providers import pairs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    PAIRED_BITS,
     joined_graphs,
     joined_parts,
     sources,
@@ -59,19 +55,6 @@ CASES: list[tuple[str, str, KvType]] = [
     (GEMMA_3N, "fp32", "fp32"),
     (GEMMA_3N, "fp32", "int8"),
 ]
-PAIRED: list[tuple[str, KvType]] = [
-    ("stem", "fp32"),
-    ("window", "int8"),
-    ("stem-mix", "fp32"),
-    ("means of rows", "fp32"),
-    ("mixture of rows", "fp32"),
-    ("all at once", "fp32"),
-    ("low rank, gate", "fp32"),
-    ("Engram", "fp32"),
-    (GEMMA_4, "fp32"),
-    (GEMMA_4, "int8"),
-    (GEMMA_3N, "fp32"),
-]
 
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
@@ -83,19 +66,19 @@ def export(name: str, folder: Path, backbone: str) -> Bundle:
     return export_with(checkpoint, folder / "bundle", options)
 
 
-def opened(bundle: Bundle, kv: KvType) -> tuple[OrtBackend, Any]:
+def opened(bundle: Bundle, kv: KvType, rows: Rows) -> tuple[OrtBackend, Any]:
     """Return a backend with graphs for steps of several tokens, and the slots of 300 tokens."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
     slots = ArraySlots(layout, min(5, layout.records)) if layout is not None else None
     step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
     later = sources(bundle, {apart_step(size): apart(step, size) for size in SIZES})
     graphs = joined_graphs(bundle, prefill=False, kv=kv)
-    rows = placeholder_rows(slots, LENGTH * config.lookups)
+    ids = placeholder_rows(slots, LENGTH * config.lookups)
     if config.ngram_order:
-        rows = rows.reshape(LENGTH, -1)
+        ids = ids.reshape(LENGTH, -1)
     if window := config.row_window:
-        rows = last_rows(np.arange(LENGTH), rows, 0, window, ())
-    return OrtBackend(config, graphs, slots, 2, kv, later), rows
+        ids = last_rows(np.arange(LENGTH), ids, 0, window, ())
+    return OrtBackend(config, graphs, slots, 2, kv, later, rows=rows), ids
 
 
 def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tuple[F32, list[Any]]:
@@ -111,85 +94,58 @@ def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tupl
         logits = context.finish(slots[places], count)
         found += [logits.copy()] if decoding else []
     loaded: Any = context
-    return np.concatenate(found), [array.copy() for array in loaded.kv.arrays]
-
-
-def rounds_alike(node: Node) -> bool:
-    """Return whether products of a node do not depend on the number of tokens."""
-    if node.attributes.get("bits") == PAIRED_BITS and node.op == "MatMulNBits":
-        return not pairs.rounds_alone(node.size("block_size"), len(node.inputs) > 3)
-    return node.op != "FusedMatMul"
+    return np.concatenate(found), [array[0].copy() for array in loaded.kv.arrays]
 
 
 @pytest.mark.parametrize(("name", "backbone", "kv"), CASES)
 def test_the_bits_of_steps_of_one(name: str, backbone: str, kv: KvType, tmp_path: Path) -> None:
-    """Products of float32 matrices round several tokens otherwise, which moves some codes of activations."""
+    """With an empty sequence beside a token, products have an even number of rows, and round each alike.
+
+    Products of float32 matrices round by the number of rows, which moves some codes of activations.
+    """
     bundle = export(name, tmp_path, backbone)
-    backend, slots = opened(bundle, kv)
+    backend, slots = opened(bundle, kv, "even")
     ids = np.random.default_rng(0).integers(0, bundle.manifest.model.vocab_size, LENGTH)
     found, cache = run(backend, slots, ids, STEPS)
     expected, alone = run(backend, slots, ids, [1] * len(found))
     step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
-    if all(map(rounds_alike, step.nodes)):
+    if all(node.op != "FusedMatMul" for node in step.nodes):
         assert np.array_equal(found, expected)
         assert all(map(np.array_equal, cache, alone))
     assert np.sqrt(np.mean((found - expected) ** 2)) < 0.01 * expected.std()
+    plain, _ = run(*opened(bundle, kv, "any"), ids, [1] * len(found))
+    assert np.sqrt(np.mean((plain - expected) ** 2)) < 0.01 * expected.std()
 
 
-@pytest.mark.parametrize(("name", "kv"), PAIRED)
-def test_products_in_pairs(
-    monkeypatch: pytest.MonkeyPatch, name: str, kv: KvType, tmp_path: Path
-) -> None:
-    """Products of 4 bits of a token alone have two rows, and the bits of those of several tokens."""
+@pytest.mark.parametrize("name", ["stem", "window", GEMMA_4])
+def test_a_sequence_has_its_bits_beside_any_number_of_others(name: str, tmp_path: Path) -> None:
     bundle = export(name, tmp_path, "int4")
+    backend, slots = opened(bundle, "fp32", "even")
+    context = backend.open_context(LENGTH)
     ids = np.random.default_rng(0).integers(0, bundle.manifest.model.vocab_size, LENGTH)
-    plain, _ = run(*opened(bundle, kv), ids, STEPS)
-    really = pairs.rounds_alone
-    monkeypatch.setattr(graphs_module, "LAYER_NBYTES", 0)
-    monkeypatch.setattr(pairs, "rounds_alone", lambda *_: True)
-    backend, slots = opened(bundle, kv)
-    step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
-    doubled = [node for node in step.nodes if node.outputs[0].endswith(PAIR)]
-    products = [node for node in step.nodes if node.attributes.get("bits") == PAIRED_BITS]
-    assert {id(node) for node in products if node.op == "MatMulNBits"} <= {*map(id, doubled)}
-    alone, cache = run(backend, slots, ids, [1] * len(plain))
-    # Other kernels round otherwise, which moves some activations and cached values by a whole step.
-    assert np.sqrt(np.mean((alone - plain) ** 2)) < 0.01 * plain.std()
-    if all(really(node.size("block_size"), len(node.inputs) > 3) for node in products):
-        found, together = run(backend, slots, ids, STEPS)
-        assert np.array_equal(found, alone)
-        assert all(map(np.array_equal, cache, together))
-
-
-@pytest.mark.parametrize(("block", "asymmetric"), [(32, True), (64, True), (64, False)])
-def test_the_same_matrix_decides_the_same(block: int, asymmetric: bool) -> None:
-    assert pairs.rounds_alone(block, asymmetric) == pairs.rounds_alone.__wrapped__(
-        block, asymmetric
-    )
-
-
-def test_small_layers_are_not_paired(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bundle = export("stem", tmp_path, "int4")
-    monkeypatch.setattr(pairs, "rounds_alone", lambda *_: True)
-    step = joined_parts(bundle, prefill=False)[STEP]
-    nbytes = sum(
-        step.tensors[node.inputs[1]].nbytes
-        for node in step.nodes
-        if node.op == "MatMulNBits" and node.size("bits") == PAIRED_BITS
-    )
-    layers = bundle.manifest.model.n_layers
-    for least, paired in ((nbytes // layers, True), (nbytes // layers + 1, False)):
-        monkeypatch.setattr(graphs_module, "LAYER_NBYTES", least)
-        graphs = joined_parts(bundle, prefill=True)
-        for name in (STEP, HEAD):
-            ends = [node.outputs[0].endswith(PAIR) for node in graphs[name].nodes]
-            assert any(ends) == paired
+    context.begin(ids[:16], 0)
+    context.finish(slots[:16], 1)
+    batch = backend.open_batch(5, LENGTH)
+    lines = list[F32]()
+    for count in (1, 2, 3, 4, 5):
+        batch.join(context, 16)
+        batch.begin(0, ids[16:17].repeat(count), np.full(count, 16))
+        lines += [line.copy() for line in batch.finish(slots[16:17].repeat(count, 0))]
+    batch.leave(0)
+    batch.begin(1, ids[16:17], np.full(1, 16))  # one alone, as after an error of the step of all
+    batch.finish(slots[16:17])
+    batch.begin(0, ids[16:17].repeat(4), np.full(4, 16))
+    lines += [line.copy() for line in batch.finish(slots[16:17].repeat(4, 0))]
+    context.begin(ids[16:17], 16)
+    alone = context.finish(slots[16:17], 1)[0]
+    assert len(lines) == 19
+    assert all(np.array_equal(line, alone) for line in lines)
 
 
 def test_rest_frees_what_these_steps_have_taken(tmp_path: Path) -> None:
     """Logits of each size of step, in every context that is kept; the next step takes them again."""
     bundle = export("window", tmp_path, "fp32")
-    backend, slots = opened(bundle, "fp32")
+    backend, slots = opened(bundle, "fp32", "any")
     context, found = cast(OrtContext, backend.open_context(LENGTH)), list[F32]()
     for rests in (False, True):
         for position, count in ((0, 8), (8, 4), (12, 2), (14, 1)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -21,13 +22,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from architectures import SIZES as MODEL_SIZES
+from architectures import write
 from every_kind import GEMMA_3N, checkpoint_of
+from formats import export_as, format_with
 from loading import load_fixed
 from prompt_graph import load_with
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.commands.main import main
+from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, BundleError
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import SIZES
@@ -152,6 +157,26 @@ def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: 
     with load_fixed(bundle, cache_dir=tmp_path, threads=1, exact=True) as model:
         assert (model.stepping.speculation is not None) == (costs is not None)
         assert model.stepping.costs == record.steps
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels of x86")
+@pytest.mark.parametrize("block", [32, 64])
+def test_tokens_keep_their_bits_in_any_step(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where kernels round an unpaired row of 4-bit products differently, as in blocks of 64."""
+    monkeypatch.setattr(prepare_worker, "LAYER_NBYTES", 0)
+    config = ModelConfig(
+        **(MODEL_SIZES | {"dim": 128, "d_ff": 128, "n_layers": 1, "stem_layers": ()})
+    )
+    checkpoint, *_ = write(tmp_path / "checkpoint", config)
+    format = format_with("int4", block_size=block)
+    bundle = export_as(checkpoint, tmp_path / "bundle", format, prefill_graph=False, max_kl=99.0)
+    (tmp_path / "made").mkdir()
+    prepare_worker.make(bundle, tmp_path / "made", 1, "fp32")
+    record = read_prepared(tmp_path / "made")
+    assert record is not None and record.rows in ("any", "even")
+    assert record.steps is not None and record.steps.same_bits and record.steps.same_in_batches
 
 
 def test_a_small_backbone_is_not_prepared(
