@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from installed import DEMO, ENGLISH
-from llama_model import write_bundle
 from servers import Steps, client_of, compute_of, listening, serving, wait_for
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -44,6 +43,8 @@ def client(model: Model) -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of random weights with a chat template of Hermes' family."""
+    from llama_model import write_bundle  # which imports torch
+
     out = tmp_path_factory.mktemp("chat") / "bundle"
     write_bundle(out, [ENGLISH.read_text("utf-8")])
     return out
