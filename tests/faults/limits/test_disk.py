@@ -62,6 +62,15 @@ def test_a_link_is_recognized_on_every_system(file: Path, monkeypatch: pytest.Mo
         disk.open_file(file)
 
 
+@posix
+def test_only_a_regular_file_is_updated(file: Path) -> None:
+    os.mkfifo(other := file.with_name("other"))
+    before = open_files()
+    with pytest.raises(disk.NotRegularError, match="not a regular file"):
+        disk.update(other)
+    assert open_files() <= before
+
+
 def test_new_files_are_new_and_others_are_continued(file: Path) -> None:
     with pytest.raises(FileExistsError):
         disk.create(file)
@@ -146,3 +155,10 @@ def test_a_file_is_locked_for_one(file: Path) -> None:
     disk.close(other)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         lock(other)
+
+
+def test_a_device_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "write", lambda descriptor, data: 0)
+    with pytest.raises(OSError, match="takes no more bytes") as caught:
+        disk.write_all(1, b"x")
+    assert caught.value.errno == errno.EIO

@@ -82,6 +82,11 @@ def test_folders_are_synced_where_that_is_possible(
     assert (synced, open_files()) == ([tmp_path.stat().st_ino], before)
 
 
+def test_windows_syncs_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "os", SimpleNamespace(name="nt"))
+    disk.sync_folder(tmp_path / "missing")
+
+
 @posix
 def test_macos_is_asked_to_empty_the_memory_of_its_drive(monkeypatch: pytest.MonkeyPatch) -> None:
     """It falls back to fsync where the file system does not support that."""

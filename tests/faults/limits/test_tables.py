@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from contract import judged, refused
@@ -46,6 +47,16 @@ def good_records(layout: RecordLayout) -> U8:
 
 def stored(folder: Path, layout: RecordLayout, records: U8, **more: Any) -> Bundle:
     return bundle_of(folder, write_store(folder / TABLES, layout, records, 2, **more))
+
+
+def test_a_dense_model_has_no_tables_to_check(tmp_path: Path) -> None:
+    check_tables(bundle_of(tmp_path, None))
+
+
+def test_tables_of_another_bundle_are_not_checked(tmp_path: Path) -> None:
+    stored(tmp_path, FLOATS, good_records(FLOATS))
+    other = TableFormat(tokens=3, stored=msgspec.structs.replace(FLOATS, layers=(2, 6)))
+    refused(lambda: check_tables(bundle_of(tmp_path, other)), BundleError, tmp_path / TABLES)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENODEV])

@@ -119,6 +119,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     return Opened(monkeypatch)
 
 
+@pytest.mark.parametrize("system", LACKING)
+def test_a_closed_store_says_so(system: str, written: U8, tmp_path: Path) -> None:
+    store = open_store(tmp_path, FORMAT)
+    store.close()
+    for tokens in (ids(1), ids(1, 2)):
+        with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
+            store.read(tokens)
+
+
 def test_interrupted_read_does_not_keep_the_store_from_closing(written: U8, tmp_path: Path) -> None:
     """An interrupt's traceback keeps the frames of the read alive, and what they point to."""
 

@@ -112,6 +112,13 @@ def test_other_links_are_refused(repository: Path, make: Callable[[Path], Path])
         check_file(link, len(DATA))
 
 
+def test_a_repository_without_blobs(repository: Path) -> None:
+    (repository / "blobs" / "blob").unlink()
+    (repository / "blobs").rmdir()
+    with pytest.raises(disk.NotRegularError):
+        disk.read_file(linked(repository, "file", "../../blobs/blob"), 100)
+
+
 @pytest.mark.parametrize("place", ["elsewhere/{}", "snapshots/main", "Snapshots/{}"])
 def test_links_elsewhere_are_refused(repository: Path, place: str) -> None:
     folder = repository / place.format(COMMIT)

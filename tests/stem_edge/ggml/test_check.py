@@ -216,6 +216,11 @@ def test_a_missing_library(tmp_path: Path) -> None:
         check_library(tmp_path / "libggml.so", tmp_path)
 
 
+def test_a_child_that_cannot_be_started(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="cannot start /nothing/python to test ggml"):
+        check_library(library, tmp_path, ["/nothing/python"])
+
+
 OLD = "-DGGML_AVX=ON -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF"
 USUAL = (
     "-DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX_VNNI=OFF"

@@ -22,6 +22,7 @@ from stem_edge.tables.rows import ScaleType
 from stem_edge.tables.store import TableFormat, open_table_store
 from stem_edge.tables.widening import widen
 
+PLAIN = TableFormat(tokens=3, stored=LAYOUT)
 # Of four records, of which two are rare, and six tokens.
 TABLES = msgspec.structs.replace(LAYOUT, records=4)
 RARE = msgspec.structs.replace(LAYOUT, records=2, row_type="int4")
@@ -92,6 +93,13 @@ def test_records_widen(usual: RowType, stored: RowType, form: Form, scales: Scal
         assert np.array_equal(tables.row_scales(found, index), layout.row_scales(narrow, index))
     codes = unpack_codes(tables.row_codes(found, 0).view(np.uint8), tables.bits)
     assert len(np.unique(codes)) == 1 << layout.bits
+
+
+def test_sizes_on_flash(root: Path, mixed: Path) -> None:
+    for path, format in ((root, PLAIN), (mixed, MIXED)):
+        files = [p for p in path.rglob("*") if p.is_file() and p.name != "zarr.json"]
+        found = sum(p.stat().st_size for p in files)
+        assert 0 <= found - format.nbytes() <= 16 * len(files)
 
 
 @pytest.mark.parametrize(
