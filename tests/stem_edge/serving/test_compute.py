@@ -15,7 +15,6 @@ import stem_edge
 from stem_edge.errors import BundleError, DeviceLostError
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.serving import app
 from stem_edge.serving.compute import Compute
 
@@ -44,26 +43,6 @@ def test_a_full_queue_is_told_when_to_come_back(
     steps.release()
     assert b"Paris" in taken[0].read_all()
     assert b"Paris" in other.read_all()
-
-
-def test_scores_wait_for_memory(
-    program: Starlette, steps: Steps, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Prefixes, "fits", lambda prefixes, nbytes: False)
-    steps.hold()
-    asking = Connection(port, "/v1/completions", ASKED)
-    wait_for(lambda: compute_of(program).busy == 1)
-    steps.allow(2)
-    scored = {"prompt": "It is a country", "echo": True, "logprobs": 1, "max_tokens": 0}
-    scoring = Connection(port, "/v1/completions", scored)
-    wait_for(lambda: compute_of(program).busy == 2)
-    before = steps.computed
-    steps.allow(4)
-    assert steps.computed - before <= 4  # those of the answer
-    assert compute_of(program).busy == 2
-    steps.release()
-    assert b"Paris" in asking.read_all()
-    assert b"token_logprobs" in scoring.read_all()
 
 
 def test_other_work_is_done_one_after_the_other(model: Model) -> None:

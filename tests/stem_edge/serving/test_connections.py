@@ -13,7 +13,6 @@ from starlette.responses import PlainTextResponse
 
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app, connections
-from stem_edge.serving.connections import room
 
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -119,25 +118,3 @@ def test_a_client_that_still_sends_sees_why_its_body_was_refused(port: int) -> N
         response = answer(client)
         assert response.status == 413
         assert "larger than" in response.read().decode()
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "raised", "expected"),
-    [
-        (128, 128, None, 32),
-        (128, 256, 256, 160),
-        (1024, 1 << 20, 1096, 1000),
-        (1024, -1, 1096, 1000),
-        (-1, -1, None, 1000),
-        (20, 20, None, 1),
-    ],
-)
-def test_connections_are_what_open_files_leave(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None, expected: int
-) -> None:
-    resource = pytest.importorskip("resource", reason="limits of POSIX")
-    limits = [(soft, hard)]
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda kind, given: limits.append(given))
-    assert room() == expected
-    assert limits[-1][0] == (raised or soft)

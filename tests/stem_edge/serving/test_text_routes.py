@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
-from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving.http import json_response
-from stem_edge.serving.routes import texts
-
-PATHS = ("/tokenize", "/detokenize")
 
 
 def post(url: str, path: str, **body: Any) -> httpx2.Response:
@@ -47,22 +40,6 @@ def test_pieces_are_text_or_bytes(chat_url: str) -> None:
     joined = b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in pieces)
     assert joined.decode() == "a 媽</s>"
     assert any(isinstance(piece, list) for piece in pieces)
-
-
-def test_texts_are_worked_on_one_at_a_time(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    working, most = list[str](), list[int]()
-
-    def slow(data: object) -> Response:
-        working.append("")
-        most.append(len(working))
-        time.sleep(0.05)
-        working.pop()
-        return json_response(data)
-
-    monkeypatch.setattr(texts, "json_response", slow)
-    with ThreadPoolExecutor(6) as clients:
-        list(clients.map(lambda path: post(chat_url, path, content="a", tokens=[5]), PATHS * 3))
-    assert most == [1] * 6
 
 
 def test_template_is_applied(chat_url: str) -> None:
