@@ -5,7 +5,6 @@ from configs import config
 
 from stem_edge.layers import LayerKind
 from stem_edge.limits import LARGEST, MAX_HEADS, MAX_VOCAB, MAX_WIDTH
-from stem_edge.special import dense_twin, is_plain
 
 SUMMED = ("row_experts", "row_window")  # fields of models that add rows up
 HASHED = {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2}
@@ -116,34 +115,3 @@ def test_parameter_counts(tied: bool, backbone: int, active: int) -> None:
     assert model.backbone_parameters == backbone
     assert model.table_parameters == 10 * 6
     assert model.active_parameters == active
-
-
-def test_rows_that_are_mixed_lie_side_by_side_and_each_layer_has_a_router() -> None:
-    one, more = config(), config(row_experts=3, row_rank=2)
-    shapes = more.backbone_shapes()
-    added = {name: shapes[name] for name in shapes.keys() - one.backbone_shapes().keys()}
-    assert added == {"layers.1.router": (3, 4), "layers.1.project": (6, 2)}
-    assert (more.row_parts(), more.record_values) == (((6,),), 6)
-    assert config(row_experts=3).row_parts() == ((18,),)
-    assert dense_twin(more) == dense_twin(one)
-
-
-def test_a_model_of_several_streams_has_coefficients_in_layers_and_matrices_around_them() -> None:
-    one = config().backbone_shapes()
-    more = config(streams=3, laurel_rank=2)
-    assert more.hidden_width == 12
-    assert not is_plain(more)
-    added = {
-        "altup_norm": (4,),
-        "altup_router": (3, 4),
-        "altup_predict": (9, 3),
-        "altup_correct": (3, 3),
-        "laurel_in": (2, 4),
-        "laurel_out": (4, 2),
-        "laurel_norm": (4,),
-    }
-    around = [f"streams.{stream}.altup_{end}" for stream in (1, 2) for end in ("in", "out")]
-    expected = {f"layers.{n}.{name}": shape for n in (0, 1) for name, shape in added.items()}
-    expected |= dict.fromkeys(around, (4, 4))
-    found = more.backbone_shapes()
-    assert {name: found[name] for name in found.keys() - one.keys()} == expected

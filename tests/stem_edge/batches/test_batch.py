@@ -17,10 +17,9 @@ from installed import DEMO
 from open_files import posix
 
 import stem_edge
-from stem_edge.batches import rows as batch_rows
 from stem_edge.batches.output import ResultFile
 from stem_edge.batches.rows import count_rows, read_rows
-from stem_edge.errors import BundleError, DeviceLostError, InputError, RowReadError, StemEdgeError
+from stem_edge.errors import BundleError, InputError, RowReadError, StemEdgeError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.model import Model
 
@@ -157,14 +156,6 @@ def test_an_answer_that_fails_ends_its_row_alone(
     assert [len(each["text"]) > 0 for each in found.values()] == [True, True]
 
 
-def test_a_lost_device_ends_the_batch(
-    model: Model, written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, DeviceLostError("gone"), 2)
-    with pytest.raises(DeviceLostError, match="gone"):
-        run(model, written({"prompt": PERU}, {"prompt": "Oman lies in"}), max_new_tokens=6)
-
-
 def test_each_row_once_however_often_it_goes_on(
     model: Model, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,29 +249,3 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
         writer.submit(path.write_bytes, b'{"id":"a"}\n')
         assert count_rows(path) is None
         assert [row.id for row in read_rows(path)] == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("data", "ids"),
-    [
-        (b'{"id":"a"}\n{"id":"b"}\n', ["a", "b"]),
-        (b'{"id":"a"}\n{"id":"b"}', ["a", "b"]),
-        (b'\xef\xbb\xbf{"id":"a"}\r\n\r\n{}\r\n', ["a", 3]),
-        (b'{"id":"1"}\n{"id":1}\n{"id":null}\n', ["1", 1, 3]),
-        (b'{"id":3}\n{}\n{}\n', [3, 2, None]),  # the third has the id of the first
-        (b'{"id":"a","long":"' + b"x" * 60 + b'"}\n{"id":"b"}\n', [None, "b"]),
-        (b'{"id":"a","long":"' + b"x" * 60, [None]),
-        (b'{"id":"' + b"x" * 32 + b'"}', ["x" * 32]),  # of the most bytes
-    ],
-)
-def test_ids_of_rows(
-    data: bytes, ids: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_rows, "MAX_ROW_NBYTES", 41)
-    monkeypatch.setattr(batch_rows, "PIECE", 7)
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(data)
-    rows = list(read_rows(path))
-    assert [row.id for row in rows] == ids
-    assert [row.wrong is None for row in rows] == [id is not None for id in ids]
-    assert count_rows(path) == rows[-1].line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -59,19 +58,6 @@ def test_the_second_does_not_wait() -> None:
         ctrl_c()
         reached.append(2)
     assert reached == [1]
-
-
-def test_other_threads_change_nothing() -> None:
-    seen = list[Any]()
-
-    def run() -> None:
-        with interrupts_held():
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [signal.default_int_handler]
 
 
 ROWS = [Row(line, line, {"prompt": "Cuba lies in"}) for line in range(1, 1000)]

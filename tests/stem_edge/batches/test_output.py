@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from faulty_disk import CHANGES, Failing, watch
-from open_files import open_files
 
 from stem_edge.batches.output import ResultFile
 from stem_edge.batches.rows import Result, parse_result
@@ -90,24 +86,6 @@ def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
     with ResultFile(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
         ResultFile(tmp_path / "out")
     ResultFile(tmp_path / "out").close()
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EIO])
-def test_disks_without_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out"
-    path.write_bytes(b"".join(LINES))
-    fcntl, before = pytest.importorskip("fcntl"), open_files()
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
-    if number == errno.EIO:
-        with pytest.raises(InputError, match="Input/output error"):
-            ResultFile(path)
-    else:
-        with (
-            pytest.warns(RuntimeWarning, match="cannot be locked here"),
-            ResultFile(path, retry_errors=True) as found,
-        ):
-            assert len(found) == 1
-    assert open_files() <= before
 
 
 @pytest.mark.parametrize("at", range(12))

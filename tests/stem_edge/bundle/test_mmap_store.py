@@ -89,13 +89,6 @@ def test_a_key_without_a_file_is_none(store: MmapStore, key: str) -> None:
     assert read(store, key) is None
 
 
-def test_a_file_that_is_not_of_the_table_store_has_no_key(root: Path, store: MmapStore) -> None:
-    (root / "extra").mkdir()
-    for name in ("extra/zarr.json", ".zgroup", "records/.zarray"):
-        (root / name).write_bytes(b"{}")
-        assert read(store, name) is None
-
-
 def test_writing_is_refused(root: Path, store: MmapStore) -> None:
     before = (root / SHARD).read_bytes()
     buffer = default_buffer_prototype().buffer.from_bytes(b"x")

@@ -133,28 +133,6 @@ def test_contradicting_options_are_one_line(
     assert list(Path().iterdir()) == []
 
 
-def test_where_an_edit_cannot_be_written(bundle: Path, capsys: Capture) -> None:
-    Path("folder.edit").mkdir()
-    Path("old.edit").write_text("old")
-    Path("link.edit").symlink_to("nowhere")
-    Path("inside").symlink_to(bundle)
-    for out, message in (
-        (bundle / "a.edit", "inside the bundle"),
-        (bundle / "tables.zarr" / "a.edit", "inside the bundle"),
-        ("inside/a.edit", "inside the bundle"),
-        ("a.txt", "ends in .edit"),
-        ("none/a.edit", "cannot write this edit"),
-        ("folder.edit", "a folder"),
-        ("old.edit", "exists; choose another name with -o, or add --force"),
-        ("link.edit", "exists"),
-    ):
-        assert message in refused(capsys, "edit", bundle, *SPAIN, "-o", out)
-    assert Path("old.edit").read_text() == "old"
-    assert contents(bundle) == contents(DEMO)
-    run(capsys, "edit", bundle, *SPAIN, "-o", "old.edit", "--force")
-    assert stem_edge.read_edit("old.edit").scope == "positions"
-
-
 def test_generate_refuses_edits_before_it_loads(
     bundle: Path, tiny_bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

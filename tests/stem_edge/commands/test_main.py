@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -21,7 +20,6 @@ import stem_edge
 from stem_edge.commands.main import COMMANDS, main
 
 Capture = pytest.CaptureFixture[str]
-COMMAND = [sys.executable, "-m", "stem_edge"]
 GENERATE = ["generate", str(DEMO), "a"]
 
 
@@ -62,34 +60,6 @@ def test_a_prompt_and_options_in_any_order(
     out, err = capsys.readouterr()
     assert out.startswith(" Lima")
     assert ("tokens at" in err) != ("--quiet" in arguments)
-
-
-def test_generate_reads_stdin() -> None:
-    done = subprocess.run(
-        [*COMMAND, "generate", str(DEMO), "-n", "4"],
-        input="The capital of Peru is",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith(" Lima")
-
-
-def test_generate_without_a_prompt_at_a_terminal_says_how(capsys: Capture) -> None:
-    main_end, terminal = pty.openpty()
-    try:
-        done = subprocess.run(
-            [*COMMAND, "generate", str(DEMO)],
-            stdin=terminal,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    finally:
-        os.close(main_end)
-        os.close(terminal)
-    assert done.returncode == 1
-    assert done.stderr.startswith("stem-edge: no prompt; give one like")
 
 
 def wait_until_idle(process: subprocess.Popen[str]) -> None:
@@ -211,24 +181,6 @@ def test_a_command_whose_packages_are_missing_says_what_to_install() -> None:
     assert "pip install 'stem-edge[server]'" in done.stderr
 
 
-def test_export_says_what_would_help(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounds = [(-1, "near", ""), (0, "fairly near", ""), (10, "far from", "other texts")]
-    monkeypatch.setattr("stem_edge.commands.bundles.export.VERDICTS", bounds)
-    monkeypatch.setattr("stem_edge.commands.bundles.export.NEAR", 0.0)
-    (tmp_path / "few.txt").write_text("few")
-    given = ["--calibration", str(tmp_path / "few.txt"), "--engine", "onnxruntime"]
-    assert main(["export", str(tiny_checkpoint), str(tmp_path / "out"), *given]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("far from the checkpoint: other texts (")
-    assert (
-        f"{tmp_path / 'out'} --engine onnxruntime --type near-lossless --force"
-        in out.splitlines()[1]
-    )
-    assert "the calibration text has 3 tokens; it takes some thousands" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -264,23 +216,3 @@ def test_demo_runs_and_says_what_to_do_next(
     assert " Paris." in out
     assert out.count("read from flash") == 3
     assert f"  {shown} export CHECKPOINT OUT" in out
-
-
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), ImportError("x.so: failed to map segment"), ImportError("std::bad_alloc")],
-)
-def test_a_process_without_memory_for_its_libraries(
-    error: Exception, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with a small `ulimit -v`. Any other ImportError is a mistake of ours, so it is raised."""
-
-    def fails(name: str) -> None:
-        raise error
-
-    monkeypatch.setattr("stem_edge.commands.main._import", fails)
-    assert main(GENERATE) == 1
-    assert capsys.readouterr().err.startswith("stem-edge: no memory left; free some, or raise")
-    error = ImportError("No module named 'x'")
-    with pytest.raises(ImportError):
-        main(GENERATE)

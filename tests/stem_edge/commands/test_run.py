@@ -27,7 +27,6 @@ from stem_edge.runtime.conversations.conversation import Conversation
 
 Capture = pytest.CaptureFixture[str]
 FRANCE, PERU = "The capital of France is", "The capital of Peru is"
-COMMAND = [sys.executable, "-m", "stem_edge", "run"]
 # Slow enough to press Ctrl-C while it answers.
 SLOWLY = """
 import sys, time
@@ -180,19 +179,6 @@ def test_what_is_refused(
     assert message in err
 
 
-@pytest.mark.slow
-def test_without_stdin_and_with_a_closed_pipe(bundle: Path) -> None:
-    for line in (f"{{}} {bundle} <&-", f"yes '{FRANCE}' | {{}} {bundle} -n 2 | head -n 1"):
-        done = subprocess.run(
-            ["sh", "-c", line.format(" ".join(COMMAND))],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_conversation_at_a_terminal(bundle: Path) -> None:
     options = ["-n", "200", "-t", "9", "--seed", "1"]
     with Terminal([sys.executable, "-c", SLOWLY, "run", str(bundle), *options]) as terminal:
@@ -241,33 +227,6 @@ def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
         session.interactive = False
         with pytest.raises(KeyboardInterrupt):
             take(session, Typed(FRANCE, is_command=False))
-
-
-@pytest.mark.slow
-def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
-    environment = {"NO_COLOR": "1"}
-    with Terminal([*COMMAND, str(DEMO), "-n", "2"], 20, environment) as terminal:
-        assert "no chat template" in terminal.until("> ")
-        terminal.press("/help\n")
-        terminal.until("Ctrl-C stops an answer.")
-        terminal.until("> ")
-        terminal.press(f"{FRANCE}\n")
-        terminal.until(" Paris")
-        terminal.until("cut at 2 tokens")
-        terminal.until("> ")
-        terminal.press("\x1b[200~one\ntwo\x1b[201~\n")  # pasted
-        terminal.until("cut at 2 tokens")
-        terminal.until("> ")
-        terminal.press("/undo\n")
-        terminal.until("taken back: one\\ntwo")
-        terminal.until("> ")
-        terminal.press(CTRL_C)
-        terminal.until("Ctrl-C again")
-        terminal.until("> ")
-        terminal.press(CTRL_C)
-        assert terminal.status() == 130
-    assert "\x1b[2m" not in terminal.shown
-    assert terminal.shown.endswith("stem-edge: interrupted\r\n")
 
 
 @pytest.mark.slow
@@ -322,12 +281,6 @@ def test_set(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye"])
-def test_the_end(end: str, bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert piped(monkeypatch, f"{end}\n{FRANCE}", bundle) == 0
-    assert capsys.readouterr().out == ""
-
-
 def test_the_last_message_is_edited(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,26 +301,3 @@ def test_the_last_message_is_edited(
         "no message of the user yet",
     ]:
         assert any(part in line for line in lines), part
-
-
-def test_another_conversation_is_not_replaced(
-    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    talk = tmp_path / "talk"
-    saving = f"/save {talk}\n/undo\n/save {talk}"
-    assert piped(monkeypatch, f"{FRANCE}\n{saving}", bundle, "-n", "2") == 0
-    before = talk.read_bytes()
-    assert piped(monkeypatch, f"{PERU}\n/save {talk}", bundle, "-n", "2") == 1
-    assert f"'{talk}' has another conversation; choose another name" in capsys.readouterr().err
-    assert talk.read_bytes() == before
-    assert piped(monkeypatch, f"/load {talk}\n{PERU}\n/save {talk}", bundle, "-n", "2") == 0
-    assert talk.read_bytes() != before
-
-
-def test_the_help_fits_a_screen(
-    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piped(monkeypatch, "/help", bundle)
-    lines = capsys.readouterr().err.splitlines()
-    assert "/edit TEXT" in "\n".join(lines)
-    assert len(lines) < 24 and max(map(len, lines)) <= 100

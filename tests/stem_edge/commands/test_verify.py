@@ -104,12 +104,6 @@ def test_a_damaged_manifest(bundle: Path, capsys: Capture, options: list[str]) -
         assert "not safe to load: manifest.json: not a manifest" in one_line(err)
 
 
-@pytest.mark.slow
-def test_a_link_beside_the_files_is_not_ignored(bundle: Path) -> None:
-    (bundle / "notes.txt").symlink_to("/etc/passwd")
-    assert not check_safety(bundle).safe
-
-
 @pytest.mark.parametrize("name", ["none", f"model/{BACKBONE}"])
 def test_no_bundle(bundle: Path, capsys: Capture, name: str) -> None:
     path = bundle.parent / name

@@ -14,9 +14,8 @@ import pytest
 from compiled_ggml import compiled, needs_compiler, needs_library
 
 from stem_edge.errors import BackendError
-from stem_edge.ggml import check as ggml_check
-from stem_edge.ggml.check import check_library, checked_ggml, rebuild
-from stem_edge.ggml.installed import REINSTALL, installed_library
+from stem_edge.ggml.check import check_library, checked_ggml
+from stem_edge.ggml.installed import installed_library
 
 GOOD = {"repack": True}
 # Runs the real trial, with a wrong logit where the condition holds.
@@ -116,16 +115,6 @@ def test_the_processor_the_system_or_stem_edge_changed(
     assert [trials.count(), trials.count()] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"{", b'{"library": "", "repack": true}', bytes(1 << 17)], ids=range(4)
-)
-def test_a_damaged_verdict_does_not_count(damage: bytes, trials: Trials) -> None:
-    trials.count()
-    (cached,) = trials.folder.rglob("*.json")
-    cached.write_bytes(damage)
-    assert [trials.count(), trials.count()] == [1, 0]
-
-
 def test_a_bad_verdict_is_not_kept(trials: Trials) -> None:
     with pytest.raises(BackendError):
         check_library(trials.library, trials.folder, child("raise SystemExit(3)"))
@@ -200,17 +189,6 @@ def test_a_library_that_computes_wrong_numbers(
         check_library(installed_library(), tmp_path / "new", child(code))
 
 
-@pytest.mark.slow
-@needs_library
-def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
-    """Filling a rearranged matrix would end the process."""
-    code = (
-        "import sys; from stem_edge.runtime.backends.ggml import library_trial as ggml_trial, weights as ggml_weights\n"
-        "ggml_weights._multiplies = lambda *_: False; sys.exit(ggml_trial.main())"
-    )
-    assert not check_library(installed_library(), tmp_path, child(code)).repack
-
-
 def test_a_missing_library(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"libggml\.so: cannot be read \(No such file"):
         check_library(tmp_path / "libggml.so", tmp_path)
@@ -219,33 +197,3 @@ def test_a_missing_library(tmp_path: Path) -> None:
 def test_a_child_that_cannot_be_started(library: Path, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="cannot start /nothing/python to test ggml"):
         check_library(library, tmp_path, ["/nothing/python"])
-
-
-OLD = "-DGGML_AVX=ON -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF"
-USUAL = (
-    "-DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX_VNNI=OFF"
-)
-
-
-@pytest.mark.parametrize(
-    ("machine", "told", "flags", "further"),
-    [
-        ("x86_64", "sse2 avx", OLD, False),
-        ("x86_64", "sse2 avx avx2 fma f16c bmi2", f"{USUAL} -DGGML_AVX512=OFF", False),
-        ("x86_64", "sse2 avx avx2 fma f16c bmi2 avx512vl", f"{USUAL} -DGGML_AVX512=ON", True),
-        ("AMD64", "", f"{USUAL} -DGGML_AVX512=OFF", False),
-        ("aarch64", "fp asimd", '-DGGML_NATIVE=OFF"', False),
-        ("arm64", "asimddp", '-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod"', False),
-        ("aarch64", "asimddp i8mm", '-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+i8mm"', False),
-    ],
-)
-def test_flags_for_the_processor(
-    machine: str, told: str, flags: str, further: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ggml_check, "cpu_announces", lambda feature: feature in told.split())
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    advice = rebuild()
-    assert 'CMAKE_ARGS="-DGGML_NATIVE=OFF' in advice
-    assert flags in advice
-    assert REINSTALL in advice
-    assert advice.endswith("(with AVX512 OFF, if it still fails)") == further

@@ -14,7 +14,7 @@ from installed import ROOT
 from stem_edge.errors import BackendError
 from stem_edge.ggml import installed as module
 from stem_edge.ggml import types as ggml_types
-from stem_edge.ggml.installed import REINSTALL, library_path
+from stem_edge.ggml.installed import REINSTALL
 from stem_edge.ggml.library import (
     KNOWN_VERSIONS,
     PROTOTYPES,
@@ -128,27 +128,6 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"not installed.* pip install 'stem-edge\[gguf\]'"):
         open_ggml()
-
-
-@pytest.mark.parametrize(
-    ("system", "file"),
-    [
-        ("linux", "lib/libggml.so"),
-        ("darwin", "lib/libggml.dylib"),
-        ("win32", "lib/ggml.dll"),
-        ("win32", "bin/ggml.dll"),
-    ],
-)
-def test_where_it_is_on_each_system(
-    system: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
-    monkeypatch.setattr(module, "find_spec", lambda name: spec)
-    monkeypatch.setattr("sys.platform", system)
-    assert library_path() is None
-    (tmp_path / file).parent.mkdir()
-    (tmp_path / file).touch()
-    assert library_path() == tmp_path / file
 
 
 def test_the_extra_installs_the_version_that_is_known() -> None:

@@ -31,7 +31,7 @@ from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
 from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BACKBONE_DATA
-from stem_edge.graph.ir import Attribute, Graph, Tensor, inline
+from stem_edge.graph.ir import Attribute, Graph, Tensor
 from stem_edge.graph.names import row_name
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
@@ -100,25 +100,6 @@ def is_tensor(found: TensorProto, expected: Tensor) -> bool:
         "offset": str(expected.offset),
         "length": str(expected.nbytes),
     }
-
-
-def test_every_kind_of_attribute() -> None:
-    values: dict[str, Attribute] = {
-        "least": -(2**63),
-        "small": -1,
-        "zero": 0,
-        "greatest": 2**63 - 1,
-        "real": 1e-5,
-        "text": "größer",
-        "numbers": (0, -1, 300),
-        "tensor": inline("value", np.arange(6, dtype=np.int64).reshape(2, 3)),
-    }
-    graph = Graph()
-    graph.node("Op", ["x"], ["y"], "", **values)
-    (node,) = onnx.load_model_from_string(encode(graph)).graph.node
-    for one in node.attribute:
-        assert is_value(onnx.helper.get_attribute_value(one), values[one.name])
-    assert np.array_equal(onnx.numpy_helper.to_array(node.attribute[-1].t), [[0, 1, 2], [3, 4, 5]])
 
 
 def test_every_operator_has_a_cpu_kernel() -> None:

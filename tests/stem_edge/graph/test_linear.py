@@ -152,24 +152,6 @@ def test_the_kernel_computes_with_the_asymmetric_matrix(
     assert worst(found, x @ exact.T) < 1e-5  # ARM64 adds in another order: 3.3e-6
 
 
-@pytest.mark.parametrize("pieces", [1, 5])
-def test_the_kernel_computes_with_offsets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
-) -> None:
-    """Values between 5 and 7, far from zero, as no zero point of 4 bits reaches them."""
-    monkeypatch.setattr(module, "SPLIT_VALUES", len(STACKED) // pieces * K)
-    levels = np.random.default_rng(4).integers(16, size=STACKED.shape)
-    matrix = np.asarray(levels / 8 + 5, np.float32)
-    x = np.rint(X * 30)
-    x[..., ::16] = 127
-    format = BackboneFormat(weights="int4", head="int4", block_size=32, offsets=True)
-    built = build(decoding(format), [matrix])
-    found = built.run(tmp_path, {"x": x}, Quantizer(format))
-    assert sum(node.op == "MatMulNBits" for node in built.graph.nodes) == pieces
-    assert sum(node.op == "ReduceSum" for node in built.graph.nodes) == 1
-    assert worst(found, x @ matrix.T) < 1e-5
-
-
 def stored_rows(matrix: F32, format: BackboneFormat, kind: str) -> F32:
     """Rows of a matrix as they are stored, rounded to the nearest code."""
     bits = {"fp32": 32, "int8": 8, "int4": 4}[format.head]
@@ -231,19 +213,6 @@ def test_a_matrix_that_is_embedding_and_head_is_stored_once(
     graph.output("rows", np.float32, [1, "T", K])
     (tmp_path / "rows").mkdir()
     assert np.array_equal(built.run(tmp_path / "rows", feeds, quantizer)[0], expected[:T])
-
-
-def test_a_matrix_of_many_rows_is_cut_without_a_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for values, pieces in ((1 << 24, 1), (20 * K, 5)):
-        monkeypatch.setattr(module, "SPLIT_VALUES", values)
-        format = of_type("int4")
-        built = build(decoding(format), MATRICES[1:])
-        assert sum(node.op == "MatMulNBits" for node in built.graph.nodes) == pieces
-        found.append(built.run(tmp_path / str(values), {"x": X}, Quantizer(format)))
-    assert np.array_equal(found[0], found[1])
 
 
 def test_tokens_are_scaled_one_by_one(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,15 +20,12 @@ from installed import DEMO
 from loading import load_fixed
 from manifests import make_bundle
 
-from stem_edge.bundle import fetched
 from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, encode_manifest, open_manifest
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.bundles.entries import entries
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
-from stem_edge.graph.formats import BACKBONE_DATA, EngineName
+from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.hub import fetch
-from stem_edge.system.user_folder import cache_folder
 
 NAME = "acme/model"
 SHARD = f"{TABLES}/records/c/0/0"
@@ -148,20 +143,6 @@ def test_wrong_bytes_are_refused_until_they_are_deleted(
     assert files_of(open_bundle(f"hf:{NAME}").path) == files_of(bundle)
 
 
-def test_files_are_hashed_once_and_again_when_they_change(
-    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.add(NAME, bundle)
-    opened = open_bundle(f"hf:{NAME}")
-    with monkeypatch.context() as patch:
-        patch.setattr(fetched, "sha256_of", None)  # which would raise TypeError
-        open_bundle(f"hf:{NAME}")
-    blob = (opened.path / SHARD).resolve()
-    blob.write_bytes(changed(blob.read_bytes()))
-    with pytest.raises(BundleError, match=rf"{SHARD}: sha256 is .*; delete {blob}"):
-        open_bundle(f"hf:{NAME}")
-
-
 def test_wrong_bytes_of_another_program_are_refused(hub: HubServer, bundle: Path) -> None:
     """What is in the cache already was perhaps never compared with anything."""
     hub.add(NAME, bundle)
@@ -275,24 +256,6 @@ def test_what_is_no_address_of_a_hub(address: str, monkeypatch: pytest.MonkeyPat
         load_fixed("hf:model")
 
 
-def test_a_newer_commit_that_did_not_come_leaves_the_older_one(
-    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.add(NAME, bundle)
-    path = open_bundle(f"hf:{NAME}").path
-    newer = hub.add(NAME, shutil.copytree(DEMO, bundle.with_name("newer")))
-    hub.faults.status["/resolve/"] = 403
-    with pytest.raises(HubError):
-        open_bundle(f"hf:{NAME}")
-    assert fetch.pinned(f"hf:{NAME}") == f"hf:{NAME}@{newer}"
-    hub.faults.status[""] = 503
-    assert open_bundle(f"hf:{NAME}").path == path
-    hub.faults.status.clear()
-    assert open_bundle(f"hf:{NAME}").path.name == newer
-    hub.faults.status[""] = 503
-    assert open_bundle(f"hf:{NAME}").path.name == newer
-
-
 @pytest.mark.slow
 def test_a_killed_fetch_keeps_what_was_complete(hub: HubServer, bundle: Path) -> None:
     hub.add(NAME, bundle)
@@ -313,42 +276,11 @@ def test_a_killed_fetch_keeps_what_was_complete(hub: HubServer, bundle: Path) ->
         assert not hub.asked(f"GET /{NAME}/resolve/{name}")
 
 
-def test_marks_of_checked_files_are_listed(hub: HubServer, bundle: Path) -> None:
-    hub.add(NAME, bundle)
-    path = open_bundle(f"hf:{NAME}").path
-
-    def listed() -> list[tuple[str, str]]:
-        return [(e.of, e.old) for e in entries(cache_folder(None)) if e.kind == fetched.CHECKED]
-
-    assert listed() == [(str(path), "")]
-    shutil.rmtree(cache_of(NAME))
-    assert listed() == [(str(path), "its model is gone")]
-    for mark in cache_folder(None).glob("checked/*"):
-        mark.write_bytes(b"")
-    assert listed() == [("", "its model is gone")]
-
-
 @pytest.fixture
 def demo(hub: HubServer) -> Iterator[str]:
     """The name of the demo's model on the hub."""
     hub.add(NAME, DEMO)
     yield f"hf:{NAME}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"resident": True}, {"repack": True}])
-def test_engines_read_the_cache(
-    hub: HubServer, tiny: Path, engine: EngineName, options: dict[str, Any]
-) -> None:
-    if "repack" in options and engine != "ggml":
-        return
-    hub.add(NAME, tiny)
-    tokens = []
-    for path in (tiny, f"hf:{NAME}"):
-        with load_fixed(path, engine=engine, **options) as model:
-            chunks = model.generate([1, 2, 3], max_new_tokens=8)
-            tokens.append([token for chunk in chunks for token in chunk.token_ids])
-    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.slow

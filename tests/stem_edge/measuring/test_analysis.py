@@ -102,23 +102,6 @@ def test_table_3(model: ModelConfig, kind: str, expected: tuple[float, float, fl
     ) == expected
 
 
-def test_stored_counts_leave_out_what_is_replaced_or_unused() -> None:
-    counts = model_counts(llama_1b((1, 4, 7, 10, 13)))
-    paper, stored = counts["paper"], counts["stored"]
-    replaced = paper["total_parameters"] - stored["total_parameters"]
-    assert (replaced, round(stored["total_parameters"] / 1e9, 2)) == (5 * 2048 * 8192, 6.67)
-    unused = paper["active_parameters"] - stored["active_parameters"]
-    assert unused == (128256 - 1) * 2048  # the rest of the embedding
-
-
-def test_a_dense_model_is_counted_once_and_a_tied_embedding_is_used_whole() -> None:
-    for counts in model_counts(llama_1b(())).values():
-        for name in ("total_parameters", "active_parameters", "gflop_per_token"):
-            assert counts[name] == counts[f"dense_{name}"]
-    tied = model_counts(llama_1b((1,), tied_head=True))
-    assert tied["paper"]["active_parameters"] == tied["stored"]["active_parameters"]
-
-
 def all_cosines(vectors: F32) -> F32:
     """Cosines of all pairs, computed the obvious way."""
     long = vectors.astype(np.float64)

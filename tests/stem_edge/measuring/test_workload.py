@@ -51,17 +51,6 @@ def test_sizes_shrink_to_the_context(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "new", "expected"),
-    [(90, None, (90, 10)), (None, 60, (40, 60)), (10, 10, (10, 10)), (10, 90, (10, 90))],
-)
-def test_what_was_not_given_gives_way(
-    bundle: Bundle, ids_file: Path, prompt: int | None, new: int | None, expected: tuple[int, int]
-) -> None:
-    found = make_workload(bundle, ids_file, prompt, new, context_length=100)
-    assert (len(found.prompt), len(found.following)) == expected
-
-
-@pytest.mark.parametrize(
     ("prompt", "new", "context"),
     [
         *[(90, 11, 100), (100, None, 100), (None, 100, 100), (800, 101, 2000), (None, None, 1)],

@@ -11,8 +11,6 @@ import pytest
 from programs import LINUX, SIZE, Program
 
 from stem_edge.system.process_memory import (
-    DEFINITIONS,
-    PORTABLE_DEFINITIONS,
     FileKinds,
     LinuxReader,
     Memory,
@@ -223,29 +221,3 @@ def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool
         reader.begin_peak()
     with pytest.raises(ProcessLookupError):
         MemoryReader(program.pid)
-
-
-def test_the_portable_reader_is_plausible_and_says_what_it_means(
-    program: Program, kinds: FileKinds
-) -> None:
-    reader: MemoryReader = MemoryReader(program.pid)
-    before = reader.memory()
-    program.do(f"held.append(b'x' * {SIZE})")
-    after = reader.memory()
-    assert after.anonymous - before.anonymous == pytest.approx(SIZE, rel=0.02)
-    assert reader.totals().resident == pytest.approx(after.resident, rel=0.02)
-    assert after.resident == pytest.approx(psutil.Process(program.pid).memory_info().rss, rel=0.02)
-    reader.begin_peak()
-    peak = reader.peak_resident()
-    assert peak is None or peak >= after.resident * 0.98
-    assert set(after.kinds()) <= set(reader.definitions) == set(PORTABLE_DEFINITIONS)
-
-
-def test_every_kind_has_a_definition_and_every_system_a_reader(
-    program: Program, kinds: FileKinds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = open_reader(program.pid, kinds)
-    assert set(reader.memory().kinds()) == set(reader.definitions)
-    assert set(DEFINITIONS) == set(Memory.__dataclass_fields__) >= set(PORTABLE_DEFINITIONS)
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert isinstance(open_reader(program.pid, kinds), MemoryReader)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import string
 import subprocess
 import sys
@@ -65,14 +64,6 @@ def test_merges_are_read_as_the_library_reads_the_original(
         assert codec.encode(text) == original.encode(text).ids
 
 
-def test_unknown_fields_of_a_model_and_comments_among_merges_are_left_out(tmp_path: Path) -> None:
-    model = bpe(100, " ")
-    model["merges"].insert(0, "#version: 0.2")
-    path = write(tmp_path / "tokenizer.json", model | {"alpha": [[]] * 1000})
-    known = json.loads(tokenizer_gate.read_tokenizer(path))["model"]
-    assert known == model | {"merges": model["merges"][1:]}
-
-
 @pytest.mark.parametrize(
     ("limit", "value", "named"),
     [
@@ -106,16 +97,6 @@ def test_limits_of_other_parts(
     TextCodec(path)
     monkeypatch.setattr(tokenizer_gate, limit, value)
     refused(lambda: TextCodec(path), BundleError, path, named)
-
-
-def test_pieces_of_unigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vocab = [["<unk>", 0], ["a", -1.5], ["ab", -2], ["b", -1e3]]
-    path = write(tmp_path / "tokenizer.json", {"type": "Unigram", "unk_id": 0, "vocab": vocab})
-    assert TextCodec(path).encode("abbaz") == Tokenizer.from_file(str(path)).encode("abbaz").ids
-    monkeypatch.setattr(tokenizer_model, "MAX_PIECES_NBYTES", 8)
-    refused(lambda: TextCodec(path), BundleError, path, "have 9 bytes, expected at most 8")
-    monkeypatch.setattr(tokenizer_model, "MAX_TOKENS", 3)
-    refused(lambda: TextCodec(path), BundleError, path, "more than 3 entries")
 
 
 def test_a_tokenizer_that_takes_more_than_the_limit_is_not_loaded(

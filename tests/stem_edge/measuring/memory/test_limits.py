@@ -93,34 +93,6 @@ def test_a_group_is_made_where_memory_is_handed_down(
 
 
 @pytest.mark.parametrize(
-    ("refused", "how"),
-    [
-        ("memory.limit_in_bytes", "emulated"),
-        ("memory.memsw.limit_in_bytes", "real"),  # swap may not be accounted
-        ("cgroup.procs", "emulated"),
-    ],
-)
-def test_a_group_that_may_not_be_used_leaves_nothing(
-    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch, refused: str, how: str
-) -> None:
-    write_text = Path.write_text
-
-    def write(path: Path, text: str) -> int:
-        if path.name == refused:
-            raise PermissionError(13, "Permission denied", str(path))
-        return write_text(path, text)
-
-    monkeypatch.setattr(Path, "write_text", write)
-    use_group(monkeypatch, (groups, 1))
-    with ProcessLimits(DEVICE) as found:
-        found.confine(child)
-        assert memory_limit(found).how == how
-        if how == "emulated":
-            assert "Permission denied" in memory_limit(found).words
-            assert not list(groups.iterdir())
-
-
-@pytest.mark.parametrize(
     ("lists", "own", "words"),
     [
         (None, None, "no cgroup enforces it"),
@@ -143,20 +115,6 @@ def test_no_group_that_enforces(
         assert memory_limit(found).how == "emulated"
         assert words in memory_limit(found).words
     assert not list(tmp_path.glob("stem-edge-*"))
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process")
-def test_cpus_are_bound(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_group(monkeypatch, None)
-    found = ProcessLimits(DEVICE, "ufs2")
-    found.confine(child)
-    assert os.sched_getaffinity(child) == {min(os.sched_getaffinity(0))}
-    assert [(limit.what, limit.how) for limit in found.limits] == [
-        ("memory", "emulated"),
-        ("cpus", "real"),
-        ("flash", "emulated"),
-        ("speed", "not applied"),
-    ]
 
 
 def test_a_worker_that_takes_too_much_is_killed_and_says_so(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ import pytest
 from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 from loading import load_fixed
-from make_checkpoint import Shape, write_checkpoint
 from prompt_graph import load_with
 
 import stem_edge
-from stem_edge.errors import BundleError, InputError
-from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.measuring.quality.logit_source import checkpoint_logits
+from stem_edge.errors import InputError
 from stem_edge.measuring.quality.quality import Quality
-from stem_edge.measuring.quality.scores import split, windows
+from stem_edge.measuring.quality.scores import windows
 from stem_edge.numerics.quantize import F64
-from stem_edge.numerics.reference import forward
 
 
 def evaluate(bundle: Path, text: str, **options: Any) -> Quality:
@@ -155,20 +150,6 @@ def test_an_exact_bundle_does_not_diverge_from_its_checkpoint(bundles: dict[str,
     assert coarse.mean == pytest.approx(by_bundle.mean, rel=1e-4)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_reference_model_in_pieces_is_the_whole_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
-) -> None:
-    monkeypatch.setattr("stem_edge.numerics.arithmetic.READ_ROWS", 77)
-    monkeypatch.setattr("stem_edge.measuring.quality.logit_source.PIECE_NBYTES", 4 * 300 * 5)
-    source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=tied)))
-    ids = list(range(7, 30))
-    expected = forward(source.config, source.backbone, source.tables, ids)
-    pieces = list(checkpoint_logits(source, ids, 3))
-    assert max(map(len, pieces)) == 5
-    assert np.concatenate(pieces) == pytest.approx(expected[3:], abs=1e-5)
-
-
 def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) -> None:
     found = evaluate(DEMO, TEXT, prefill_graph=True, against=DEMO)
     assert found.prefill_graph
@@ -199,22 +180,3 @@ def test_another_vocabulary_is_refused(tiny_bundle: Path) -> None:
     for other in (tiny_bundle, CHECKPOINT):
         with pytest.raises(InputError, match=r"tokens, .*demo_model has 1,756"):
             evaluate(DEMO, TEXT, against=other)
-
-
-def test_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(*args: Any, **options: Any) -> Any:
-        found = split(*args, **options)
-        return replace(found, token_ids=[ids[::-1] for ids in found.token_ids])
-
-    monkeypatch.setattr("stem_edge.measuring.quality.logit_source.split", other)
-    with pytest.raises(InputError, match="its tokenizer gives other ids"):
-        evaluate(DEMO, TEXT, against=DEMO)
-
-
-def test_logits_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Any:
-        return iter([np.full((4, 1756), np.nan, np.float32)])
-
-    monkeypatch.setattr("stem_edge.runtime.model.Model.logits_chunks", broken)
-    with pytest.raises(BundleError, match="computes NaN or infinite logits"):
-        evaluate(DEMO, TEXT)

@@ -74,20 +74,6 @@ def test_a_whole_run(own_cache_folder: Path) -> None:
     assert not list(own_cache_folder.rglob("*counts*"))  # with a warm start, as users load it
 
 
-@LINUX
-def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -> None:
-    with WorkerProcess(demo()) as worker:
-        worker.start()
-        before = Path(f"/proc/{worker.pid}/maps").read_text()
-        worker.load(context=64, threads=1)
-        after = Path(f"/proc/{worker.pid}/maps").read_text()
-        worker.prompt(list(range(40)))
-        at_end = worker.sampler.phases["prompt"].at_end
-    for name in ("numpy", "onnxruntime"):
-        assert name not in before and name in after
-    assert at_end.backbone and at_end.libraries
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("subject", "error", "words"),
@@ -184,11 +170,3 @@ def test_a_worker_that_is_busy_or_does_not_stop_is_killed(
             raise KeyboardInterrupt
     assert ended(busy) and busy._process.returncode == -signal.SIGKILL
     assert own_fds() == fds
-
-
-@POSIX
-def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
-    with WorkerProcess(demo()) as worker:
-        worker.start()
-        os.kill(worker.pid, signal.SIGINT)
-        assert worker.start().steps == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from hypothesis import given
@@ -126,23 +125,3 @@ def test_schemas_that_nobody_checked(schema: object) -> None:
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>'),
     ):
         assert read(BY_NAME[name], text, tools=tools) == call(0, "f", '{"a": "x"}')
-
-
-def time_of_long_answers(scale: int) -> float:
-    """Seconds of this thread alone: others of this process count in `process_time`."""
-    text = "<tool_call>{" * (100 * scale) + "x" * (1_000 * scale)
-    long = json.dumps({"name": "now", "arguments": {"a": "y" * (2_000 * scale)}})
-    deltas = [long[at : at + 4] for at in range(0, len(long), 4)]
-    began = time.thread_time()
-    assert read(BY_NAME["hermes"], text) == [Content(text)]
-    pieces = read(BY_NAME["llama3"], *deltas)
-    seconds = time.thread_time() - began
-    assert pieces == call(0, "now", json.dumps({"a": "y" * (2_000 * scale)}))
-    return seconds
-
-
-@pytest.mark.slow
-def test_the_time_of_an_answer_grows_with_its_length() -> None:
-    short = min(time_of_long_answers(10) for _ in range(5))
-    # 10 times if it reads all once, 100 if it reads anything again
-    assert time_of_long_answers(100) < 50 * short
