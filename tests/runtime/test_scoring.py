@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from prompt_graph import load_with
 
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvType
-from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime import Model
-from stem_edge.runtime.engine import Context
 from stem_edge.runtime.scoring import Pair, Score, Scorer
 
 # Of a sum of log probabilities, per token. Where it was measured 1e-5 would do; kernels of other
@@ -143,30 +140,6 @@ def test_what_is_too_long_loses_its_beginning(context_length: int) -> None:
         assert abs(long.logprob - expected(model, cut).logprob) < 4 * TOLERANCE
         whole = expected(model, (ids[19:20], ids[20 : 20 + context_length]))
         assert abs(all_of_it.logprob - whole.logprob) < context_length * TOLERANCE
-
-
-@pytest.mark.slow
-def test_chunks_and_slots_change_nothing(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(3)
-    ids = rng.integers(0, 1756, 150).tolist()
-    pairs: list[Pair] = [(ids[:5], ids[5:]), (ids[:140], ids[140:]), (ids[:7], ids[7:77])]
-    scores = Scorer(demo).score(pairs)
-    for size in (4, 7, 32):
-        monkeypatch.setattr(demo.engine, "planned_chunk", size)
-        assert_close(Scorer(demo).score(pairs), scores, pairs)
-    monkeypatch.setattr(demo.engine, "planned_chunk", 128)
-    monkeypatch.setattr(demo.engine, "planned_logits", 10)
-    rows, step = list[int](), demo.engine.step
-
-    def counted(context: Context, ids: I64, logits: int, *rest: Any, **options: Any) -> F32:
-        rows.append(logits)
-        return step(context, ids, logits, *rest, **options)
-
-    monkeypatch.setattr(demo.engine, "step", counted)
-    assert_close(Scorer(demo).score(pairs), scores, pairs)
-    assert max(rows) == 10
-    with load_fixed(DEMO, slots=4, overlap=False, warm_start=False) as model:
-        assert_close(Scorer(model).score(pairs), scores, pairs)
 
 
 @pytest.mark.slow

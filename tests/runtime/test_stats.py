@@ -2,9 +2,7 @@
 
 import json
 
-from stem_edge.runtime.rows.prefetch import Rows
-from stem_edge.runtime.rows.records import RowCounters
-from stem_edge.runtime.stats import GenerationStats, Recorder
+from stem_edge.runtime.stats import GenerationStats
 
 STATS = GenerationStats(
     prompt_tokens=30,
@@ -35,18 +33,3 @@ def test_line_for_people() -> None:
         "prompt 30 tokens at 60/s, new 11 at 2.5/s, first after 600 ms; "
         "rows 75% hits, 2.50 MB read from flash, 25 ms stalled"
     )
-
-
-def test_what_was_counted_before_a_call_is_not_its_own() -> None:
-    class Counted(Rows):
-        now = RowCounters(1, 2, 3, 0.5, 6, 7)
-
-        def counters(self) -> RowCounters:
-            return self.now
-
-    stats, rows = GenerationStats(), Counted()
-    with Recorder(stats, rows):
-        rows.now = RowCounters(11, 22, 33, 0.75, 66, 77)
-    assert (stats.row_hits, stats.row_misses, stats.flash_bytes) == (10, 20, 30)
-    assert stats.stall_seconds == 0.25
-    assert (stats.uploaded_rows, stats.uploaded_bytes) == (60, 70)

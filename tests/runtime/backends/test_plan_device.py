@@ -12,7 +12,6 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.runtime.backends.memory_plan import (
-    DEFAULT_CACHE_NBYTES,
     SMALLEST_CHUNK,
     Ask,
     DevicePlan,
@@ -71,14 +70,6 @@ def test_less_than_the_least_is_refused_with_parts() -> None:
         planned(limit=least - 1)
 
 
-def test_without_a_limit_the_row_cache_has_the_usual_size() -> None:
-    big = make_bundle(vocab_size=2_000_000)
-    _, on = planned(bundle=big)
-    assert 0.99 * DEFAULT_CACHE_NBYTES < on.row_cache <= DEFAULT_CACHE_NBYTES
-    _, on = planned(bundle=big, limit=GREAT)
-    assert on.slots == 2_000_000
-
-
 def test_the_device_holds_weights_rows_keys_and_values() -> None:
     _, on = planned(slots=100)
     model, tables = BUNDLE.manifest.model, BUNDLE.manifest.tables
@@ -92,11 +83,6 @@ def test_the_device_holds_weights_rows_keys_and_values() -> None:
 def test_impossible_slots_are_refused(slots: int) -> None:
     with pytest.raises(InputError, match=f"slots is {slots}"):
         planned(slots=slots)
-
-
-def test_too_little_host_memory_is_refused() -> None:
-    with pytest.raises(MemoryPlanError, match="bookkeeping of the row cache"):
-        planned("1MB")
 
 
 @pytest.mark.parametrize("shared", (False, True))

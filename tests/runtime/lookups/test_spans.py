@@ -119,25 +119,6 @@ def test_a_text_is_found_where_it_is_a_word(
         assert all(text.endswith(end.strip()) for text, end in zip(texts, found, strict=True))
 
 
-def test_words_in_scripts_without_spaces_are_found_within_others(byte_level: TextCodec) -> None:
-    assert find_spans(byte_level, byte_level.encode("日本人は"), "本") == [Span(3, 6, "")]
-    assert find_spans(byte_level, byte_level.encode("스페인의"), "스페인") == [Span(0, 9, "")]
-    # A vowel sign or accent must stay with the letter before it.
-    for text, wanted in (("की", "क"), ("cafe\u0301", "cafe")):
-        with pytest.raises(InputError, match="not in the prompt"):
-            find_spans(byte_level, byte_level.encode(text), wanted)
-
-
-def test_tokens_that_span_the_ends_of_characters(byte_level: TextCodec) -> None:
-    ids = ids_of(b"x", *PIECES[3:6], b" Spain")
-    assert check(byte_level, ids) == "x本日 Spain"
-    assert find_spans(byte_level, ids, "本") == [Span(1, 3, "")]
-    assert find_spans(byte_level, ids, "日") == [Span(2, 4, "本")]
-    assert find_spans(byte_level, ids, "本日") == [Span(1, 4, "")]
-    assert find_spans(byte_level, ids, "Spain") == [Span(4, 5, " ")]
-    assert check(byte_level, ids * 9) == "x本日 Spain" * 9
-
-
 def test_characters_that_are_no_text_are_in_no_span(byte_level: TextCodec) -> None:
     """U+FFFD may be half a character; what follows it is not."""
     ids = [*"\ufffd".encode(), *ids_of(b" Spain")]

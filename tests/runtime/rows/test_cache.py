@@ -2,11 +2,8 @@
 
 from collections import Counter
 from functools import partial
-from itertools import chain
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from interrupts import interrupted
 from stores import arrays_of, ids, resident
@@ -64,11 +61,6 @@ def check_contents(cache: RowCache, records: U8) -> None:
         if layout.quantized:
             scales = np.hstack([part[slots] for part in arrays_of(cache).scales[index]])
             assert np.array_equal(scales, layout.row_scales(records, index)[tokens])
-
-
-def inputs_of(cache: RowCache) -> list[npt.NDArray[Any]]:
-    """The inputs of the graph."""
-    return [*chain(*arrays_of(cache).codes), *chain(*arrays_of(cache).scales)]
 
 
 class Oracle:
@@ -136,21 +128,6 @@ def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, see
     assert cache.misses and cache.hits
 
 
-@every_layout
-@pytest.mark.parametrize("slots", [1, 33])
-def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int) -> None:
-    cache = RowCache(ArraySlots(layout, slots))
-    arrays = inputs_of(cache)
-    arrays += [value for value in vars(cache).values() if isinstance(value, np.ndarray)]
-    if layout.quantized:
-        arrays.append(layout.zero_points(slots))  # made by the backend, one for all layers
-    by_token = [array for array in arrays if len(array) == V]
-    by_slot = [array for array in arrays if len(array) == slots]
-    assert len(by_token) + len(by_slot) == len(arrays)
-    assert sum(array.nbytes for array in by_token) == 8 * V
-    assert sum(array.nbytes for array in by_slot) == slots * cache.slot_nbytes
-
-
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
 def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     """At no moment, and never later, may a slot claim rows that it does not hold."""
@@ -213,16 +190,3 @@ def test_records_get_the_rest_of_their_rows_when_it_is_needed() -> None:
     fetch(cache, records, ids(6, 7, 8, 9))  # evicts them all
     assert cache.missing(ids(1, 6), 0).tolist() == [1]
     check_contents(cache, records)
-
-
-@pytest.mark.parametrize("weight", [1.0, 0.25])
-def test_expected_counts_weigh_as_much_as_is_said(weight: float) -> None:
-    cache = RowCache(ArraySlots(INT4, 8))
-    best = cache.expect_counts(np.arange(0, 1000 * V, 1000, dtype=np.uint32), weight)
-    assert best.tolist() == list(range(V - 1, V - 9, -1))
-    uses = weight * AGEING_USES_PER_SLOT * 8
-    assert uses - V < cache.counts.sum() <= uses
-    few = np.zeros(V, np.uint32)
-    assert cache.expect_counts(few).tolist() == []
-    few[[7, 3]] = 10, 30
-    assert cache.expect_counts(few).tolist() == [3, 7]

@@ -5,15 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from stores import MemoryStore, arrays_of, ids, resident
 
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
-from stem_edge.runtime.rows.slots import ArraySlots, Staged
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
 
@@ -120,16 +119,6 @@ def test_overlap_and_plain_count_the_same_hits_and_read_the_same_records(
     assert counted[0] == counted[1]
 
 
-def test_at_most_one_read_is_under_way(make: Make) -> None:
-    rows = make()
-    store_of(rows).gate.clear()
-    rows.submit(ids(1))
-    rows.submit(ids(2))
-    store_of(rows).gate.set()
-    rows.fetch(ids(1))
-    assert store_of(rows).reads == [[1]]
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_records_of_later_steps_are_begun_and_not_read(overlap: bool, make: Make) -> None:
     rows, steps = make(overlap), [ids(1, 2), ids(1, 5), ids(3, 5), ids(4)]
@@ -193,13 +182,6 @@ def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
     assert (rows.cache.hits, rows.cache.misses) == (4, 1)
 
 
-@pytest.mark.parametrize(("slots", "tokens"), [(SLOTS, SLOTS), (V - 1, V - 1), (V, ANY_NUMBER)])
-def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
-    slots: int, tokens: int, make: Make
-) -> None:
-    assert make(slots=slots, index=INDEX).step_tokens == tokens
-
-
 def values(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[float]:
     """The first value of both layers, added."""
     first, second = (codes[slots][:, 0] for (codes,) in arrays_of(rows.cache).codes)
@@ -246,61 +228,3 @@ def test_edits_that_come_and_go_never_give_a_wrong_row(
             gone = int(rng.choice(list(alive)))
             users, value = alive.pop(gone)
             rows.release([gone] * users)
-
-
-class StagingSlots(ArraySlots):
-    """Slots that take staged records as words, and log the thread that staged them."""
-
-    def __init__(self) -> None:
-        super().__init__(LAYOUT, SLOTS)
-        self.threads: list[str] = []
-        self.failures = 0
-
-    def stage(self, records: U8) -> Staged:
-        self.threads.append(threading.current_thread().name)
-        if self.failures:
-            self.failures -= 1
-            raise MemoryError
-        return np.ascontiguousarray(records).view(np.int32)
-
-    def write(self, slots: npt.NDArray[np.intp], records: Staged) -> None:
-        assert records.dtype == np.int32
-        super().write(slots, records.view(np.uint8))
-        self.uploaded_rows += len(slots)
-        self.uploaded_nbytes += records.nbytes
-
-
-@pytest.fixture
-def staging() -> Iterator[tuple[Prefetcher, StagingSlots]]:
-    storage = StagingSlots()
-    rows = Prefetcher(FakeStore(), RowCache(storage))
-    yield rows, storage
-    rows.close()
-
-
-def test_records_are_staged_by_the_thread_that_reads_them(
-    staging: tuple[Prefetcher, StagingSlots],
-) -> None:
-    rows, storage = staging
-    rows.submit(ids(5, 7))
-    wait_until(lambda: bool(storage.threads))
-    assert not resident(rows.cache)
-    assert contents(rows, rows.fetch(ids(7, 5))) == [7, 5]
-    assert [name.startswith(THREAD) for name in storage.threads] == [True]
-    assert contents(rows, rows.fetch(ids(7, 9))) == [7, 9]
-    assert [name.startswith(THREAD) for name in storage.threads] == [True, False]
-
-
-@pytest.mark.parametrize("failures", [1, 2])
-def test_staging_that_fails_is_tried_again_and_then_reported(
-    failures: int, staging: tuple[Prefetcher, StagingSlots]
-) -> None:
-    rows, storage = staging
-    rows.fetch(ids(1, 2))
-    storage.failures = failures
-    rows.submit(ids(3, 4))
-    if failures == 2:
-        with pytest.raises(MemoryError):
-            rows.fetch(ids(3, 4))
-        assert resident(rows.cache) == {1, 2}
-    assert contents(rows, rows.fetch(ids(3, 4, 1))) == [3, 4, 1]

@@ -1,11 +1,8 @@
 """The row store: one contract for both ways to read, with and without optional system calls."""
 
-import errno
 import os
-import sys
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -70,18 +67,6 @@ def test_records_are_what_was_written(reads: Way, system: str, written: U8, tmp_
         assert np.array_equal(found, written[tokens])
 
 
-def test_advice_that_the_system_refuses_fails_no_read(
-    written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
-    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    with open_store(tmp_path, FORMAT) as store:
-        assert np.array_equal(store.read(ids(1, 2)), written[[1, 2]])
-
-
 @pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR[:2]])
 @pytest.mark.parametrize("token", [-1, V, 2**40])
 def test_id_outside_of_the_vocabulary_is_refused(
@@ -126,29 +111,6 @@ def test_a_closed_store_says_so(system: str, written: U8, tmp_path: Path) -> Non
     for tokens in (ids(1), ids(1, 2)):
         with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
             store.read(tokens)
-
-
-def test_interrupted_read_does_not_keep_the_store_from_closing(written: U8, tmp_path: Path) -> None:
-    """An interrupt's traceback keeps the frames of the read alive, and what they point to."""
-
-    def interrupt(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_name == "fill" and event == "return":
-            raise KeyboardInterrupt
-        return interrupt
-
-    store = open_store(tmp_path, FORMAT)
-    before = sys.gettrace()
-    with pytest.raises(KeyboardInterrupt) as caught:
-        sys.settrace(interrupt)
-        try:
-            store.read(ids(1))
-        finally:
-            sys.settrace(before)
-    try:
-        store.close()
-    finally:
-        del caught
-        store.close()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from installed import DATA, needs_ggml
 from loading import load_fixed
 
 import stem_edge
-from stem_edge.errors import BackendError, InputError
-from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
 from stem_edge.runtime.backends.ggml.graph import GgmlGraph, Scratch
@@ -24,12 +22,6 @@ from stem_edge.runtime.backends.ggml.kv_cache import Ring
 
 pytestmark = needs_ggml
 IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()
-TOLERANCE = 1e-4
-
-
-def expected_logits(bundle: Path) -> F32:
-    with load_fixed(bundle) as model:
-        return model.logits(IDS)
 
 
 def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
@@ -85,22 +77,6 @@ def test_masks(window: int, capacity: int, first: int) -> None:
     assert np.array_equal(ring.mask(positions, 128), np.where(seen, 0, -np.inf))
 
 
-def test_a_ring_goes_back_as_far_as_its_windows_reach() -> None:
-    ring = Ring(window=5, capacity=20)
-    ring.check(0, 20)
-    ring.advance(0, 20)
-    assert ring.earliest == 0
-    with pytest.raises(ValueError, match="17 tokens; expected up to 16"):
-        ring.check(20, 17)
-    ring.advance(20, 16)  # which can be done again, but no step before
-    assert ring.earliest == 20
-    ring.check(20, 16)
-    with pytest.raises(ValueError, match="position is 19; expected 0, or 20 or more"):
-        ring.check(19, 1)
-    ring.advance(0, 3)
-    assert ring.earliest == 0
-
-
 @pytest.mark.parametrize("name", ["plain", "gemma4"])
 def test_the_plan_holds_in_a_long_context(name: str, tmp_path: Path) -> None:
     """Masks grow with the context. Memory is measured by the kernel's counters only."""
@@ -140,22 +116,6 @@ def test_closing_frees_everything(tiny_gguf: Path) -> None:
     model.close()
     gc.collect()
     assert all(part() is None for part in parts)
-
-
-def test_a_context_outlives_its_backend(tiny_gguf: Path) -> None:
-    expected = expected_logits(tiny_gguf)
-    model = load_fixed(tiny_gguf, resident=True)
-    context = model.engine.open_context(len(IDS))
-    model.engine.step(context, np.array(IDS[:50]))
-    slots = model.engine.rows.fetch(np.array(IDS[50:]))
-    model.close()
-    gc.collect()
-    context.backend.begin(np.array(IDS[50:]), 50)
-    assert np.abs(context.backend.finish(slots, 50) - expected[50:]).max() < TOLERANCE
-    with pytest.raises(InputError, match="closed"):
-        model.engine.open_context(10)
-    with pytest.raises(BackendError, match="closed"):
-        model.engine.backend.open_context(10)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from stem_edge.graph.special.apart import apart
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
@@ -140,22 +139,3 @@ def test_a_sequence_has_its_bits_beside_any_number_of_others(name: str, tmp_path
     alone = context.finish(slots[16:17], 1)[0]
     assert len(lines) == 19
     assert all(np.array_equal(line, alone) for line in lines)
-
-
-def test_rest_frees_what_these_steps_have_taken(tmp_path: Path) -> None:
-    """Logits of each size of step, in every context that is kept; the next step takes them again."""
-    bundle = export("window", tmp_path, "fp32")
-    backend, slots = opened(bundle, "fp32", "any")
-    context, found = cast(OrtContext, backend.open_context(LENGTH)), list[F32]()
-    for rests in (False, True):
-        for position, count in ((0, 8), (8, 4), (12, 2), (14, 1)):
-            places = slice(position, position + count)
-            context.begin(np.arange(LENGTH)[places] % 60, position, apart=True)
-            found.append(context.finish(slots[places], count).copy())
-            if rests:
-                context.rest()
-                assert context._graphs.graphs.keys() == context._graphs._loaded.sessions.keys()
-                assert (
-                    list(context._graphs._outputs) == [STEP] and context._graphs.shape.tokens == 1
-                )
-    assert all(map(np.array_equal, found[:4], found[4:]))

@@ -97,19 +97,3 @@ def test_a_sequence_that_leaves_gives_its_memory_back(model: Model) -> None:
     assert np.array_equal(step(model, batch, 0, 1), expected)
     batch.leave(1)
     assert held - own_memory() > nbytes * 1.9
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
-def test_a_short_sequence_in_the_place_of_a_long_one_keeps_none_of_its_memory(model: Model) -> None:
-    backend = model.engine.backend
-    assert isinstance(backend, OrtBackend)
-    batch = OrtBatch(backend.loaded, 2, 1 << 14)
-    for _ in range(2):
-        join(model, batch)
-    expected = step(model, batch, 0, 1)
-    for array in batch._kv.arrays:
-        array[0, :, len(PROMPT) :] = 7
-    held, nbytes = own_memory(), sum(array.nbytes for array in batch._kv.arrays) // 2
-    batch.leave(0)
-    assert held - own_memory() > nbytes * 0.9
-    assert np.array_equal(step(model, batch, 0, 1), expected)

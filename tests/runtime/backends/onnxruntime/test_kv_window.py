@@ -73,17 +73,3 @@ def test_an_interrupt_loses_nothing(window: int) -> None:
         if ended:
             break
     assert 8 < at < 999
-
-
-def test_going_back() -> None:
-    cache, arrays = make(10)
-    assert cache.earliest == 0
-    for position in range(0, 1000, 100):
-        base = put(cache, arrays, position, 100)
-    assert 128 < cache.earliest <= 900
-    for position in (cache.earliest, 999):
-        assert cache.make_room(position, 1) == base
-        assert holds(arrays, base, position - 9, position)
-    with pytest.raises(ValueError, match=f"position is {cache.earliest - 1}; expected 0, or"):
-        cache.make_room(cache.earliest - 1, 1)
-    assert cache.make_room(0, 128) == 0 == cache.earliest

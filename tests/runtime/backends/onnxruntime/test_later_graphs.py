@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from stem_edge.errors import BackendError, OutOfMemoryError, StemEdgeError
 from stem_edge.graph.names import EMBED, HEAD, PREFILL, STEP, apart_step
 from stem_edge.graph.special.apart import apart
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.backends.onnxruntime import loaded
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import NotOpened
@@ -31,7 +28,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.rows.slots import ArraySlots
 
-PROMPT = [256, *b"a prompt for another graph"]
 BY_PROMPTS = {True: [HEAD, PREFILL], False: [PREFILL]}  # of joined graphs, and of others
 ERRORS = pytest.mark.parametrize("error", [BackendError("damaged"), OutOfMemoryError("full")])
 
@@ -111,31 +107,3 @@ def test_prompts_go_on_without_it(
         found = [take(8, prefill=True), take(8, prefill=True), take(8)]
     assert len(told) == 1 and names.count(failing) == 1
     assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[2])
-
-
-@ERRORS
-def test_steps_of_other_bits_are_not_taken_instead(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, error: StemEdgeError
-) -> None:
-    """They would change answers; decoding then takes each token alone."""
-    names = watch(monkeypatch, {apart_step(2): error})
-    take = steps(bundle, joined=True)
-    with pytest.warns(NotOpened), pytest.raises(BackendError, match=f"^{error}$"):
-        take(2, apart=True)
-    for _ in range(2):
-        with pytest.raises(BackendError, match=f"^{error}$"):
-            take(2, apart=True)
-    assert names.count(apart_step(2)) == 1
-
-
-def test_two_prompts_at_once_open_them_once(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = watch(monkeypatch, {})
-    with stem_edge.load(bundle.path, threads=1) as model:
-        model.logits(PROMPT[: PREFILL_FROM - 1])
-        assert PREFILL not in tried
-        with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads:
-            warnings.simplefilter("error")
-            first, second = threads.map(model.logits, [PROMPT, PROMPT])
-        assert np.array_equal(first, second) and tried.count(PREFILL) == 1

@@ -7,19 +7,12 @@ import gc
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
 
-from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
+from stem_edge.errors import DeviceLostError, OutOfMemoryError
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
-from stem_edge.runtime.backends.onnxruntime.providers.session import (
-    BoundSession,
-    new_session,
-    onnxruntime_errors,
-)
 
 KINDS = ["host", "plugged"]
 
@@ -90,18 +83,6 @@ def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
     assert memory.nbytes == 5
 
 
-def test_memory_is_bound_as_another_type(memory: DeviceMemory) -> None:
-    words = put(memory, np.arange(6, dtype=np.int32).reshape(2, 3) << 8)
-    result = memory.empty((2, 3), np.int32, "a test")
-    bound = BoundSession(_session(TensorProto.UINT8))
-    bound.bind({"x": words.value(np.uint8, (2, 12)), "y": result.value(np.uint8, (2, 12))})
-    bound.run()
-    assert np.array_equal(result.read(), words.read())
-    words.write(np.full((2, 3), 77, np.int32))  # what is bound is the memory, and no copy of it
-    bound.run()
-    assert np.array_equal(result.read(), words.read())
-
-
 def test_beyond_its_limit_nothing_is_allocated() -> None:
     memory = DeviceMemory(CPU, limit=100)
     held = memory.empty((80,), np.uint8, "a part")
@@ -130,36 +111,3 @@ def test_a_device_that_is_gone_is_not_one_that_is_full(
     monkeypatch.setattr(ort, "copy_tensors", fail)
     with pytest.raises(DeviceLostError, match="lost while memory for slots was allocated"):
         plugged.empty((10,), np.int32, "slots")
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("CUDA failure 2: out of memory ; GPU=0", OutOfMemoryError),
-        ("vkCreateBuffer failed with VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfMemoryError),
-        ("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED", OutOfMemoryError),
-        ("BFCArena: Failed to allocate memory for requested buffer of size 8", OutOfMemoryError),
-        ("WebGPU: the device is lost", DeviceLostError),
-        ("WebGPU validation failed. Device lost: gone", DeviceLostError),
-        ("Non-zero status code returned while running X", BackendError),
-    ],
-)
-def test_errors_name_their_operation(said: str, expected: type[Exception]) -> None:
-    with (
-        pytest.raises(expected, match="for the backbone") as caught,
-        onnxruntime_errors("for the backbone"),
-    ):
-        raise RuntimeError(said)
-    assert type(caught.value) is expected and said[:20] in str(caught.value)
-
-
-def _session(type_: int) -> ort.InferenceSession:
-    """Make a session that computes y = x."""
-    shape = ["n", "m"]
-    values = [helper.make_tensor_value_info(name, type_, shape) for name in "xy"]
-    node = helper.make_node("Identity", ["x"], ["y"])
-    graph = helper.make_graph([node], "same", values[:1], values[1:])
-    model: onnx.ModelProto = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
-    )
-    return new_session(model.SerializeToString(), 1, [CPU])

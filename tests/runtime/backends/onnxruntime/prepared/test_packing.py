@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import platform
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from formats import usual_format
 from hf_folders import write_gemma
 from installed import DATA
-from make_checkpoint import Shape, write_checkpoint
 
-import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import EMBED
 from stem_edge.runtime.backends.onnxruntime.prepared import (
-    looking,
     packing,
-    prepack_worker,
-    preparing,
 )
-from stem_edge.runtime.backends.onnxruntime.prepared import packable as float_blocks
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import in_blocks
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms, packed_places
-from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
 from stem_edge.runtime.backends.onnxruntime.providers import session
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source, joined_parts
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 
-IDS = [256, *b"twelve tokens or so"]
 GEMMA_3N, GEMMA_4, NO_VNNI = "Gemma 3n", "Gemma 4", "products saturate"
 INT4 = {"type": usual_format("int4", head="int8", block_size=64), "prefill_graph": True}
 slow = pytest.mark.slow
@@ -146,35 +137,3 @@ def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_pa
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if tensor.name in forms:
             assert int(entries["offset"]) + int(entries["length"]) <= first
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_large_float_matrix_is_packed_in_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
-) -> None:
-    shape = Shape(vocab_size=3000, tied_head=tied)
-    checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
-    bundle = export("", checkpoint, tmp_path, {"type": "fp32"})
-    monkeypatch.setattr(float_blocks, "BLOCK_NBYTES", 1 << 17)
-    with stem_edge.load(bundle.path) as model:
-        expected = model.logits(IDS)
-
-    def work(opened: Bundle, folder: Path, *_: object) -> None:
-        prepack_worker.make(opened, folder, 1, "fp32")
-
-    monkeypatch.setattr(preparing, "_run_worker", work)
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
-    with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
-        assert np.array_equal(model.logits(IDS), expected)
-    (path,) = tmp_path.glob("prepared/*/step.onnx")
-    sizes = [len(plain) for plain, _, _ in matrices(path).values()]
-    assert max(sizes) == 1 << 17 and sizes.count(1 << 17) == 2
-
-
-def test_other_products_are_noticed(
-    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, times = packing._noise, count(1)
-    monkeypatch.setattr(packing, "_noise", lambda graph: [x * next(times) for x in real(graph)])
-    with pytest.raises(OtherProductsError, match=r"layers\.0\.qkv"):
-        Packer(small, tmp_path, 1).pack("step", parts(small)["step"])

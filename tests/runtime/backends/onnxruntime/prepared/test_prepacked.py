@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import platform
 import shutil
-import signal
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from architectures import SIZES as MODEL_SIZES
 from architectures import write
@@ -33,11 +27,9 @@ import stem_edge
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError, BundleError
+from stem_edge.errors import BackendError
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
-from stem_edge.runtime.backends.onnxruntime.needs import APART_LAYER_NBYTES
 from stem_edge.runtime.backends.onnxruntime.prepared import looking, preparing
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
@@ -209,41 +201,6 @@ def test_a_full_disk(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not folders(tmp_path)
 
 
-def test_the_plan_says_what_the_first_load_takes(
-    bundle: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path)
-    needs = plan().preparing
-    assert needs is not None and needs.memory > 50_000_000
-    with monkeypatch.context() as without:
-        without.setattr("stem_edge.runtime.backends.onnxruntime.needs.APART_LAYER_NBYTES", 0)
-        layers = open_bundle(bundle).manifest.model.n_layers
-        less = plan().preparing
-    assert less is not None
-    assert needs.memory - less.memory == APART_LAYER_NBYTES * layers * len(SIZES)
-    made = sum(path.stat().st_size for path in own.glob("prepared/*/*.data"))
-    assert needs.disk / 2 < made < 1.3 * needs.disk  # packing pads tiny matrices more than others
-    with unprepared(monkeypatch):
-        assert plan().preparing is None
-    assert stem_edge.memory_plan(bundle, cache_dir=own).preparing is None
-
-
-def test_a_worker_that_fails_says_why(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(bundle, broken)
-    opened, path = open_bundle(broken), broken / "backbone.onnx.data"
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(BundleError, match=r"backbone\.onnx\.data: sha256 is"):
-        preparing.make(opened, tmp_path, 1)
-    monkeypatch.setattr(preparing, "_check_weights", lambda bundle: None)
-    path.write_bytes(b"")
-    with pytest.raises(BackendError, match=r"cannot be prepared: .*backbone\.onnx\.data"):
-        preparing.make(opened, tmp_path, 1)
-    assert not folders(tmp_path)
-
-
 @pytest.mark.slow
 def test_saved_graphs_that_compute_something_else_are_refused_once(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
@@ -314,33 +271,6 @@ def test_several_first_loads_prepare_once(
         make = partial(preparing.make, open_bundle(bundle), tmp_path, 1, False)
         found = {one.folder for one in threads.map(lambda _: make(), range(3))}
     assert len(runs) == 1 and found == {*folders(tmp_path)}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
-def test_a_worker_ends_with_the_process_that_waits_for_it(bundle: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; from stem_edge.bundle.opening import open_bundle\n"
-        "from stem_edge.runtime.backends.onnxruntime.prepared import preparing\n"
-        "preparing.make(open_bundle(sys.argv[1]), sys.argv[2], 1, False)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code, str(bundle), str(tmp_path)])
-    while not (workers := psutil.Process(parent.pid).children()):
-        assert parent.poll() is None
-        time.sleep(0.001)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    _, alive = psutil.wait_procs(workers, 20)
-    assert not alive
-
-
-def test_a_graph_that_was_damaged_unnoticed_is_prepared_again(bundle: Path, own: Path) -> None:
-    (graph,) = own.glob("prepared/*/step.onnx")
-    seen, data = graph.stat(), graph.read_bytes()
-    graph.write_bytes(bytes(255 - byte for byte in data))
-    os.utime(graph, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    with load_fixed(bundle, cache_dir=own, threads=1) as model:
-        assert np.isfinite(model.logits(IDS)).all()
-    assert graph.read_bytes() == data
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from stem_edge.errors import RowReadError, StemEdgeError
 from stem_edge.runtime.backends.onnxruntime.prepared import looking, streaming
 from stem_edge.runtime.backends.onnxruntime.prepared.streaming import (
     AHEAD_NBYTES,
-    CHANGE_NBYTES,
     SPARE_NBYTES,
     Span,
     WeightStream,
@@ -116,51 +115,6 @@ def test_a_matrix_is_dropped_once_the_next_is_touched(step: Step, calls: Calls) 
             assert soon(partial(calls.__eq__, expected)), number
     stream.close()
     assert calls == expected
-
-
-@linux_only
-def test_a_matrix_that_was_written_to_is_not_dropped(step: Step, calls: Calls) -> None:
-    step._map[8 * MB + 5] = 7
-    stream = step.stream()
-    with stream.step():
-        for number in [0, 1, 2, 3, 4, 5, 0]:
-            step.touch(number)
-            time.sleep(0.01)
-        assert soon(lambda: calls.count((5, mmap.MADV_DONTNEED)) == 2)
-    stream.close()
-    assert (1, mmap.MADV_DONTNEED) not in calls and step._map[8 * MB + 5] == 7
-
-
-@linux_only
-def test_as_many_as_free_memory_asks_for(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = [1 << 40]
-    monkeypatch.setattr(streaming, "available_memory", lambda: room[0])
-    monkeypatch.setattr(streaming, "LOOK_SECONDS", 0.01)
-    stream = step.stream()
-    with stream.step():
-        time.sleep(0.1)
-        assert not stream.chosen
-        rooms = [(SPARE_NBYTES, 6), (SPARE_NBYTES + CHANGE_NBYTES - 1, 6), (1 << 40, 0)]
-        for room[0], count in rooms:
-            assert soon(lambda count=count: len(stream.chosen) == count)  # type: ignore[misc]
-    stream.close()
-
-
-@linux_only
-def test_a_system_that_refuses(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(stream: WeightStream, span: Span, advice: int) -> None:
-        raise OSError(1, "madvise")
-
-    monkeypatch.setattr(WeightStream, "_advise", refuse)
-    with pytest.raises(OSError, match="madvise"):
-        step.stream()
-    monkeypatch.setattr(streaming, "available_memory", lambda: 1 << 40)
-    stream = step.stream()
-    monkeypatch.setattr(streaming, "available_memory", lambda: SPARE_NBYTES)
-    monkeypatch.setattr(stream, "_next_look", 0.0)
-    with stream.step():
-        assert soon(lambda: not stream._thread.is_alive())
-    stream.close()
 
 
 @pytest.fixture

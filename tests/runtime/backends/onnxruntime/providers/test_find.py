@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from installed import DEMO
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.encoder import encode
@@ -130,16 +127,6 @@ def test_a_plug_in_is_registered_once_and_its_best_device_taken(
     assert machine.registered == ["webgpu"]
 
 
-def test_a_damaged_plug_in_says_so(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: str) -> None:
-        raise RuntimeError("Failed to load\nlibrary")
-
-    machine.packages["onnxruntime_ep_webgpu"] = []
-    monkeypatch.setattr(ort, "register_execution_provider_library", fail)
-    with pytest.raises(BackendError, match=r"onnxruntime_ep_webgpu is installed, .*load library"):
-        find_provider("webgpu")
-
-
 def test_a_session_refuses_operators_that_would_go_to_the_cpu() -> None:
     azure = Provider("azure", "AzureExecutionProvider")
     if azure.full not in ort.get_available_providers():
@@ -159,20 +146,3 @@ def test_a_provider_that_onnxruntime_leaves_out_in_silence_is_an_error(
         BackendError, match=r"did not start cuda, .* took CPUExec.* instead\. Install"
     ):
         open_session(attention(), 1, [find_provider("cuda")])
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [("", "onnxruntime is incomplete"), ("raise ImportError('x')", "cannot be imported (x)")],
-)
-def test_a_damaged_onnxruntime_is_one_line(tmp_path: Path, module: str, message: str) -> None:
-    (tmp_path / "onnxruntime").mkdir()
-    (tmp_path / "onnxruntime" / "__init__.py").write_text(module)
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import stem_edge\n"
-        f"try: stem_edge.load({str(DEMO)!r}, engine='onnxruntime')\n"
-        "except stem_edge.errors.BackendError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert len(done.stdout.splitlines()) == 1
-    assert message in done.stdout
