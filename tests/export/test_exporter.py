@@ -20,7 +20,6 @@ from stem_edge.commands.main import main
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.export.job.publish import publish
 from stem_edge.export.quantization import streams
 from stem_edge.numerics.reference import forward
 
@@ -128,15 +127,6 @@ def test_what_a_killed_export_left_is_removed(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_two_exports_to_one_place_do_not_meet(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with publish(tmp_path / "out", force=False):
-        with pytest.raises(ExportError, match="another export to it is running"):
-            stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
-        for name in ("manifest.json", "x"):
-            (tmp_path / ".stem-edge-out" / name).write_bytes(b"{}")
-    assert contents(tmp_path / "out") == {"manifest.json": b"{}", "x": b"{}"}
-
-
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", Shape(vocab_size=250))
     with pytest.raises(CheckpointError, match="the tokenizer has 258 ids, but the model only 250"):
@@ -163,22 +153,6 @@ def test_a_divergence_above_the_limit_leaves_the_old_bundle(
     with pytest.raises(ExportError, match="nothing was exported"):
         stem_edge.export_bundle(tiny_checkpoint, tmp_path / "new", max_kl=1e-6)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
-
-
-def test_report_has_agreement_and_the_tail_of_the_divergence(
-    tiny_checkpoint: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    exact = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "exact", type="fp32", rows="fp32")
-    assert exact.manifest.report.agreement == 1
-    report = open_bundle(exported).manifest.report
-    assert report.divergence_99 is not None
-    assert report.agreement is not None
-    assert report.divergence_99 > report.divergence
-    assert 0 < report.agreement < 1
-    assert main(["inspect", str(exported)]) == 0
-    out = capsys.readouterr().out
-    assert f"99th percentile {report.divergence_99:g}" in out
-    assert f"at {report.agreement:.1%} of positions" in out
 
 
 def test_a_sliding_window_is_noted_and_ignored_as_the_trainer_does(

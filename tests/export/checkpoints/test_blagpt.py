@@ -166,16 +166,6 @@ def test_an_option_computes_what_the_trainer_computes(variant: str, tmp_path: Pa
     assert np.abs(found - trainers_logits(options, state)).max() < 1e-4
 
 
-def test_options_younger_than_a_dense_state_are_off(tmp_path: Path) -> None:
-    old = OPTIONS | {"use_stem": False, "rmsnorm_before_qk": False, "bias": False}
-    state = weights(old, set())
-    for name in ("use_stem", "stem_ratio", "stem_layers", "rope_variant", "n_predict"):
-        del old[name]
-    for name in ("use_qkv_bias", "use_pre_post_norm", "rmsnorm_before_qk", "use_top", "bias"):
-        del old[name]
-    assert read_checkpoint(save(tmp_path / "old.pt", old, state)).config.stem_layers == ()
-
-
 OFF = [
     *("use_soft_logit_capping", "use_res_weights", "use_per_token_output_bias", "use_softpick"),
     *("use_canon_layers", "use_parallel_blocks", "use_per_layer_token_emb", "use_engram"),

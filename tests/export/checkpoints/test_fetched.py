@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -63,17 +62,6 @@ def test_only_what_is_read_is_fetched(hub: HubServer, there: set[str], expected:
     hub.requests.clear()
     assert checkpoint_folder(f"hf:{NAME}@{commit}") == folder
     assert not hub.asked("/resolve/")
-
-
-def test_of_some_tensors_only_their_files_are_fetched(hub: HubServer) -> None:
-    places = {"a.weight": "model-1.safetensors", "table.weight": "model-2.safetensors"}
-    index = json.dumps({"weight_map": places}).encode()
-    names = {"config.json", "model.safetensors.index.json", *places.values()}
-    hub.models[NAME] = Model()
-    hub.models[NAME].commit({name: Blob(index) for name in names})
-    folder = checkpoint_folder(f"hf:{NAME}", False, lambda name: name.startswith("table"))
-    found = {path.name for path in folder.iterdir()}
-    assert found == names - {"model-1.safetensors"}
 
 
 @pytest.mark.parametrize(

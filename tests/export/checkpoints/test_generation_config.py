@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract import refused
 from installed import DATA, DEMO
 from loading import load_fixed
 from msgspec.structs import replace
@@ -22,7 +21,7 @@ from stem_edge.batches.answering import Settings
 from stem_edge.batches.rows import Row
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder, of_gguf
+from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION, Sampling, resolved
@@ -57,16 +56,6 @@ def test_values_that_cannot_be(said: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         of_folder(tmp_path)
-
-
-def test_keys_of_gguf_files() -> None:
-    said = {"temp": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "penalty_repeat": 1.2}
-    keys = {f"general.sampling.{name}": value for name, value in said.items()}
-    assert of_gguf(Path("m.gguf"), keys) == Sampling(0.5, 40, 0.9, 0.05, 1.2)
-    assert of_gguf(Path("m.gguf"), {"general.name": "m"}) is None
-    refused(
-        lambda: of_gguf(Path("m.gguf"), {"general.sampling.temp": -1.0}), CheckpointError, "m.gguf"
-    )
 
 
 @pytest.mark.parametrize(

@@ -172,20 +172,6 @@ def count_kept(backbone: Any, out: Path) -> int:
     return kept
 
 
-def test_head_and_embedding_take_8_bits(one: Path, tmp_path: Path) -> None:
-    stem_edge.export_bundle(one, tmp_path / "out", progress=False)
-    backbone = open_bundle(tmp_path / "out").manifest.backbone
-    assert backbone is not None and (backbone.head, backbone.weights) == ("int8", "int4")
-    with pytest.raises(ExportError, match="neither type nor prefill_graph can be chosen"):
-        stem_edge.export_bundle(one, tmp_path / "other", type="int4", progress=False)
-
-
-def test_codes_of_padded_heads_are_refused(tmp_path: Path) -> None:
-    write_grouped(tmp_path / "in", head_dim=24, num_attention_heads=4, num_key_value_heads=1)
-    with pytest.raises(ExportError, match=r"layers\.0\.w[qkvo] is packed, and onnxruntime needs"):
-        stem_edge.export_bundle(tmp_path / "in", tmp_path / "out", progress=False)
-
-
 UP = "model.layers.0.mlp.up_proj.weight_"
 SHAPES: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "words of another width": (

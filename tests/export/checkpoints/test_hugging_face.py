@@ -23,7 +23,6 @@ from hf_folders import (
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
-from stem_edge.layers import LinearRope
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -57,15 +56,6 @@ def test_the_description_of_a_model(llama: Path) -> None:
         vocab_size=97, dim=32, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
         stem_layers=(), norm_eps=1e-6, rope_theta=5e5, rope_interleaved=False, max_context=64,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("key", ["rope_type", "type"])
-def test_the_older_form_of_rope(llama: Path, key: str) -> None:
-    older = {"rope_parameters": None, "rope_theta": 2e4}
-    config = config_of(llama, **older, rope_scaling={key: "linear", "factor": 2})
-    assert (config.rope_theta, config.rope_scaling) == (2e4, LinearRope(2.0))
-    assert config_of(llama, **older, rope_scaling=None).rope_scaling is None
-    assert config_of(llama, rope_theta=None).rope_theta == 1e4
 
 
 def add_biases(tensors: dict[str, torch.Tensor]) -> None:
@@ -124,21 +114,6 @@ def test_a_config_that_is_not_understood(
 ) -> None:
     edit(llama, **values)
     refused(llama, "config.json", *parts)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False, "top_k": 5},
-        {"_model_name_or_path": "a", "_commit_hash": "b", "unk_token_id": 0, "name_or_path": "c"},
-        {"partial_rotary_factor": 1.0, "is_causal": True, "sliding_window": None},
-    ],
-)
-def test_keys_that_change_nothing(llama: Path, values: dict[str, Any]) -> None:
-    before = read_checkpoint(llama)
-    edit(llama, **values)
-    found = read_checkpoint(llama)
-    assert (found.config, found.notes) == (before.config, ())
 
 
 def test_keys_that_the_user_ignores(llama: Path) -> None:

@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch_model import torch_logits
 
 import stem_edge
@@ -184,18 +183,6 @@ def test_an_unknown_tokenizer_is_refused_with_the_known_ones(
     (consolidated / "params.json").write_text(json.dumps(params))
     with pytest.raises(CheckpointError, match=r"words.*bytes, tiktoken.*--tokenizer"):
         stem_edge.export_bundle(consolidated, tmp_path / "out")
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_what_a_run_saves_beside_the_model_is_ignored(tmp_path: Path) -> None:
-    """Optimizer state, with entries that are no tensors and have no place."""
-    path = write_checkpoint(tmp_path / "c", Shape())
-    (path / ".metadata").unlink()
-    weights = {f"{name}.weight": torch.ones(size) for name, size in Shape().backbone().items()}
-    groups = [{"lr": 1e-3, "betas": (0.9, 0.95)}]
-    state = {"model": weights, "optim": {"state": dict(weights), "param_groups": groups}}
-    save_distributed(state, checkpoint_id=path, no_dist=True)
-    assert whole(read_checkpoint(path).backbone["norm"]).tolist() == [1.0] * 32
 
 
 def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) -> None:

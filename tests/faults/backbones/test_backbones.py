@@ -6,7 +6,6 @@ Tokenizers that crash, hang or take all memory: test_native.py.
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from stem_edge.ggml.library import Ggml
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
-from stem_edge.runtime.backends.interface import check_memory, reason
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.tables.packing import pack_records
 
@@ -206,26 +204,3 @@ def _ggml(model: stem_edge.Model) -> Ggml:
     backend = model.engine.backend
     assert isinstance(backend, GgmlBackend) and backend._model is not None
     return backend._model.ggml
-
-
-def test_what_engines_say() -> None:
-    assert reason(RuntimeError("")) == "RuntimeError"
-    assert reason(RuntimeError("a\n b\tc\x07")) == "a b c?"
-    place = (
-        "/src/core/env.cc:327 ort::{anonymous}::Thread::Thread(const char*, int (*)(int, X*)) const"
-    )
-    starting = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: "
-    for before in (
-        "",
-        f"{place} ",
-        starting,
-        f"{starting}{place} ",
-        "[ONNXRuntimeError] : 1 : FAIL : ",
-    ):
-        assert (
-            reason(RuntimeError(f"{before}pthread_create failed (12)"))
-            == "pthread_create failed (12)"
-        )
-    check_memory(RuntimeError("a node is damaged"), "for it")
-    for error in (MemoryError(), RuntimeError("std::bad_alloc")):
-        refused(partial(check_memory, error, "for it"), OutOfMemoryError, "for it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from contract import refused
-from faulty_disk import CHANGES, Counter, watch
 from tiny_exports import Exports, bundle_files
 
 from stem_edge.errors import ExportError
@@ -70,43 +68,3 @@ def test_d1_a_real_disk_that_is_full(
         export.run(out)
     assert bundle_files(out) == bundle_files(export.new)
     assert [path.name for path in folder.iterdir()] == ["out"]
-
-
-def test_x2_a_copied_image_of_a_mounted_disk(
-    exports: Exports, mount: Callable[..., Path], tmp_path: Path
-) -> None:
-    """The journal of a real ext4 is replayed, as on its medium at five moments of an export."""
-    import posix
-
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    command("mkfs.ext4", "-q", "-F", image)
-    folder = mount("disk", "-o", "loop", image)
-    export = exports["force"]
-    out = export.prepare(folder)
-    os.sync()
-    cuts, count = random.Random(2).sample(range(5, 75), 5), Counter()
-    copies: list[Path] = []
-
-    def before(name: str) -> None:
-        if count(name) in cuts:
-            copies.append(Path(shutil.copy(image, tmp_path / f"copy{len(copies)}")))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", posix.fsync)  # which is skipped in other tests
-        watch(patch, CHANGES, before)
-        export.run(out)
-    copies.append(Path(shutil.copy(image, tmp_path / "last")))  # because success was reported
-    assert len(copies) == 6
-    ends = [bundle_files(export.old), bundle_files(export.new)] if export.old else []
-    for number, copy in enumerate(copies):
-        found = mount(f"cut{number}", "-o", "loop", copy) / "out"
-        assert bundle_files(found) in ends
-        if number == 5:
-            assert bundle_files(found) == ends[1]
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Leftover)
-            export.finish(found)
-        assert bundle_files(found) == ends[1]

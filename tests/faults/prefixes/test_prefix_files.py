@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from faulty_disk import Failing, watch
 from prefix_files import IDS, filled, found, prompt
@@ -22,7 +20,6 @@ from prefix_files import IDS, filled, found, prompt
 import stem_edge
 from stem_edge.runtime.prefixes.file import (
     MOST_HEADER_NBYTES,
-    PIECE_NBYTES,
     PrefixFile,
     Saved,
     UnusableError,
@@ -123,28 +120,6 @@ def test_messages_that_are_no_json(messages: str, path: Path) -> None:
     write_prefix(path, Saved("this", [], [], messages), [])
     with PrefixFile(path) as file, pytest.raises(UnusableError, match="JSON"):
         file.check()
-
-
-def test_one_layer_at_a_time_is_in_memory(tmp_path: Path) -> None:
-    arrays = [np.zeros((4, 4096, 32), np.float32)[:, :4000] for _ in range(4)]  # 2 MB each
-    path, saved = tmp_path / "f", Saved("", [0] * 4000, [0])
-    head, peaks = arrays[0][0].nbytes, list[int]()
-    tracemalloc.start()
-    try:
-        write_prefix(path, saved, arrays)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.reset_peak()
-        with PrefixFile(path) as file:
-            for array in file.arrays():
-                assert array.shape == arrays[0].shape
-            del array
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.reset_peak()
-            file.check()
-        peaks.append(tracemalloc.get_traced_memory()[1])
-    finally:
-        tracemalloc.stop()
-    assert peaks[0] < head and peaks[1] < 5 * head and peaks[2] < 2 * PIECE_NBYTES, peaks
 
 
 def link(path: Path) -> None:

@@ -73,47 +73,6 @@ def test_k5_a_forked_process_is_told_to_load_for_itself(engine: EngineName, tiny
     assert lines[-1] == "[0, 0, 0]"
 
 
-# While another thread is within a step, so that the engine's lock is held in the child for ever.
-SCHEDULER_FORK = """
-import os, signal, sys, warnings
-import stem_edge
-warnings.simplefilter("ignore", DeprecationWarning)
-model = stem_edge.load(sys.argv[1], slots=16, threads=2)
-scheduler = model.scheduler(2)
-requests = [model.request([5, 6, 7]), model.request([1, 2])]
-for request in requests:
-    scheduler.submit(request)
-scheduler.step()
-child = model.engine.in_turn(os.fork)
-if not child:
-    signal.alarm(20)  # ends a child that hangs
-    for _ in range(2):
-        try:
-            scheduler.step()
-        except stem_edge.errors.InputError as error:
-            os.write(1, f"{error}\\n".encode())
-    scheduler.close()
-    os._exit(0)
-print(os.waitpid(child, 0)[1], flush=True)
-while scheduler.busy:
-    scheduler.step()
-print(all(request.ended for request in requests))
-model.close()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_k5_a_scheduler_in_a_forked_process_hangs_neither_it_nor_its_parent(
-    tiny_bundle: Path,
-) -> None:
-    done = run_script(SCHEDULER_FORK, tiny_bundle)
-    assert (done.returncode, done.stderr) == (0, "")
-    *said, status, ended = done.stdout.splitlines()
-    assert len(said) == 2
-    assert all("a fork of it; load it again in this one" in line for line in said)
-    assert (status, ended) == ("0", "True")
-
-
 def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
     """Run an exporter that stops as soon as it holds its lock."""
     script = (
