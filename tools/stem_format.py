@@ -18,11 +18,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from safetensors.torch import save_file
-from torch import Tensor
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
@@ -32,6 +30,9 @@ from stem_edge.export.checkpoints.hugging_face.stem_schema import BIAS_NAMES, MO
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARD_NBYTES = 5_000_000_000
 
@@ -48,6 +49,8 @@ def save_stem(
     tokenizer: from convert_tokenizer; without it, put a tokenizer.json there yourself. Raises
     CheckpointError if a tensor is missing, unknown, or has another shape than config says.
     """
+    from safetensors.torch import save_file  # describe needs no torch
+
     out.mkdir(parents=True, exist_ok=True)
     if config.tied_head:
         tensors = {name: t for name, t in tensors.items() if name != tensor_name("head")}
