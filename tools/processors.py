@@ -37,7 +37,7 @@ GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
 # Tests of what computes or moves bytes, except those that need torch: logits of the trainers'
 # checkpoints, kernels, rows, caches, edits; then RUNS, every way of running the demo.
 FILES = [
-    "whole_model/test_conformance.py",
+    "blackbox/test_conformance.py",
     "tools/test_demo_logits.py",
     "tools/test_edit_table.py",
     "stem_edge/numerics",

@@ -232,6 +232,6 @@ def test_renaming() -> None:
 def test_every_option_of_a_model_is_in_a_variant() -> None:
     """A new field of ModelConfig must find its place in the schema."""
     tried = {name for fields in VARIANTS for name in SIZES | fields}
-    tried |= ENGRAM.keys()  # tests/whole_model/test_engram.py
+    tried |= ENGRAM.keys()  # tests/helpers/models.py
     not_in_schema = {"bos_id", "eos_ids"} | GEMMA  # the first two are the tokenizer's
     assert {f.name for f in msgspec.structs.fields(ModelConfig)} - not_in_schema == tried

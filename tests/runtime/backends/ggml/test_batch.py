@@ -1,4 +1,4 @@
-"""Batches on ggml, beside the same sequences alone; tests/whole_model/test_batches.py has more."""
+"""Batches on ggml, beside the same sequences alone; tests/blackbox/test_tokens.py has whole answers."""
 
 from __future__ import annotations
 

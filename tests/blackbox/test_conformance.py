@@ -10,12 +10,11 @@ rows of 2 bits with a scale for each layer).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance import CASES, CONFORMANCE, reference, stepwise
+from conformance import CASES, CONFORMANCE, reference
 from installed import bundle_for, export_ggml
 from tiers import slow_but
 
@@ -23,9 +22,7 @@ import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.distributions import divergence
-from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
-from stem_edge.runtime import Model
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -58,25 +55,12 @@ def test_reference_model_computes_the_trainers_logits(case: str) -> None:
 
 
 @STORED_ALIKE
-@pytest.mark.parametrize("way", [Model.logits, stepwise], ids=["one pass", "token by token"])
-def test_each_way_computes_the_trainers_logits(
-    way: Callable[[Model, list[int]], F32], case: str, bundle: Path, engine: EngineName
-) -> None:
+def test_bundles_compute_the_trainers_logits(case: str, bundle: Path, engine: EngineName) -> None:
     with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
         for ids, expected in zip(*reference(case), strict=True):
-            assert np.abs(way(model, ids) - expected).max() < TOLERANCE
-
-
-@STORED_ALIKE
-def test_greedy_generation_follows_the_trainers_argmax(
-    case: str, bundle: Path, engine: EngineName
-) -> None:
-    ids, logits = reference(case)
-    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
-        for prompt, expected in zip(ids, logits, strict=True):
-            for length in (1, len(prompt) // 2, len(prompt)):
-                chunks = list(model.generate(prompt[:length], max_new_tokens=1))
-                assert chunks[0].token_ids == [int(expected[length - 1].argmax())]
+            assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
+            (chunk,) = model.generate(ids, max_new_tokens=1)
+            assert chunk.token_ids == [int(expected[-1].argmax())]
 
 
 def test_codes_of_2_4_and_8_bits_give_transformers_logits_on_any_processor(tmp_path: Path) -> None:
