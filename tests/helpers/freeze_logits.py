@@ -23,6 +23,7 @@ from torch_model import torch_logits
 
 from stem_edge.config import ModelConfig
 from stem_edge.numerics.quantize import F32
+from stem_edge.special import dense_twin
 
 LAST = 16  # positions that are stored
 FILE = DATA / "blackbox.npz"
@@ -57,7 +58,7 @@ def of_stem(name: str, ids: list[int]) -> Tensor:
     config, arrays, stored = models.stem_model(name)
     tensors = {key: torch.from_numpy(value) for key, value in arrays.items()}
     tables = {layer: torch.from_numpy(value) for layer, value in stored.items()}
-    twin = config.dense_twin() if config.ngram_order else config
+    twin = dense_twin(config) if config.ngram_order else config
     if config.stem_ffn == "engram":
         before = with_engram(config, tensors, tables[config.row_layers[0]], ids)
         return torch_logits(twin, tensors, {}, ids, before=before)
