@@ -205,9 +205,10 @@ def edited(case: Case) -> None:
 
 
 def other_rows(case: Case) -> None:
+    ends = case.ends
     with case.load() as model:
         for ids in case.prompts:
-            row_of: RowOf = [t if t in case.ends else (7 * t + 3) % 240 for t in ids]
+            row_of: RowOf = [t if t in ends else (7 * t + 3) % 240 for t in ids]
             given: Any = row_of
             case.oracle.near(model.logits(ids, stem_ids=given), ids, row_of)
             case.check(ids, answered(model, ids, stem_ids=given), row_of)
