@@ -5,7 +5,7 @@ Input channels are balanced for prompts (SmoothQuant, arXiv 2211.10438).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -148,10 +148,22 @@ class WeightFile:
 
     def _blocks(self, item: Blocks) -> None:
         """Write codes as they come, then the scales and zero points that came with them."""
-        kept = [matrix for part in item.parts if codes_of(matrix := self._tensors[part])]
-        if kept := kept or self._stored(item):
-            self._kept(item, kept)
-            return
+        matrices = [self._tensors[part] for part in item.parts]
+        if kept := [one for one in matrices if codes_of(one)] or self._stored(item):
+            _check_kept(item, kept)
+            matrices = kept
+            work: Callable[[RowSpan], Quantized] = partial(self._kept_rows, item)
+        else:
+            work = self._quantized(item)
+        for piece in item.pieces:
+            rows, made = all_rows(matrices), list[Quantized]()
+            if len(item.pieces) > 1:
+                rows = [(matrices[0], piece.start, piece.stop)]
+            self._put(piece.codes, _codes(self._weights.in_order(work, spans(rows)), made))
+            self._put_scales(item, piece, made)
+
+    def _quantized(self, item: Blocks) -> Callable[[RowSpan], Quantized]:
+        """Return a function that reads and quantizes rows."""
         if item.step:
             raise ExportError(
                 f"{item.name} was trained with ranges for its own codes, which are gone; take --type fp32"
@@ -160,20 +172,15 @@ class WeightFile:
             raise ValueError(f"{item.name} is quantized, but there is no quantizer")
         work = self._quantizer.worker(item.name, item.kind, item.bits, item.block)
 
-        def quantize(values: F32) -> Quantized:
+        def quantize(span: RowSpan) -> Quantized:
+            values = self._weights.read(item.name, span)
             blocks = work(values)
             codes, scales, points, offsets = blocks
             stored = dequantize_blocks(codes, scales, item.bits, points, offsets)
             self._weights.meter.add(item.kind, values, stored)
             return blocks
 
-        for piece in item.pieces:
-            rows, made = self._rows(item.parts), list[Quantized]()
-            if len(item.pieces) > 1:
-                rows = [(rows[0][0], piece.start, piece.stop)]
-            stream = self._weights.stream(item.name, rows, quantize)
-            self._put(piece.codes, _codes(stream, made))
-            self._put_scales(item, piece, made)
+        return quantize
 
     def _stored(self, item: Blocks) -> list[Matrix]:
         """Return the parts whose stored blocks are what quantizing would make of their values; none unless all are."""
@@ -191,23 +198,6 @@ class WeightFile:
                 return []
             same.append(matrix)
         return same
-
-    def _kept(self, item: Blocks, matrices: list[Matrix]) -> None:
-        """Write the codes and scales that the checkpoint has. Raises ExportError for others."""
-        kept = 2 if item.columns[0] else item.bits  # of 2 bits, small blocks have 4
-        bits = [codes.bits for matrix in matrices if (codes := codes_of(matrix)) is not None]
-        if len(bits) < len(item.parts) or {*bits} != {kept}:
-            raise ExportError(
-                f"{item.name} is stored as {item.bits} bits, and the checkpoint has "
-                f"{', '.join(map(str, bits))}; leave out what chooses types"
-            )
-        for piece in item.pieces:
-            rows, made = all_rows(matrices), list[Quantized]()
-            if len(item.pieces) > 1:
-                rows = [(matrices[0], piece.start, piece.stop)]
-            stream = self._weights.in_order(partial(self._kept_rows, item), spans(rows))
-            self._put(piece.codes, _codes(stream, made))
-            self._put_scales(item, piece, made)
 
     def _kept_rows(self, item: Blocks, span: RowSpan) -> Quantized:
         """Read codes as the plan lays them, and their scales, of some rows."""
@@ -264,6 +254,17 @@ class WeightFile:
         made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
         self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
         self._put(item.scales, [scales for _, scales in made])
+
+
+def _check_kept(item: Blocks, matrices: Sequence[Matrix]) -> None:
+    """Raise ExportError unless all matrices have codes of the bits that are planned."""
+    kept = 2 if item.columns[0] else item.bits  # of 2 bits, small blocks have 4
+    bits = [codes.bits for matrix in matrices if (codes := codes_of(matrix)) is not None]
+    if len(bits) < len(item.parts) or {*bits} != {kept}:
+        raise ExportError(
+            f"{item.name} is stored as {item.bits} bits, and the checkpoint has "
+            f"{', '.join(map(str, bits))}; leave out what chooses types"
+        )
 
 
 def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:

@@ -35,44 +35,27 @@ class HiddenStates:
         self._states = [embed(*described, ids) for ids in sequences]
 
     def advance(self, see: Observer) -> None:
-        """Run the states through this layer, and show the inputs of its matrices to `see`."""
-        at = f"layers.{self.layer}."
-        names = [at + name for name in self._checkpoint.config.layer_shapes(self.layer)]
-        weights = {name: ArrayMatrix(whole(self._checkpoint.backbone[name])) for name in names}
+        """Run the states through this layer, after the last one to the head, and show the inputs of
+        all matrices to `see`."""
+        source, layer = self._checkpoint, self.layer
+        self.layer += 1
+        if layer == source.config.n_layers:
+            weights = _ends(source)
+            for x in self._states:
+                head_forward(source.config, weights, x, see)
+            return
+        names = [f"layers.{layer}.{name}" for name in source.config.layer_shapes(layer)]
+        weights = {name: ArrayMatrix(whole(source.backbone[name])) for name in names}
         for number, (x, tokens) in enumerate(zip(self._states, self._tokens, strict=True)):
-            self._states[number] = next_states(
-                self._checkpoint, self.layer, weights, x, tokens, see
-            )
-        self.layer += 1
-
-    def observe_head(self, see: Observer) -> None:
-        """Show the inputs of the head, and of matrices before it, to `see`, after the last layer."""
-        backbone, config = self._checkpoint.backbone, self._checkpoint.config
-        # A head of one row saves computing logits, which are not used.
-        row = ArrayMatrix(np.zeros((1, config.dim), np.float32))
-        bias = ArrayMatrix(np.zeros(1, np.float32))
-        short: dict[str, Matrix] = {
-            "norm": backbone["norm"],
-            "embedding": row,
-            "head": row,
-            "head.bias": bias,
-        }
-        ends = [name for name in config.backbone_shapes() if name.endswith(".altup_out")]
-        short |= {name: backbone[name] for name in ends}
-        for x in self._states:
-            head_forward(config, short, x, see)
-        self.layer += 1
+            self._states[number] = next_states(source, layer, weights, x, tokens, see)
 
 
-def squares(x: F32) -> F32:
-    """Return the sum of squares of each channel [K] over the positions of x [T, K]."""
-    return np.asarray(np.einsum("tk,tk->k", x, x), np.float32)
-
-
-def damped(squares: F32) -> F32:
-    """Return the importance [K] of channels by their squares, all positive. A share of the mean is
-    added, because a text lacks some inputs, and ggml loses blocks if all their channels count 0."""
-    return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
+def _ends(source: Checkpoint) -> dict[str, Matrix]:
+    """Return what comes after the layers, with a head of one row: its logits are not used."""
+    row = ArrayMatrix(np.zeros((1, source.config.dim), np.float32))
+    bias = ArrayMatrix(np.zeros(1, np.float32))
+    ends = {n: m for n, m in source.backbone.items() if n == "norm" or n.endswith(".altup_out")}
+    return {**ends, "embedding": row, "head": row, "head.bias": bias}
 
 
 def importance_vectors(
@@ -89,15 +72,22 @@ def importance_vectors(
     config, sums = source.config, dict[str, F32]()
 
     def see(name: str, x: F32) -> None:
-        sums[name] = sums[name] + squares(x) if name in sums else squares(x)
+        squares = np.asarray(np.einsum("tk,tk->k", x, x), np.float32)
+        sums[name] = sums[name] + squares if name in sums else squares
 
     states = HiddenStates(source, sequences)
-    while states.layer < config.n_layers:
+    for _ in range(config.n_layers):
         states.advance(see)
         layer_done()
-    states.observe_head(see)
+    states.advance(see)
     positions = np.float32(sum(map(len, sequences)))
-    return {name: damped(sums[seen] / positions) for name, seen in _inputs(config).items()}
+    return {name: _damped(sums[seen] / positions) for name, seen in _inputs(config).items()}
+
+
+def _damped(squares: F32) -> F32:
+    """Return the importance [K] of channels by their mean squares, all positive. A share of the mean is
+    added, because a text lacks some inputs, and ggml loses blocks if all their channels count 0."""
+    return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
 
 
 def _inputs(config: ModelConfig) -> dict[str, str]:

@@ -134,21 +134,14 @@ class Calibrated(Quantizer):
         return lambda rows: solve(rows, inputs, bits, block, asymmetric=asymmetric)
 
     def _typical(self, source: str, layer: int) -> Inputs:
+        """Run the text through all layers up to this one, and return the inputs of its product."""
+        while self._states.layer <= layer:
+            self._moments, self._inputs = {}, {}
+            see = self._see if self._states.layer == layer else lambda name, x: None
+            self._states.advance(see)
         if source not in self._inputs:
-            self._run_through(layer)
             self._inputs[source] = typical_inputs(self._moments.pop(source))
         return self._inputs[source]
-
-    def _run_through(self, layer: int) -> None:
-        """Run the text through all layers up to this one, and keep what its products see."""
-        while self._states.layer <= layer:
-            here = self._states.layer
-            self._moments, self._inputs = {}, {}
-            see = self._see if here == layer else _ignore
-            if here == self._config.n_layers:
-                self._states.observe_head(see)
-            else:
-                self._states.advance(see)
 
     def _see(self, name: str, x: F32) -> None:
         at, _, part = name.rpartition(".")
@@ -156,7 +149,7 @@ class Calibrated(Quantizer):
         if not any(self._format.bits(p, f"{at}.{p}") == 4 for p in products):
             return  # all have 8 bits
         if name.endswith(".wo"):
-            places, width = head_positions(self._config, self._states.layer)
+            places, width = head_positions(self._config, int(at.split(".")[1]))
             wide = np.zeros((len(x), width), np.float32)
             wide[:, places] = x
             x = wide
@@ -193,7 +186,3 @@ def head_positions(config: ModelConfig, number: int) -> tuple[Positions, int]:
     padded = dict(pad_heads(config, number, {"wo": ArrayMatrix(columns[None])}))
     values = whole(padded["wo"]).ravel()
     return np.flatnonzero(values), len(values)
-
-
-def _ignore(name: str, x: F32) -> None:
-    """See nothing."""

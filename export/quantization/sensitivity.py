@@ -13,6 +13,7 @@ import numpy as np
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import exact_logits, next_states
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.graph.formats import VOCABULARY_KINDS, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.distributions import divergence
@@ -63,7 +64,7 @@ class _Walk:
         self._rounded: dict[str, F32] = {}  # what is rounded -> states [T, hidden_width]
         self._moved: list[dict[str, float]] = []  # layer -> product -> squared change of its result
         if fitting_block(source.config.dim, block):
-            rows = _RoundedRows(source.backbone["embedding"], block)
+            rows = _rounded_rows(source.backbone["embedding"], block)
             backbone: dict[str, Matrix] = {**source.backbone, "embedding": rows}
             self._rounded["embedding"] = embed(source.config, backbone, token_ids)
 
@@ -100,7 +101,7 @@ class _Walk:
         if "embedding" in nats:
             name = "embedding" if config.tied_head else "head"
             head: dict[str, Matrix] = {**backbone}
-            head[name] = _RoundedRows(backbone[name], self._block)
+            head[name] = _rounded_rows(backbone[name], self._block)
             nats["head"] = float(divergence(expected, head_forward(config, head, x)).mean())
             made = {kind: Cost(kind, size, nats[kind]) for kind in VOCABULARY_KINDS}
         return made | dict(self._of_layers(nats))
@@ -123,18 +124,9 @@ class _Walk:
         return ArrayMatrix(_rounded(whole(matrix), self._block))
 
 
-class _RoundedRows:
-    """Matrix [N, K] that rounds its rows as they are read."""
-
-    def __init__(self, matrix: Matrix, block: int) -> None:
-        self._matrix, self._block = matrix, block
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._matrix.shape
-
-    def rows(self, start: int, stop: int) -> F32:
-        return _rounded(self._matrix.rows(start, stop), self._block)
+def _rounded_rows(matrix: Tensor, block: int) -> Tensor:
+    """Return a matrix that rounds its rows as they are read."""
+    return matrix.computed(lambda start, stop: _rounded(matrix.rows(start, stop), block))
 
 
 def _rounded(values: F32, block: int) -> F32:

@@ -62,16 +62,16 @@ class MatrixPool(FileThreads):
         if name.startswith(OF_LAYERS):
             self._progress(nbytes)
 
+    def read(self, name: str, span: RowSpan) -> F32:
+        """Read rows [n, K]. Raises CheckpointError for values that are not finite."""
+        matrix, start, stop = span
+        values = check_finite(name, start, matrix.rows(start, stop))
+        self.count(name, values.nbytes)
+        return values
+
     def stream(self, name: str, parts: Sequence[RowSpan], work: Callable[[F32], R]) -> Iterator[R]:
-        """Yield work(rows [n, K]) in order. Raises CheckpointError for values that are not finite."""
-
-        def read(span: RowSpan) -> R:
-            matrix, start, stop = span
-            values = check_finite(name, start, matrix.rows(start, stop))
-            self.count(name, values.nbytes)
-            return work(values)
-
-        return self.in_order(read, spans(parts))
+        """Yield work(rows [n, K]) in order. Raises CheckpointError as `read` does."""
+        return self.in_order(lambda span: work(self.read(name, span)), spans(parts))
 
 
 def all_rows(matrices: Iterable[Matrix]) -> list[RowSpan]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -64,7 +64,7 @@ class TensorFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
-    def again(self) -> TensorFiles:
+    def again(self) -> Self:
         """Return a copy with the same tensors left, to look at some without taking them."""
         other = copy(self)
         other._left = dict(self._left)

@@ -20,7 +20,7 @@ def expected_footprint(
     model: ModelConfig, backbone: BackboneFormat | GgufFormat, tables: TableFormat | None
 ) -> Footprint:
     """Footprint of the bundle that an export with these types would write. Raises GraphError."""
-    if isinstance(backbone, GgufFormat):
+    if not isinstance(backbone, BackboneFormat):
         return gguf_footprint(model, backbone, tables)
     layout = tables.tables if tables else None
     data = decoding(model, layout, backbone).plan.nbytes

@@ -28,9 +28,10 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.keys import CODE, check_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import QUANTIZED, Files, stores_codes
+from stem_edge.export.checkpoints.hugging_face.packed import QUANTIZED, stores_codes
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import convert_options, one_line, read_json
+from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.layers import RopeScaling
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
@@ -86,7 +87,7 @@ class Decoder(msgspec.Struct, kw_only=True):
         """Return the names of the model's modules."""
         return NAMES
 
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, Tensor]:
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
         """Take the tensors of ModelConfig.backbone_shapes() out of `files`."""
         return {name: files.take(self.tensor(name)) for name in config.backbone_shapes()}
 
@@ -100,11 +101,11 @@ class Decoder(msgspec.Struct, kw_only=True):
         found = {self.tensor(name): shape[1] for name, shape in shapes if len(shape) == 2}
         return found | {tensor_name("head"): config.dim}
 
-    def tables(self, config: ModelConfig, files: Files) -> dict[int, Tensor]:
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
         """Take the tables out of `files`; return STEM layer -> table."""
         return {}
 
-    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
         """Return the record of each token [V]; None if token i has record i."""
         return None
 

@@ -14,7 +14,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma import Gemma
-from stem_edge.export.checkpoints.hugging_face.packed import Files
+from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import Tensor
 
 OLDER_INSIDE = "language_model.model."  # of multimodal models before transformers 5
@@ -58,7 +58,7 @@ class Gemma3(Gemma, kw_only=True):
     def extras(self) -> dict[str, Any]:
         return super().extras() | {"attention_scale": 1 / math.sqrt(self.query_pre_attn_scalar)}
 
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, Tensor]:
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
         if OLDER_INSIDE + "norm.weight" in files:
             self.__dict__["inside"] = OLDER_INSIDE
         found = super().backbone(config, files)

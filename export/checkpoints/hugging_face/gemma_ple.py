@@ -17,7 +17,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, Gemma
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files
+from stem_edge.export.checkpoints.hugging_face.packed import UNUSED
+from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import Tensor
 
 TABLE = "embed_tokens_per_layer.weight"
@@ -80,7 +81,7 @@ class GemmaPle(Gemma, kw_only=True):
         table = {self.inside + TABLE: config.n_layers * config.ple_width}
         return super().widths(config) | table
 
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, Tensor]:
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         context, width = None, config.n_layers * config.ple_width
         if width:
@@ -99,14 +100,14 @@ class GemmaPle(Gemma, kw_only=True):
         """Return whether a layer has no matrix for V beside that for K."""
         return False
 
-    def tables(self, config: ModelConfig, files: Files) -> dict[int, Tensor]:
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
         if not config.ple_width:
             return {}
         width = config.ple_width
         table = self._take(files, TABLE, (config.records, config.n_layers * width))
         return dict(zip(config.stem_layers, table.columns(width), strict=True))
 
-    def _take(self, files: Files, name: str, expected: tuple[int, int]) -> Tensor:
+    def _take(self, files: TensorFiles, name: str, expected: tuple[int, int]) -> Tensor:
         """Take a tensor that holds something of every layer. Raises CheckpointError."""
         tensor = files.take(self.inside + name)
         if tensor.shape != expected:
@@ -116,7 +117,7 @@ class GemmaPle(Gemma, kw_only=True):
             )
         return tensor
 
-    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
         """Return the record of each token [V]; those beyond the table have its first."""
         if not config.ple_records:
             return None

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,47 +33,29 @@ STEPS = (".input_activation_scale", ".output_activation_scale")
 UNUSED = re.compile(r".*\.[kv]_cache_scale")
 
 
-class PackedFiles:
-    """Tensors of a folder, like TensorFiles; matrices may be packed.
+class PackedFiles(TensorFiles):
+    """Tensors of a folder whose matrices may be packed. widths: name of a matrix -> its columns."""
 
-    widths: name of a matrix -> its columns.
-    """
-
-    def __init__(self, files: TensorFiles, widths: Mapping[str, int]) -> None:
-        self._files, self._widths = files, widths
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the tensors that were not taken yet."""
-        return self._files.names
+    def __init__(self, folder: Path, widths: Mapping[str, int]) -> None:
+        super().__init__(folder)
+        self._widths = widths
 
     def look(self, name: str) -> Tensor:
         """Return a matrix, which can still be taken. Raises CheckpointError."""
-        return PackedFiles(self._files.again(), self._widths).take(name)
+        return self.again().take(name)
 
     def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
         """Take a matrix, packed if it has scales. Raises CheckpointError."""
-        module, codes = name.removesuffix(".weight"), name
-        if module + GROUPED[0] in self._files:
-            return self._grouped(module)
-        scale = module + SCALE
-        if module + EMBEDDED in self._files:
-            codes, scale = module + EMBEDDED, module + EMBEDDED_SCALE
-        if scale not in self._files or name not in self._widths:
-            return self._files.take(name, dtypes)
-        return packed(self._files.take(codes, PACKED), self._files.take(scale), self._widths[name])
-
-    def _grouped(self, module: str) -> Tensor:
-        words, scales, zeros, shape = (module + name for name in GROUPED)
-        return grouped(
-            self._files.take(words, WORDS),
-            self._files.take(scales),
-            self._files.take(zeros, WORDS) if zeros in self._files else None,
-            self._files.take(shape, SHAPE),
-        )
+        module, codes, take = name.removesuffix(".weight"), name, super().take
+        words, scales, zeros, shape = (module + part for part in GROUPED)
+        if words in self:
+            points = take(zeros, WORDS) if zeros in self else None
+            return grouped(take(words, WORDS), take(scales), points, take(shape, SHAPE))
+        if module + EMBEDDED in self:
+            codes, scales = module + EMBEDDED, module + EMBEDDED_SCALE
+        if scales not in self or name not in self._widths:
+            return take(name, dtypes)
+        return packed(take(codes, PACKED), take(scales), self._widths[name])
 
     def steps(self, module: str) -> tuple[float, float]:
         """Take the steps of a module's input and result; 0: none. Raises CheckpointError."""
@@ -80,9 +63,9 @@ class PackedFiles:
         return one, other
 
     def _step(self, name: str) -> float:
-        if name not in self._files:
+        if name not in self:
             return 0.0
-        tensor = self._files.take(name)
+        tensor = super().take(name)
         if tensor.shape not in ((), (1,)):
             raise CheckpointError(
                 f"{tensor.path}: {name} is {list(tensor.shape)}; expected one number"
@@ -120,6 +103,3 @@ def _of_weights(group: Mapping[str, Any]) -> bool:
         and weights.get("num_bits") in BITS
     )
     return integers and not group.get("input_activations") and not group.get("output_activations")
-
-
-Files: TypeAlias = TensorFiles | PackedFiles

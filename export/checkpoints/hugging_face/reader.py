@@ -33,7 +33,7 @@ from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder
 from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import Files, PackedFiles
+from stem_edge.export.checkpoints.hugging_face.packed import PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.packed import is_grouped
@@ -65,9 +65,8 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     Raises CheckpointError.
     """
     config, decoder, notes, is_packed = read_config(path / CONFIG, KINDS, ignore_keys)
-    files: Files = TensorFiles(path)
-    if is_packed:
-        files = PackedFiles(TensorFiles(path), decoder.widths(config))
+    files = PackedFiles(path, decoder.widths(config)) if is_packed else TensorFiles(path)
+    if isinstance(files, PackedFiles):
         config = _with_own_head(config, decoder, files)
     backbone = decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
@@ -127,7 +126,7 @@ def _check_rest(
     folder: Path,
     config: ModelConfig,
     decoder: Decoder,
-    files: Files,
+    files: TensorFiles,
     embedding: Tensor,
 ) -> None:
     """Raise CheckpointError for unread tensors, unless they repeat others."""

@@ -57,7 +57,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import Files
+from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import INTEGERS, Tensor, joined
 from stem_edge.layers import BIASED
 from stem_edge.numerics.matrix import whole
@@ -117,7 +117,7 @@ class Stem(Windowed, kw_only=True):
             "logit_softcap": self.final_logit_softcapping or 0.0,
         }
 
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, Tensor]:
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
         if not config.ngram_order:
             return super().backbone(config, files)
         matrices: dict[str, Tensor] = {}
@@ -130,10 +130,10 @@ class Stem(Windowed, kw_only=True):
         names = [name for name in config.backbone_shapes() if name not in matrices]
         return {name: files.take(self.tensor(name)) for name in names} | matrices
 
-    def tables(self, config: ModelConfig, files: Files) -> dict[int, Tensor]:
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
         return read_tables(config, files)
 
-    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
         return read_index(config, files)
 
 
@@ -155,7 +155,7 @@ def _expert_table(config: ModelConfig, experts: list[tuple[Tensor, ...]], nbytes
     return replace(experts[0][0].computed(rows, shape), nbytes=nbytes)
 
 
-def read_tables(config: ModelConfig, files: Files) -> dict[int, Tensor]:
+def read_tables(config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
     """Take the table of each STEM layer out of `files`."""
     if config.stem_ffn == "engram":
         each = len(config.ngram_sizes) // len(config.stem_layers)
@@ -175,7 +175,7 @@ def read_tables(config: ModelConfig, files: Files) -> dict[int, Tensor]:
     return {layer: read(config, files, layer) for layer in config.stem_layers}
 
 
-def read_index(config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
+def read_index(config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
     """Read the expert of each token [V]; None if each token has its own row."""
     if config.stem_ffn != "hash-moe":
         return None
@@ -200,16 +200,16 @@ def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
     return f"model.layers.{layer}.mlp.experts.{number}{matrix}_proj.weight"
 
 
-def _read_rows(config: ModelConfig, files: Files, layer: int) -> Tensor:
+def _read_rows(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
     return _shaped(files.take(table_name(layer)), (config.vocab_size, *config.row_parts()[0]))
 
 
-def _ngrams(files: Files, part: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+def _ngrams(files: TensorFiles, part: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     names = [f"model.ngram_embeddings.{part}.{number}.weight" for number in range(len(shapes))]
     return [_shaped(files.take(name), shape) for name, shape in zip(names, shapes, strict=True)]
 
 
-def _engram(config: ModelConfig, files: Files, layer: int) -> dict[str, Tensor]:
+def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Tensor]:
     """Take what a layer adds its rows by, under this project's names."""
     shapes, at = config.layer_shapes(layer), f"layers.{layer}."
 
@@ -242,7 +242,7 @@ def engram_name(layer: int, part: str) -> str:
     return f"model.layers.{layer}.engram.{part}.weight"
 
 
-def _read_experts(config: ModelConfig, files: Files, layer: int) -> Tensor:
+def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
     shapes = dict.fromkeys(EXPERT_MATRICES, (config.d_ff, config.dim))
     shapes["down"] = (config.dim, config.d_ff)
     count = config.n_experts

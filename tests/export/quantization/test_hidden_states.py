@@ -50,7 +50,7 @@ def walked(checkpoint: Checkpoint) -> dict[str, F32]:
     see = lambda name, x: seen.setdefault(name, []).append(x)
     while states.layer < checkpoint.config.n_layers:
         states.advance(see)
-    states.observe_head(see)
+    states.advance(see)
     return {name: np.concatenate(parts) for name, parts in seen.items()}
 
 
