@@ -1,4 +1,9 @@
-"""One graph of the whole backbone, for other tools."""
+"""One graph of the whole backbone, for other tools: backbone.onnx in a bundle.
+
+It joins embed, early, late, rest and head (graph.names). It has no hidden, new_hidden, embedded or wanted, and
+takes row.<l> float32 [1, T, row width] instead of slots. B is 1 in it, and layers with a window keep the whole
+context.
+"""
 
 from __future__ import annotations
 

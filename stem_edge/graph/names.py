@@ -55,10 +55,6 @@ own (graph.special.apart).
 | norm.out | float32 [B, n, dim] | head only, in bundles with an assistant: what the head multiplies |
 | new_state | float32 [1, 1, dim] | assistant only: the state for its next draft |
 | scored | int32 [1, n] | assistant only, with clusters: ids of the tokens that it scores |
-
-backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
-it has no hidden, new_hidden, embedded or wanted, and takes row.<l> float32 [1, T, row width] instead of slots.
-B is 1 in it, and layers with a window keep the whole context.
 """
 
 from __future__ import annotations
