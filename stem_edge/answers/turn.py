@@ -1,10 +1,10 @@
-"""A conversation to answer, and how its tokens are chosen, with errors that name the field at fault."""
+"""Requests for answers to a conversation, with errors that name the field at fault."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import RefusalError
@@ -15,93 +15,71 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION
 from stem_edge.text.messages import checked_messages, checked_tools
-from stem_edge.text.thoughts import LAST_TOKENS, Thoughts
+from stem_edge.text.thoughts import LAST_TOKENS
 from stem_edge.text.tool_calls.families import Family
 from stem_edge.text.tool_calls.grammar import calls_grammar
 from stem_edge.text.tool_calls.parser import CallParser
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
+Prepared: TypeAlias = tuple[list[Request], Callable[[], AnswerEvents]]
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A conversation to answer. Messages and tools are in the form of OpenAI's chat completions."""
+def prepare(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    params: SamplingParams,
+    count: int = 1,
+    *,
+    grammar_field: str = "grammar",
+    tools: Sequence[Mapping[str, Any]] = (),
+    choice: ToolChoice = "auto",
+    tool_name: str | None = None,
+    parallel: bool = True,
+    template_arguments: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Return requests for `count` answers to a conversation, and a function that makes a reader of one of them.
 
-    messages: Sequence[Mapping[str, Any]]
-    params: SamplingParams
-    grammar_field: str = "grammar"  # that gave the grammar of params, if there is one
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: ToolChoice = "auto"
-    tool_name: str | None = None  # the only one that may be called, and must be
-    parallel: bool = True  # whether several calls are allowed
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-class PreparedTurn(NamedTuple):
-    """A turn that is rendered, tokenized and can be submitted."""
-
-    requests: list[Request]
-    prompt: str  # its end
-    thoughts: Thoughts | None  # how they are marked, if there may be some
-    family: Family | None = None  # how calls are written, if there may be some
-    tools: list[dict[str, Any]] | None = None
-
-    def events(self) -> AnswerEvents:
-        """Return what reads one of the answers."""
-        return AnswerEvents(
-            self.thoughts.parser(self.prompt) if self.thoughts is not None else None,
-            CallParser(self.family, self.tools) if self.family is not None else None,
-        )
-
-
-def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
-    """Render and tokenize a turn, and make its requests. Raises InputError."""
-    check_grammar(model, turn.params, turn.grammar_field)
-    tools = offered(turn)
-    ids = prompt_ids(model, turn, tools)
-    params, family = turn.params, model.tool_family if tools else None
-    if not tools:
-        check_no_call(turn)
-    elif family is None:
-        raise RefusalError(
-            "this model's chat template writes no calls that are known here", "tools"
-        )
-    else:
-        params = with_calls(turn, family, tools)
-        check_grammar(model, params, "tools")
+    messages, tools: in the form of OpenAI's chat completions. grammar_field: field that gave the grammar
+    of params. tool_name: the only tool that may be called, and must be. parallel: allow several calls.
+    Raises InputError.
+    """
+    check_grammar(model, params, grammar_field)
+    offered = checked_tools(tools) if choice != "none" else None
+    must_call = choice == "required" or tool_name is not None
+    ids = prompt_ids(model, messages, offered, template_arguments)
+    family = _family(model, params) if offered else None
+    if family is not None and offered:
+        if must_call:
+            lark = calls_grammar(family, offered, name=tool_name, parallel=parallel)
+            params = replace(params, grammar=Grammar("lark", lark))
+            check_grammar(model, params, "tools")
+    elif must_call:
+        raise RefusalError("tool_choice demands a call, but tools is empty", "tool_choice")
     # A grammar holds from the first token on, so it leaves no place for thoughts.
     thoughts = model.chat.thoughts if params.grammar is None else None
     kept = [*params.kept_special_tokens, *(thoughts.special if thoughts else ())]
-    kept += family.special if family else ()
-    params = replace(params, kept_special_tokens=kept)
+    params = replace(params, kept_special_tokens=[*kept, *(family.special if family else ())])
     requests = [model.request(ids, each) for each in seeded(params, count)]
     end = model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
-    return PreparedTurn(requests, end, thoughts, family, tools)
+    return requests, lambda: AnswerEvents(
+        thoughts.parser(end) if thoughts is not None else None,
+        CallParser(family, offered) if family is not None else None,
+    )
 
 
-def offered(turn: Turn) -> list[dict[str, Any]] | None:
-    """Return the tools that the model may call."""
-    return checked_tools(turn.tools) if turn.tool_choice != "none" else None
-
-
-def check_no_call(turn: Turn) -> None:
-    """Refuse a turn that demands a call, but offers no tools."""
-    if turn.tool_choice == "required" or turn.tool_name is not None:
-        raise RefusalError("tool_choice demands a call, but tools is empty", "tool_choice")
-
-
-def with_calls(turn: Turn, family: Family, tools: list[dict[str, Any]]) -> SamplingParams:
-    """Return params that make the model call if the turn demands that, and else let it."""
-    if turn.params.grammar is not None:  # which leaves no place for calls
+def _family(model: Model, params: SamplingParams) -> Family:
+    """Return how this model writes calls. Raises RefusalError if it may not write any."""
+    if model.tool_family is None:
+        raise RefusalError(
+            "this model's chat template writes no calls that are known here", "tools"
+        )
+    if params.grammar is not None:  # which leaves no place for calls
         raise RefusalError(
             "both tools and a format of the answer are given (such as response_format); give one of "
             "them, or tool_choice: none",
             "tools",
         )
-    if turn.tool_choice != "required" and turn.tool_name is None:
-        return turn.params
-    grammar = calls_grammar(family, tools, name=turn.tool_name, parallel=turn.parallel)
-    return replace(turn.params, grammar=Grammar("lark", grammar))
+    return model.tool_family
 
 
 def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
@@ -112,16 +90,19 @@ def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
 
 
 def prompt_ids(
-    model: Model, turn: Turn, tools: Sequence[Mapping[str, Any]] | None = None
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation by the bundle's template, else of the joined texts."""
-    if not turn.messages:
+    if not messages:
         raise RefusalError("messages is empty; give at least one message", "messages")
     if not model.has_chat_template:
         if tools:
             raise RefusalError("this model has no chat template, so it takes no tools", "tools")
-        return model.tokenize(joined(turn.messages))
-    text = model.chat_prompt(turn.messages, tools=tools, template_arguments=turn.template_arguments)
+        return model.tokenize(joined(messages))
+    text = model.chat_prompt(messages, tools=tools, template_arguments=template_arguments)
     return model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
 
 

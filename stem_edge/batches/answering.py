@@ -12,7 +12,7 @@ from stem_edge.answers.events import AnswerEvents, Whole
 from stem_edge.answers.openai.options import biases
 from stem_edge.answers.openai.shapes import usage
 from stem_edge.answers.refusals import RefusalError, openai_error
-from stem_edge.answers.turn import Turn, prepare
+from stem_edge.answers.turn import prepare
 from stem_edge.batches.rows import Result, Row, answered, failed
 from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
@@ -134,5 +134,5 @@ def _task(model: Model, row: Row, settings: Settings) -> _Task:
         return _Task(row, model.request(prompt, params), AnswerEvents())
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise RefusalError("messages is not a list of objects with role and content", "messages")
-    prepared = prepare(model, Turn(messages, params))
-    return _Task(row, prepared.requests[0], prepared.events())
+    (request,), events = prepare(model, messages, params)
+    return _Task(row, request, events())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TypeVar
 
+from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import (
     BusyError,
     EndingError,
@@ -124,15 +125,21 @@ class Compute:
             )
         return found
 
-    def submit(self, requests: Sequence[Request]) -> list[Reply]:
+    def submit(
+        self, requests: Sequence[Request], events: Callable[[], AnswerEvents] = AnswerEvents
+    ) -> list[Reply]:
         """Queue requests that `model.request` made, all or none; from the event loop.
+
+        events: makes the reader of an answer.
 
         Raises BusyError if too many wait, EndingError after `drain`.
         """
         with self._lock:
             model, pump = self.check(len(requests))
             counters = model.engine.rows.counters()
-            replies = [Reply(request, counters, self._leave, self._ended) for request in requests]
+            replies = [
+                Reply(request, events(), counters, self._leave, self._ended) for request in requests
+            ]
             try:
                 for reply in replies:
                     pump.submit(reply.request, reply)

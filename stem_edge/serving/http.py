@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from stem_edge.answers.refusals import (
 )
 from stem_edge.errors import StemEdgeError
 from stem_edge.serving.budget import Share
-from stem_edge.serving.reply import TurnAnswers
+from stem_edge.serving.reply import Reply
 from stem_edge.serving.streams import ClientLeftError, EventStream, until_disconnected
 
 T = TypeVar("T")
@@ -45,14 +46,17 @@ def json_response(data: object) -> Response:
 
 async def respond(
     request: Request,
-    answers: TurnAnswers,
+    replies: Sequence[Reply],
     events: AsyncGenerator[bytes] | None,
     whole: Callable[[], Coroutine[Any, Any, object]],
 ) -> Response:
     """Return answers as a stream if there are events, else as one object."""
+    held = ExitStack()
+    for reply in replies:
+        held.callback(reply.close)
     if events is not None:
-        return EventStream(events, answers)
-    with answers:
+        return EventStream(events, held)
+    with held:
         return json_response(await until_disconnected(request, whole()))
 
 

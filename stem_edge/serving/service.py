@@ -14,13 +14,11 @@ from starlette.requests import HTTPConnection
 from stem_edge.answers.openai.shapes import unix_time
 from stem_edge.answers.refusals import BusyError
 from stem_edge.answers.token_texts import TokenTexts
-from stem_edge.answers.turn import Turn, prepare
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.serving.budget import give_back
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.reply import TurnAnswer, TurnAnswers
 
 T = TypeVar("T")
 # Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
@@ -83,17 +81,6 @@ class Service:
                 give_back(self.model)
 
         return await threads.run(done)
-
-    async def begin(self, turn: Turn, count: int = 1) -> TurnAnswers:
-        """Queue a turn, `count` times with seeds that follow each other; enter the result at once.
-
-        Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
-        """
-        self.compute.check(count)
-        model = self.model
-        prepared = await self.in_thread(lambda: prepare(model, turn, count), self.prompts)
-        replies = self.compute.submit(prepared.requests)
-        return TurnAnswers([TurnAnswer(reply, prepared.events()) for reply in replies])
 
     @property
     def name(self) -> str:

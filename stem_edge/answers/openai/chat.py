@@ -10,7 +10,7 @@ from stem_edge.answers.openai.options import MOST_LOGPROBS, Options
 from stem_edge.answers.openai.shapes import head, usage
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.answers.token_texts import TokenTexts
-from stem_edge.answers.turn import ToolChoice, Turn
+from stem_edge.answers.turn import Prepared, ToolChoice, prepare
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.model import Model
 from stem_edge.text.messages import FIELDS
@@ -43,23 +43,28 @@ class ChatBody(Options, kw_only=True):
     web_search_options: Any = None
     continue_final_message: bool | None = None
 
-    def turn(self, model: Model) -> Turn:
-        """Return the conversation to answer. Raises RefusalError that names the field."""
+    def prepared(self, model: Model) -> Prepared:
+        """Return requests for the answers, and a function that makes a reader of one of them.
+
+        Raises InputError, RefusalError that names the field.
+        """
         for name, instead in UNSUPPORTED.items():
             if getattr(self, name) not in (None, False):
                 raise RefusalError(f"{name} is not supported; {instead}", name)
         if set(self.modalities or ["text"]) != {"text"}:
             raise RefusalError("modalities: this model answers with text alone", "modalities")
         choice, tool = self._choice()
-        return Turn(
-            messages=[_message(message) for message in self.messages],
-            params=self.params(model, self._most(model), self._logprobs()),
+        return prepare(
+            model,
+            [_message(message) for message in self.messages],
+            self.params(model, self._most(model), self._logprobs()),
+            self.count,
             grammar_field=self.grammar_field,
             tools=self.tools or (),
-            tool_choice=choice,
+            choice=choice,
             tool_name=tool,
             parallel=self.parallel_tool_calls is not False,
-            template_arguments=self.chat_template_kwargs or {},
+            template_arguments=self.chat_template_kwargs,
         )
 
     def _most(self, model: Model) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from stem_edge.answers.openai.chat import ChatBody, completion
 from stem_edge.answers.openai.shapes import DONE, head, usage
 from stem_edge.serving.http import read, respond
 from stem_edge.serving.metrics import timings
-from stem_edge.serving.reply import TurnAnswers, merged
+from stem_edge.serving.reply import Reply, merged
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import event
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
@@ -24,46 +24,48 @@ async def chat(request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
     body = await read(request, ChatBody)
-    turn, with_usage = body.turn(service.model), body.with_usage
-    answers = await service.begin(turn, body.count)
-    each = bool(body.timings_per_token)
-    stream = _Stream(service, answers, with_usage=with_usage, each=each)
+    with_usage, each = body.with_usage, bool(body.timings_per_token)
+    service.compute.check(body.count)
+    model = service.model
+    requests, reader = await service.in_thread(lambda: body.prepared(model), service.prompts)
+    replies = service.compute.submit(requests, reader)
+    stream = _Stream(service, replies, with_usage=with_usage, each=each)
     events = stream.events() if body.stream else None
-    return await respond(request, answers, events, lambda: _whole(service, answers))
+    return await respond(request, replies, events, lambda: _whole(service, replies))
 
 
-async def _whole(service: Service, answers: TurnAnswers) -> dict[str, Any]:
+async def _whole(service: Service, replies: Sequence[Reply]) -> dict[str, Any]:
     """Return all answers as one object."""
-    found = [await each.whole() for each in answers.all]
-    requests = [answering.reply.request for answering in answers.all]
+    found = [await each.whole() for each in replies]
+    requests = [reply.request for reply in replies]
     # In a thread: thousands of tokens' texts, if log probabilities are asked for.
     body = await service.in_thread(
         lambda: completion(service.name, found, requests, service.token_texts), service.answers
     )
-    return body | {"timings": timings(service.model, answers.first.reply)}
+    return body | {"timings": timings(service.model, replies[0])}
 
 
 class _Stream:
     """Chunks of answers as they come. each: with figures, which the last chunks always have."""
 
     def __init__(
-        self, service: Service, answers: TurnAnswers, *, with_usage: bool, each: bool
+        self, service: Service, replies: Sequence[Reply], *, with_usage: bool, each: bool
     ) -> None:
-        self._service, self._answers, self._each = service, answers, each
+        self._service, self._replies, self._each = service, replies, each
         self._head = head(service.name, "chatcmpl", "chat.completion.chunk")
         self._with_usage = with_usage
 
     async def events(self) -> AsyncGenerator[bytes]:
-        answers, begun = self._answers.all, set[int]()
-        async for index, piece in merged(answers):
+        begun = set[int]()
+        async for index, piece in merged(self._replies):
             if index not in begun:
                 begun.add(index)
                 yield self._chunk(index, {"role": "assistant", "content": None}, first=True)
             if (data := await self._made(index, piece)) is not None:
                 yield data
         if self._with_usage:
-            requests = [answering.reply.request for answering in answers]
-            figures = {"timings": timings(self._service.model, answers[0].reply)}
+            requests = [reply.request for reply in self._replies]
+            figures = {"timings": timings(self._service.model, self._replies[0])}
             counts = {"choices": [], "usage": usage(requests, len(requests))}
             yield event(self._head | counts | figures)
         yield DONE
@@ -107,7 +109,7 @@ class _Stream:
         if self._with_usage:
             chunk["usage"] = None
         if (self._each and not first) or reason is not None:
-            chunk["timings"] = timings(self._service.model, self._answers.all[index].reply)
+            chunk["timings"] = timings(self._service.model, self._replies[index])
         return event(chunk)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.answers.events import AnswerEvent, AnswerEvents, End, Text
+from stem_edge.answers.events import AnswerEvent, End, Text
 from stem_edge.answers.openai.completion import Asked, CompletionBody, prepare
 from stem_edge.answers.openai.shapes import DONE, head, usage
 from stem_edge.answers.refusals import RefusalError
@@ -17,7 +17,7 @@ from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.serving.http import read, respond
 from stem_edge.serving.metrics import timings
-from stem_edge.serving.reply import TurnAnswer, TurnAnswers, merged
+from stem_edge.serving.reply import Reply, merged
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import event, until_disconnected
 
@@ -32,10 +32,9 @@ async def completions(request: Request) -> Response:
     asked = await service.in_thread(lambda: _prepare(service, body), service.prompts)
     if body.echo and body.logprobs is not None:
         await until_disconnected(request, _score(service, asked))
-    submitted = service.compute.submit(asked.requests) if asked.generates else []
-    answers = TurnAnswers([TurnAnswer(reply, AnswerEvents()) for reply in submitted])
-    events = _events(service, asked, answers, with_usage=with_usage) if body.stream else None
-    return await respond(request, answers, events, lambda: _whole(service, asked, answers))
+    replies = service.compute.submit(asked.requests) if asked.generates else []
+    events = _events(service, asked, replies, with_usage=with_usage) if body.stream else None
+    return await respond(request, replies, events, lambda: _whole(service, asked, replies))
 
 
 async def _score(service: Service, asked: Asked) -> None:
@@ -69,17 +68,17 @@ def _prepare(service: Service, body: CompletionBody) -> Asked:
     return prepare(service.model, service.token_texts, body, prompts, params)
 
 
-async def _whole(service: Service, asked: Asked, answers: TurnAnswers) -> dict[str, Any]:
+async def _whole(service: Service, asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
     """Return all answers as one object."""
-    found = [await each.whole() for each in answers.all]
-    figures = timings(service.model, answers.first.reply) if asked.generates else None
+    found = [await each.whole() for each in replies]
+    figures = timings(service.model, replies[0]) if asked.generates else None
     # In a thread: thousands of tokens' texts, if log probabilities are asked for.
     body = await service.in_thread(lambda: asked.completion(service.name, found), service.answers)
     return body | ({"timings": figures} if figures else {})
 
 
 async def _events(
-    service: Service, asked: Asked, answers: TurnAnswers, *, with_usage: bool
+    service: Service, asked: Asked, replies: Sequence[Reply], *, with_usage: bool
 ) -> AsyncGenerator[bytes]:
     """Yield the chunks of a stream."""
     base = head(service.name, "cmpl", "text_completion") | ({"usage": None} if with_usage else {})
@@ -88,11 +87,11 @@ async def _events(
         end = End("length")
         choice = await _choice(service, asked, number, end, offsets)
         yield event(base | {"choices": [choice]})
-    async for number, piece in merged(answers.all):
+    async for number, piece in merged(replies):
         choice = await _choice(service, asked, number, piece, offsets)
         chunk: dict[str, Any] = base | {"choices": [choice]}
         if choice["finish_reason"] is not None or asked.body.timings_per_token:
-            chunk["timings"] = timings(service.model, answers.all[number].reply)
+            chunk["timings"] = timings(service.model, replies[number])
         yield event(chunk)
     if with_usage:
         yield event(base | {"choices": [], "usage": usage(asked.requests, asked.count)})

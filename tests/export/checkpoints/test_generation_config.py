@@ -95,7 +95,7 @@ def row(**given: object) -> Callable[[Model], SamplingParams]:
 
 # Where requests come in -> how their tokens are chosen; conversations first.
 CONVERSATIONS: dict[str, Callable[[Model], SamplingParams | None]] = {
-    "chat completions": lambda model: ChatBody(messages=HELLO).turn(model).params,
+    "chat completions": lambda model: ChatBody(messages=HELLO).params(model, 8, None),
     "completions": lambda model: CompletionBody(prompt="Hello").sampling(model),
 }
 TEXTS: dict[str, Callable[[Model], SamplingParams | None]] = {
