@@ -18,7 +18,7 @@ from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES, is_large
+from stem_edge.runtime.backends.onnxruntime.prepared import LEAST_NBYTES, is_large
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.system.memory import usable_cpus

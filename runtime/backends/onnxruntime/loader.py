@@ -18,7 +18,7 @@ from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding
-from stem_edge.runtime.backends.onnxruntime.prepared.looking import is_large, may_be_prepared
+from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource

@@ -28,7 +28,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.files.trees import remove_tree
 from stem_edge.ggml import check as ggml_check
 from stem_edge.hub.kept import KEY, MADE
-from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER as PREPARED
+from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import TEMPORARY, is_left
 from stem_edge.runtime.first_load.made import RECORD, Made

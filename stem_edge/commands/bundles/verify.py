@@ -22,9 +22,8 @@ its own, within limits of memory and time. Safe means that no damage or code was
 found. It is no proof, and says nothing about what the model writes.
 With --tables, the shards of the tables are left out: hash them where they are.
 
-With --runs, generate instead in several ways, on every installed engine: with
-drafts, in batches, after kept prompts, and after a restart. On one engine, no
-token may change.
+With --runs, generate instead in several ways: with drafts, in batches, after
+kept prompts, and after a restart. No token may change.
 
 The exit status is 0 if all is right, and 1 if not."""
 

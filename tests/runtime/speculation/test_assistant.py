@@ -24,10 +24,10 @@ from stem_edge.graph.special.assistant import drafting
 from stem_edge.graph.weight_plan import Order
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
+from stem_edge.runtime.backends.onnxruntime import prepared
 from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, OrtDrafter
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
-from stem_edge.runtime.backends.onnxruntime.prepared import looking
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.speculation.assistant_drafts import Assistant, AssistantDrafts
 from stem_edge.runtime.speculation.speculation import Speculation
@@ -254,7 +254,7 @@ def test_it_leaves_where_weights_are_read_anew_in_each_step(
     """Steps cost otherwise then, so that `auto` guesses nothing, and its memory is wanted."""
     costs = property(lambda loader: None if loader._streams else CHEAP)
     monkeypatch.setattr(OrtLoader, "step_costs", costs)
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
     for streams, speculate in ((False, "auto"), (True, "auto"), (True, True)):
         stream = MagicMock() if streams else None
         monkeypatch.setattr(OrtLoader, "_stream", lambda *_, stream=stream: stream)

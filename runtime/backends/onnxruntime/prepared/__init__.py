@@ -1,1 +1,28 @@
-"""Prepared backbones: matrices packed once for this processor into files that are then mapped."""
+"""Prepared backbones: matrices packed once for this processor into files that are then mapped.
+
+Each load asks this module whether a backbone may be prepared, so it imports little.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stem_edge.bundle.manifest import Manifest
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import BACKBONE_DATA
+from stem_edge.system.user_folder import cache_folder
+
+FOLDER = "prepared"  # in the user's cache folder
+# Backbones of fewer bytes load fast, and take little memory, as they are.
+LEAST_NBYTES = 64 << 20
+
+
+def is_large(manifest: Manifest) -> bool:
+    """True if the first load prepares this backbone."""
+    names = [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
+    return sum(manifest.files[name].nbytes for name in names) > LEAST_NBYTES
+
+
+def may_be_prepared(manifest: Manifest, cache_dir: str | Path | None) -> bool:
+    """False if this backbone cannot have a prepared form, so that a load need not look for it."""
+    return is_large(manifest) or (cache_folder(cache_dir) / FOLDER).is_dir()

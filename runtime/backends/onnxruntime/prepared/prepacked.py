@@ -26,7 +26,7 @@ from stem_edge.graph.names import EMBED, apart_step
 from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import only_prompts
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
-from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
+from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_places
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs

@@ -30,9 +30,10 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
-from stem_edge.runtime.backends.onnxruntime.prepared import looking, preparing
+from stem_edge.runtime.backends.onnxruntime import prepared
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
+from stem_edge.runtime.backends.onnxruntime.prepared import preparing
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     RECORD,
@@ -55,14 +56,14 @@ def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
 
 
 @contextmanager
 def unprepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let loads find this backbone too small to be prepared."""
     with monkeypatch.context() as patch:
-        patch.setattr(looking, "LEAST_NBYTES", 1 << 40)
+        patch.setattr(prepared, "LEAST_NBYTES", 1 << 40)
         yield
 
 
@@ -174,7 +175,7 @@ def test_tokens_keep_their_bits_in_any_step(
 def test_a_small_backbone_is_not_prepared(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 1 << 30)
+    monkeypatch.setattr(prepared, "LEAST_NBYTES", 1 << 30)
     with load_fixed(bundle, cache_dir=tmp_path, warm_start=False):
         pass
     assert not (tmp_path / "prepared").exists()

@@ -18,7 +18,8 @@ import pytest
 
 import stem_edge
 from stem_edge.errors import RowReadError, StemEdgeError
-from stem_edge.runtime.backends.onnxruntime.prepared import looking, streaming
+from stem_edge.runtime.backends.onnxruntime import prepared
+from stem_edge.runtime.backends.onnxruntime.prepared import streaming
 from stem_edge.runtime.backends.onnxruntime.prepared.streaming import (
     AHEAD_NBYTES,
     SPARE_NBYTES,
@@ -127,7 +128,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[WeightStream]:
         return found[-1]
 
     monkeypatch.setattr(streaming, "WeightStream", opened)
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
     monkeypatch.setattr(streaming, "LEAST_NBYTES", 32 * mmap.PAGESIZE)
     monkeypatch.setattr(streaming, "available_memory", lambda: 0)
     monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.loader.ROOMY", 1e12)
@@ -157,7 +158,7 @@ def test_the_same_tokens(
             return model.generate_text([1, 2, 3], max_new_tokens=20)
 
     with monkeypatch.context() as patch:
-        patch.setattr(looking, "LEAST_NBYTES", 1 << 40)
+        patch.setattr(prepared, "LEAST_NBYTES", 1 << 40)
         tokens = answer()
     assert not streams
     assert answer() == tokens
