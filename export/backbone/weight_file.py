@@ -183,7 +183,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> list[Matrix]:
-        """Return the parts whose stored blocks are what quantizing would make of their values; none unless all are."""
+        """Return all parts as codes, if quantizing their values would give these codes again; else nothing."""
         if self._quantizer is None or not self._quantizer.keeps_blocks:
             return []
         same = list[Matrix]()
@@ -268,7 +268,7 @@ def _check_kept(item: Blocks, matrices: Sequence[Matrix]) -> None:
 
 
 def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:
-    """Yield codes, and keep what came with them."""
+    """Yield codes, and add the scales that came with them to `made`."""
     for blocks in stream:
         made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
         yield blocks.codes

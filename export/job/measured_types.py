@@ -1,4 +1,4 @@
-"""Types of an export's matrices, chosen by what 4 bits cost in each of them."""
+"""Choice of 4 or 8 bits for each matrix, by the divergence that 4 bits cause in it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _costly(
 
 
 def _from_all_over(text_ids: I64, max_context: int) -> list[int]:
-    """Return pieces of a text, one after the other."""
+    """Return short pieces from all over a text, joined."""
     text_ids = guiding(text_ids)
     length = min(PIECE_TOKENS, len(text_ids))
     starts = np.linspace(0, len(text_ids) - length, PIECES).astype(int)

@@ -22,7 +22,7 @@ from stem_edge.tables.codecs import CODECS, RowType
 # what blocks of 32 save in errors of the activations is worth their scales.
 BLOCK_SIZES: dict[WeightType, int] = {"int4": 64, "int8": 32, "fp32": 64}
 TYPE_OF_BITS = {bits: name for name, bits in WEIGHT_BITS.items()}
-# Names of types that are none of the engine's own -> the engine's type.
+# Names that mean a type of either engine -> the type.
 WEIGHTS: dict[str, WeightType] = {SMALL: "int4", BALANCED: "int4", LOSSLESS: "int8", KEEP: "int4"}
 MIXTURES: dict[str, GgufType] = {
     SMALL: "q4_0", BALANCED: "q4_k_m", LOSSLESS: "q8_0", KEEP: "q4_k_m",

@@ -40,7 +40,7 @@ ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
 def keep_trained_grid(
     source: Checkpoint, recipe: Recipe, storage: Storage
 ) -> tuple[Checkpoint, Storage]:
-    """Keep weights that were trained for 4 bits as they are, where 4 bits are asked for.
+    """Return the storage that keeps weights which were trained for 4 bits, where the recipe allows 4 bits.
 
     Matrices get blocks of the size in training, and 4 bits; so do the rows of tables. Notes of the
     checkpoint say so.

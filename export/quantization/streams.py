@@ -14,7 +14,7 @@ from stem_edge.numerics.quantize import F32
 
 PIECE_VALUES = 1 << 21  # of a piece, one in each thread: 8 MiB of float32
 
-OF_LAYERS = ("layers.", "blk.")  # begin the names of their tensors, here and in ggml
+OF_LAYERS = ("layers.", "blk.")  # prefixes of tensors in layers, here and in ggml
 
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
 T = TypeVar("T")
@@ -57,8 +57,10 @@ class MatrixPool(FileThreads):
         self.meter, self._progress = meter, progress
 
     def count(self, name: str, nbytes: int) -> None:
-        """Tell the progress of values that were read, but for those outside of layers: the vocabulary's
-        take another time for a byte."""
+        """Advance the progress bar by values that were read, if they are of a layer.
+
+        The vocabulary does not count, because a byte of it takes another time.
+        """
         if name.startswith(OF_LAYERS):
             self._progress(nbytes)
 

@@ -97,7 +97,10 @@ class Tensor:
         return replace(self, shape=shape, rows=rows, raw=None, codes=None, stored=None)
 
     def reread(self, count: int, change: Callable[[Read[Any]], Read[Any]]) -> Tensor:
-        """Return a tensor of `count` rows in which `change` has replaced each function that reads rows."""
+        """Return a tensor of `count` rows that reads rows, codes and blocks by changed functions.
+
+        change: returns the function that takes the place of one that reads rows.
+        """
         codes, stored = self.codes, self.stored
         if codes is not None:
             codes = replace(
