@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
 from stem_edge.text.tool_calls.families import Family
 from stem_edge.text.tool_calls.pieces import Piece, Pieces
 from stem_edge.text.tool_calls.reading import read_braces_call, read_json_call
-
-
-def random_id() -> str:
-    """Return an id for a call, as OpenAI's look."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 class CallParser:
@@ -29,11 +23,10 @@ class CallParser:
         self,
         family: Family,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        new_id: Callable[[], str] = random_id,
     ) -> None:
         names = None if tools is None else {tool["function"]["name"] for tool in tools}
         self._family, self._text = family, ArrivingText()
-        self._pieces = Pieces(self._text, names, new_id)
+        self._pieces = Pieces(self._text, names)
         self._reading = self._read()
 
     def push(self, text: str) -> list[Piece]:

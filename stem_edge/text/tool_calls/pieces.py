@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError
@@ -20,7 +21,7 @@ class CallBegin:
     """The beginning of a call; index counts the calls of an answer from 0."""
 
     index: int
-    id: str
+    id: str  # as OpenAI's look
     name: str
 
 
@@ -48,13 +49,8 @@ class Pieces:
     names: of the functions that may be called; None allows any.
     """
 
-    def __init__(
-        self,
-        text: ArrivingText,
-        names: Collection[str] | None,
-        new_id: Callable[[], str],
-    ) -> None:
-        self._text, self._names, self._new_id = text, names, new_id
+    def __init__(self, text: ArrivingText, names: Collection[str] | None) -> None:
+        self._text, self._names = text, names
         self._pieces: list[Piece] = []
         self._index = -1
 
@@ -69,7 +65,7 @@ class Pieces:
             raise NoCallError
         self._text.release()
         self._index += 1
-        self._pieces.append(CallBegin(self._index, self._new_id(), name))
+        self._pieces.append(CallBegin(self._index, f"call_{secrets.token_hex(12)}", name))
 
     def arguments(self, text: str) -> None:
         """Add JSON text to the arguments of the call."""
