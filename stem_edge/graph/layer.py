@@ -128,16 +128,6 @@ def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
     return graph.add(NORM, [x, weight], weight + ".out", axis=-1, epsilon=eps)
 
 
-def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
-    """Emit an RMS norm in ONNX's own operators, in the pattern that onnxruntime fuses again."""
-    squares = graph.add("Pow", [x, graph.float(2.0)], result + ".squares")
-    mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
-    moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")
-    size = graph.add("Sqrt", [moved], result + ".size")
-    normed = graph.add("Div", [x, size], result + ".normed")
-    return graph.add("Mul", [normed, weight], result)
-
-
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Map the tensors of a layer (ModelConfig.layer_shapes) to their padded shapes."""
     described = config.layer(layer)

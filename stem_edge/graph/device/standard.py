@@ -30,7 +30,6 @@ from stem_edge.graph.device.attention import attention
 from stem_edge.graph.device.rows import DeviceRows, row_obstacle, rows_graph
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
-from stem_edge.graph.layer import plain_norm
 from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
@@ -258,3 +257,13 @@ class _Lowering:
                 stored, type=kind or stored.type, dims=stored.dims if dims is None else dims
             )
         return name
+
+
+def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
+    """Emit an RMS norm in ONNX's own operators, in the pattern that onnxruntime fuses again."""
+    squares = graph.add("Pow", [x, graph.float(2.0)], result + ".squares")
+    mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
+    moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")
+    size = graph.add("Sqrt", [moved], result + ".size")
+    normed = graph.add("Div", [x, size], result + ".normed")
+    return graph.add("Mul", [normed, weight], result)
