@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_disk import Failing, watch
 from prefix_files import IDS, filled, found, prompt
 
 import stem_edge
@@ -120,71 +116,6 @@ def test_messages_that_are_no_json(messages: str, path: Path) -> None:
     write_prefix(path, Saved("this", [], [], messages), [])
     with PrefixFile(path) as file, pytest.raises(UnusableError, match="JSON"):
         file.check()
-
-
-def link(path: Path) -> None:
-    path.rename(path.parent.parent / "elsewhere")
-    path.symlink_to(path.parent.parent / "elsewhere")
-
-
-def folder_link(path: Path) -> None:
-    path.parent.rename(path.parent.parent / "elsewhere")
-    path.parent.symlink_to(path.parent.parent / "elsewhere")
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-STRANGE: dict[str, Callable[[Path], object]] = {
-    "a link": link,
-    "a folder that is a link": folder_link,
-    "a pipe": pipe,
-    "a folder": folder,
-    "others can write to it": lambda path: path.chmod(0o666),
-    "others can write to the folder": lambda path: path.parent.chmod(0o777),
-}
-if IS_ROOT:
-    STRANGE["another user's file"] = lambda path: os.chown(path, 12345, 12345)
-    STRANGE["another user's folder"] = lambda path: os.chown(path.parent, 12345, 12345)
-
-
-@POSIX
-@pytest.mark.filterwarnings("ignore:.*prompts are not kept")
-@pytest.mark.parametrize("kind", STRANGE)
-def test_what_may_not_be_ours_is_not_used(kind: str, path: Path) -> None:
-    STRANGE[kind](path)
-    assert taken(path) == 0
-    assert os.path.lexists(path)  # nor removed
-
-
-def test_a_full_disk_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = 0
-    while True:
-        folder, hook = PrefixFolder(tmp_path / "p", "this"), Failing(first, errno.ENOSPC)
-        with monkeypatch.context() as patch:
-            watch(patch, ("create", "write", "fsync", "rename"), hook)
-            if not hook_fails(folder, hook):
-                break
-        assert not list((tmp_path / "p").iterdir())
-        first += 1
-    assert first > 5
-    assert found(PrefixFolder(tmp_path / "p", "this"), IDS, filled()) == COUNT
-
-
-def hook_fails(folder: PrefixFolder, hook: Failing) -> bool:
-    """Write a prefix; return whether the disk failed, which is said once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        folder.write(prompt(IDS[:COUNT]), COUNT, filled())
-    assert len(caught) == hook.failed
-    return hook.failed
 
 
 WRITER = """

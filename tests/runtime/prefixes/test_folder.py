@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 from installed import DEMO
 from loading import load_fixed
-from prefix_bits import after_prompt
 from prefix_files import IDS, Arrays, as_context, filled, found, prompt
 from safetensors.numpy import load_file
 
 from stem_edge.errors import InputError
-from stem_edge.graph.formats import EngineName
-from stem_edge.runtime import Model
 from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
@@ -147,73 +144,6 @@ def test_a_header_alone_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"nothing of the kind")
     with pytest.raises(UnusableError):
         PrefixFile(tmp_path / "f")
-
-
-TEXT = "The capital of France is Paris. The capital of Italy is Rome. " * 12
-
-
-def test_later_runs_go_on(tmp_path: Path) -> None:
-    found = []
-    for folder in (None, tmp_path / "p", tmp_path / "p"):
-        with load_fixed(DEMO, prompt_cache=folder) as model:
-            text = model.generate_text(TEXT, max_new_tokens=8)
-            found.append((text, model.stats.cached_tokens))
-    assert [cached for _, cached in found[:2]] == [0, 0] and found[2][1] >= 128
-    assert len({text for text, _ in found}) == 1
-
-
-def test_bits_after_a_file(tiny: Path, engine: EngineName, tmp_path: Path) -> None:
-    # Of 128 tokens that the context holds, since shorter prompts are not kept in files.
-    rng = np.random.default_rng(0)
-    ids = rng.integers(3, 290, 128).tolist()
-    for expected in (0, 126 if engine == "onnxruntime" else 112):
-        options: Any = {"engine": engine, "slots": 16, "prompt_cache": tmp_path / "p"}
-        with load_fixed(tiny, **options) as model:
-            fresh = after_prompt(model, ids, answer=0, fresh=True).logits
-            after = after_prompt(model, ids, answer=0)
-            assert (after.logits == fresh).all() and after.cached in (0, expected)
-
-
-def test_conversations(tmp_path: Path, model: Model) -> None:
-    path = tmp_path / "conversation"
-    talk = model.conversation()
-    for question in (TEXT, "What is the capital of Spain?"):
-        list(talk.send(question, max_new_tokens=6))
-    model.save_conversation(path, talk)
-    expected = [chunk.text for chunk in talk.send("And of Peru?", max_new_tokens=6)]
-    with load_fixed(DEMO) as later:
-        loaded = later.load_conversation(path)
-        assert loaded.messages == talk.messages[:4]
-        assert [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)] == expected
-        assert later.stats.cached_tokens > 128
-    with load_fixed(DEMO, threads=1, keep_prefixes=False) as other:
-        loaded = other.load_conversation(path)
-        assert [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)] == expected
-        assert not other.stats.cached_tokens
-
-
-def test_what_is_no_conversation_is_refused(tmp_path: Path, model: Model) -> None:
-    path = tmp_path / "conversation"
-    with pytest.raises(InputError, match="cannot read"):
-        model.load_conversation(path)
-    path.write_bytes(b"{}")
-    with pytest.raises(InputError, match="not a conversation"):
-        model.load_conversation(path)
-    write_prefix(path, Saved("", [], []), [])
-    with pytest.raises(InputError, match="no messages"):
-        model.load_conversation(path)
-    talk = model.conversation([{"role": "user", "content": TEXT}])
-    model.save_conversation(path, talk)
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match="damaged"):
-        model.load_conversation(path)
-    for bad in (tmp_path / "none" / "conversation", tmp_path / "a\0b"):
-        with pytest.raises(InputError, match="cannot write"):
-            model.save_conversation(bad, talk)
-        with pytest.raises(InputError):
-            model.load_conversation(bad)
 
 
 def test_an_accelerator_has_no_prompt_cache(tmp_path: Path) -> None:
