@@ -14,13 +14,11 @@ import torch
 from gemma_pairs import CLUSTERS, Pair, V, make_pair
 from gguf_files import write_assistant
 from hf_folders import edit
-from installed import needs_ggml
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import MANIFEST
-from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, CheckpointError, ExportError
 from stem_edge.export.checkpoints.gguf_assistant import INSIDE, TOKENS
 from stem_edge.graph.special.assistant import IN, OUT
@@ -116,11 +114,6 @@ def test_it_has_the_types_that_are_given(
     assert all(0 <= token < V for token in drafts)
 
 
-def test_inspect_tells_of_it(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(bundle)]) == 0
-    assert f"3 layers, fp32, scores 60 of {V} tokens" in capsys.readouterr().out
-
-
 def changed(folder: Path, **tensors: Any) -> None:
     """Write tensors of a folder anew; None: leave out."""
     file = folder / "model.safetensors"
@@ -185,12 +178,6 @@ def test_what_is_no_assistant_of_a_model_is_refused(
     with pytest.raises(error, match=words):
         stem_edge.export_bundle(folder / "t", tmp_path / "b", assistant=tmp_path / "a", **EXACT)
     assert not (tmp_path / "b").exists()
-
-
-@needs_ggml
-def test_it_is_for_onnxruntime(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="assistant: for the engine onnx"):
-        stem_edge.export_bundle(folder / "t", tmp_path / "b", assistant=folder / "a", engine="ggml")
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {

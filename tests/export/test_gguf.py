@@ -19,8 +19,6 @@ from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError
-from stem_edge.export.backbone import gguf as form
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import storage
 from stem_edge.ggml.gguf_schema import gguf_name
@@ -145,17 +143,6 @@ def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> 
         with stem_edge.load(bundle.path) as model:
             squares.append(np.square(model.logits(ids) - expected).mean())
     assert squares[1] < squares[0]
-
-
-def test_a_missing_library_is_told_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing() -> None:
-        raise BackendError("ggml is not installed")
-
-    monkeypatch.setattr(form, "checked_ggml", missing)
-    with pytest.raises(BackendError):
-        export(tmp_path / "no checkpoint", tmp_path / "out")
 
 
 def test_the_command(

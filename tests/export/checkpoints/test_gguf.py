@@ -298,31 +298,6 @@ def compare_codes(path: Path, out: Path, dim: int = WIDE["hidden_size"]) -> None
         np.testing.assert_array_equal(after[name].data.reshape(rows.shape), rows)
 
 
-@pytest.mark.usefixtures("ggml")
-@pytest.mark.parametrize("type", ["Q8_0", "F16"])
-def test_a_mixture_has_its_name(type: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", wide_model(), type)
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="ggml", progress=False)
-    assert bundle.manifest.gguf is not None
-    assert bundle.manifest.gguf.weights == type.lower()
-    compare_codes(path, bundle.path / GGUF)
-
-
-@pytest.mark.usefixtures("ggml")
-def test_a_type_that_is_asked_for_goes_first(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
-    bundle = stem_edge.export_bundle(
-        path, tmp_path / "out", engine="ggml", type="q8_0", progress=False
-    )
-    assert bundle.manifest.gguf is not None
-    assert bundle.manifest.gguf.weights == "q8_0"
-    assert "gate" in bundle.manifest.report.errors
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(bundle.path / GGUF).tensors}
-    before = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    name = "blk.1.attn_v.weight"  # has the type already
-    np.testing.assert_array_equal(tensors[name].data, before[name].data)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("ggml")
 @pytest.mark.parametrize("sizes", MIXED_SIZES, ids=str)

@@ -26,8 +26,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch_model import torch_logits
 
-import stem_edge
-from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward
@@ -65,13 +63,6 @@ def edit_params(folder: Path, **model: Any) -> None:
 
 def refused(folder: Path, *parts: str) -> None:
     exports.refused(lambda: read_checkpoint(folder), *parts)
-
-
-def test_the_trainers_defaults_apply_to_what_params_leave_out(consolidated: Path) -> None:
-    edit_params(consolidated, max_seqlen=..., vocab_size=-1)
-    config = read_checkpoint(consolidated).config
-    assert (config.max_context, config.norm_eps, config.rope_theta) == (1024, 1e-5, 10000.0)
-    assert config.vocab_size == 300
 
 
 @pytest.mark.parametrize("layout", ["training", "consolidated"])
@@ -173,16 +164,6 @@ def test_params_that_contradict_the_tensors(
 ) -> None:
     edit_params(consolidated, **model)
     refused(consolidated, *parts)
-
-
-def test_an_unknown_tokenizer_is_refused_with_the_known_ones(
-    consolidated: Path, tmp_path: Path
-) -> None:
-    params = json.loads((consolidated / "params.json").read_text())
-    params["data"]["tokenizer"]["name"] = "words"
-    (consolidated / "params.json").write_text(json.dumps(params))
-    with pytest.raises(CheckpointError, match=r"words.*bytes, tiktoken.*--tokenizer"):
-        stem_edge.export_bundle(consolidated, tmp_path / "out")
 
 
 def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) -> None:

@@ -150,13 +150,6 @@ def test_rank_and_scale_of_a_module(
     assert np.abs(found - scale * product(tensors)).max() < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_an_adapter_of_another_type_is_added_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
-    tensors = {name: value.to(dtype) for name, value in pair(Q, 8, 8).items()}
-    found = change(base(), save(tmp_path, tensors), "layers.0.wq")
-    assert np.abs(found - 3 * product(tensors)).max() < 1e-5
-
-
 @pytest.mark.parametrize("part", ["weight", "modules_to_save.weight"])
 @pytest.mark.parametrize(("module", "shape"), [("lm_head", (20, 8)), ("model.norm", (8,))])
 def test_a_module_that_was_trained_whole_is_replaced(

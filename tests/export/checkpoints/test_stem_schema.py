@@ -13,7 +13,7 @@ import pytest
 import torch
 from hf_folders import edit, refused
 from safetensors.torch import load_file, save_file
-from stem_format import renamed, save_stem
+from stem_format import save_stem
 from torch import Tensor
 from torch_engram import ENGRAM
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
@@ -207,26 +207,6 @@ def test_a_router_or_rows_that_do_not_fit(
     tensors = load_file(path)
     save_file(tensors | {name: t.clone() for name, t in change(tensors).items()}, path)
     refused(tmp_path, *parts)
-
-
-def test_a_model_in_several_files(tmp_path: Path) -> None:
-    config = save(tmp_path / "one")
-    save_stem(tmp_path / "many", config, schema_tensors(config), shard_nbytes=20_000)
-    files = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
-    assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 3
-    assert np.array_equal(logits(tmp_path / "one", [1, 2]), logits(tmp_path / "many", [1, 2]))
-
-
-def test_renaming() -> None:
-    one = torch.ones(1)
-    names = {"h.*.attn.q": "model.layers.*.self_attn.q_proj", "wte": "model.embed_tokens"}
-    state = {"h.11.attn.q.bias": one, "h.2.attn.q.weight": one, "wte.weight": one, "x.wte": one}
-    assert list(renamed(state, names)) == [
-        "model.layers.11.self_attn.q_proj.bias",
-        "model.layers.2.self_attn.q_proj.weight",
-        "model.embed_tokens.weight",
-        "x.wte",
-    ]
 
 
 def test_every_option_of_a_model_is_in_a_variant() -> None:

@@ -182,20 +182,6 @@ def test_a_checkpoint_is_read_from_front_to_back(
     assert spans == [(20, 23), (50, 51), (0, 20), (23, 50), (51, V)]
 
 
-def test_experts_that_are_used_often_are_frequent(tmp_path: Path) -> None:
-    """A use of an expert is one of any of its tokens."""
-    source = checkpoint(EXPERTS, SHARED)
-    counts = np.where(SHARED == 7, 5, 0).astype(np.uint32)
-    planned = plan(source, "mixed", counts)
-    write(tmp_path / "t.zarr", source, planned, 1)
-    assert planned.index is not None
-    assert (planned.index == 0).tolist() == (SHARED == 7).tolist()
-    with stem_edge.open_tables(tmp_path / "t.zarr") as tables:
-        rows = source.tables[4].rows(0, 12)[SHARED]
-        error = np.abs(tables[:, 4] - rows).max(axis=1)
-        assert error[SHARED == 7].max() < 0.02 < error[SHARED != 7].min()
-
-
 def test_mixed_tables_without_a_text_say_what_to_give() -> None:
     with pytest.raises(ExportError, match="--calibration FILE"):
         plan(checkpoint(STEM), "mixed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ import pytest
 import torch
 from hf_folders import make_gemma
 from installed import DATA
-from safetensors.torch import save_file
 from tiers import slow_but
 from torch import Tensor
 
 import stem_edge
 from stem_edge.bundle.table_arrays import open_tables
-from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import Storage, storage_of
@@ -134,17 +131,3 @@ def test_kinds_that_lie_on_a_grid(tmp_path: Path, block: int) -> None:
     assert found.format.kinds == {"ple_gate": "int4"} and found.format.asymmetric
     assert found.fixed >= {"gate", "up", "down", "ple_gate"} and "wo" not in found.fixed
     assert found.rows == RowStorage("int8", 128)
-
-
-def test_an_adapter_leaves_the_grid(tmp_path: Path) -> None:
-    folder, adapter = checkpoint(tmp_path / "checkpoint", torch.float32), tmp_path / "adapter"
-    adapter.mkdir()
-    tensors: dict[str, Tensor] = {}
-    for layer in range(6):
-        module = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_"
-        tensors |= {f"{module}A.weight": torch.ones(1, 64), f"{module}B.weight": torch.ones(64, 1)}
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    options = {"peft_type": "LORA", "r": 1, "lora_alpha": 0.01}
-    (adapter / "adapter_config.json").write_text(json.dumps(options))
-    found = trained_kinds(merge_lora(read_checkpoint(folder), adapter))
-    assert found.keys() == ALL - {"qkv"}

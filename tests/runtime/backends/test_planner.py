@@ -90,17 +90,6 @@ def test_a_prepared_backbone_stays_in_its_file() -> None:
     assert plans[1].weights < 64 << 20
 
 
-@pytest.mark.parametrize("slots", [4, 16, 1000, 20_000])
-def test_slots_may_be_given(slots: int) -> None:
-    assert plan_memory(BUNDLE, CONTEXT, None, slots=slots).slots == slots
-
-
-@pytest.mark.parametrize("slots", [0, -1, 3, 20_001])
-def test_slots_that_cannot_be(slots: int) -> None:
-    with pytest.raises(InputError, match=f"slots is {slots}; expected 4 to 20000"):
-        plan_memory(BUNDLE, CONTEXT, None, slots=slots)
-
-
 @pytest.mark.parametrize("vocab_size", [1000, 50_000, 1 << 20])
 @pytest.mark.parametrize("slots", [4, 16, 128])
 def test_logits_of_every_position_take_no_more_than_a_chunk(vocab_size: int, slots: int) -> None:

@@ -36,7 +36,6 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made, making
 from stem_edge.runtime.first_load.made import Made, Record, name_of
 from stem_edge.runtime.loading import open_or_make
-from stem_edge.system.child import module_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -237,7 +236,6 @@ REFUSED: dict[str, tuple[type[StemEdgeError], str]] = {
     "interrupted": (ExportError, "ended (exit status 130)"),
     "refused": (InputError, "Ctrl-C reaches it: False"),
 }
-NAMES = ("made.json", "with space", "n" * 200)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -260,12 +258,6 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not [*folder.glob(f"{MADE}/*/")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None:
-    (path := tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
-    assert opened(path) == opened(path) and len(exports) == 1
-
-
 def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,26 +273,6 @@ def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         making.make(str(path), tmp_path / "bundle", "onnxruntime", False)
-
-
-def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
-    path = small_model(tmp_path)
-    command = module_command(making.WORKER, str(path), str(tmp_path / "out"), "onnxruntime", "")
-    ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr) == (130, b"")
-
-
-def test_without_writing_it_is_used_as_it_is(
-    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = one_file(tmp_path)
-    opened(path)
-
-    def refuses(path: Path) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(disk, "update", refuses)
-    assert opened(path).is_dir() and len(exports) == 1
 
 
 def test_the_command_lists_and_removes(
@@ -324,23 +296,6 @@ def test_the_command_lists_and_removes(
     path.unlink()
     assert line().endswith("old: its checkpoint is gone or has changed")
     assert main(["rm", record(cache).parent.name]) == 0 and not list(cache.glob(f"{MADE}/*/"))
-
-
-def test_the_command_leaves_what_is_not_ours(
-    tmp_path: Path, cache: Path, exports: list[str], capsys: Capture
-) -> None:
-    key, elsewhere = opened(one_file(tmp_path)).parent.name, tmp_path / "elsewhere"
-    for kept in (cache / MADE / "website" / "m", elsewhere):
-        kept.mkdir(parents=True)
-        (kept / MANIFEST).touch()
-    (link := cache / MADE / ("0" * len(key))).symlink_to(elsewhere)
-    for name in ("website", link.name, str(link), str(cache / MADE / "website" / "m")):
-        assert main(["rm", name]) == 1
-    assert main(["rm", key]) == 0
-    assert sorted(p.name for p in (cache / MADE).glob("*/")) == [link.name, "website"]
-    assert (cache / MADE / "website" / "m" / MANIFEST).is_file() and (
-        elsewhere / MANIFEST
-    ).is_file()
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("ggml", marks=needs_ggml)])

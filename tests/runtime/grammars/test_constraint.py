@@ -10,7 +10,6 @@ import pytest
 from random_writing import EOS_IDS, VOCAB_SIZE, allows, demo_codec, demo_grammars, write
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.grammars import constraint as module
 from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
 from stem_edge.runtime.grammars.grammar import Grammar
 
@@ -180,34 +179,6 @@ def test_long_chains_of_rules() -> None:
 def test_a_grammar_without_an_end_stops_the_answer() -> None:
     with pytest.raises(InputError, match="by its grammar"):
         allows(Grammar.of_text('start: "a" start'), "aaaa")
-
-
-# Most grammars kept and characters of them, what is asked for, and what is compiled for that.
-@pytest.mark.parametrize(
-    ("count", "chars", "asked", "compiled"),
-    [
-        (2, 99, "a a b a c a b", "a b c b"),
-        (9, 3, "a b c d a d", "a b c d a"),
-        (9, 3, "a b xy a b a xyz xyz a", "a b xy a b xyz a"),
-        (9, 3, "a b c wxyz wxyz a b c", "a b c wxyz wxyz"),
-    ],
-)
-def test_compiled_once(
-    monkeypatch: pytest.MonkeyPatch, count: int, chars: int, asked: str, compiled: str
-) -> None:
-    made, compiling = list[str](), module._compile
-
-    def counting(grammar: Grammar, vocabulary: object) -> object:
-        made.append(grammar.text)
-        return compiling(grammar, vocabulary)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "_compile", counting)
-    monkeypatch.setattr(module, "MAX_COMPILED", count)
-    monkeypatch.setattr(module, "MAX_COMPILED_CHARS", chars)
-    grammars = Grammars(demo_codec(), EOS_IDS, VOCAB_SIZE)
-    for text in asked.split():
-        assert id_of(text[0]) in allowed_ids(grammars.open(Grammar.of_regex(text)))
-    assert made == compiled.split()
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,6 @@ def test_the_later_edit_holds_in_its_place_and_layers(codec: TextCodec) -> None:
     assert looked_up(codec, "The Spain", rows, one) == {1: ["ĠChad"]}
 
 
-def test_a_part_of_another_source_is_edited_after_it(codec: TextCodec) -> None:
-    long, short = edit("New Zealand", "Spain", scheme="average"), edit("New", "Oman")
-    assert looked_up(codec, "The New Zealand", long, short) == {1: ["ĠOman"], 2: ["ĠSpain"]}
-    assert looked_up(codec, "The New Zealand", short, long) == {1: ["ĠSpain"], 2: ["ĠSpain"]}
-
-
 def test_targets_are_the_bundles_own_rows(codec: TextCodec) -> None:
     """Two edits can exchange two words, because edits are not chained."""
     there, back = edit("Spain", "Chad"), edit("Chad", "Spain")

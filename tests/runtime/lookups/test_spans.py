@@ -140,23 +140,6 @@ def test_any_ids_have_a_text_and_places(
             check(codec, [rng.choice(pool) for _ in range(rng.randint(1, 40))])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_bytes_of_any_text_are_found(
-    seed: int, byte_level: TextCodec, sentences: TextCodec
-) -> None:
-    rng = random.Random(seed)
-    for codec in (byte_level, sentences):
-        for _ in range(30):
-            words = ["".join(rng.choices("aé日👍ß", k=rng.randint(1, 5))) for _ in range(6)]
-            prompt = " ".join(words)
-            wanted = rng.choice(words)
-            spans = find_spans(codec, codec.encode(prompt, add_special_tokens=False), wanted)
-            assert spans
-            if codec is byte_level:
-                length = len(wanted.encode())
-                assert all(stop - start == length for start, stop, _ in spans)
-
-
 def test_a_special_token_is_found_whole_and_never_in_part(byte_level: TextCodec) -> None:
     ids = [*byte_level.encode("end" + END + "tool" + TOOL + END)]
     assert len(ids) == 3 + 1 + 4 + 1 + 1

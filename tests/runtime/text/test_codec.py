@@ -137,17 +137,6 @@ def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = 
     return [*[stream.push(token) for token in token_ids], stream.finish()]
 
 
-TEXTS = [
-    "plain", "é€😀", "e\u0301 👍🏽 👨\u200d👩\u200d👧 🇩🇪", "\ufffd", "a\ufffdb\ufffd\ufffd", "\0\x80", "",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_encoding_gives_bytes_and_decoding_the_text(text: str, codec: TextCodec) -> None:
-    assert codec.encode(text) == list(text.encode())
-    assert codec.decode(list(text.encode())) == text
-
-
 @pytest.mark.parametrize(
     ("token_ids", "pieces"),
     [

@@ -13,9 +13,7 @@ from manifests import (
     GROUP,
     LAYOUT,
     NAMES,
-    REPORT,
     SHARDS,
-    file_entry,
     make_bundle,
     make_manifest,
 )
@@ -23,7 +21,6 @@ from manifests import (
 import stem_edge
 from stem_edge.bundle.manifest import (
     BACKBONE_GRAPH,
-    GGUF,
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -33,7 +30,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
-from stem_edge.graph.formats import BACKBONE_DATA, GgufFormat
+from stem_edge.graph.formats import BACKBONE_DATA
 
 
 @pytest.fixture
@@ -113,21 +110,6 @@ def test_exact_bytes_of_a_manifest() -> None:
     assert encode_manifest(make_manifest(entries)).decode() == text
     backwards = dict(reversed(entries.items()))
     assert encode_manifest(make_manifest(backwards)).decode() == text
-
-
-def test_a_backbone_of_ggml_that_only_onnxruntime_can_run(bundle: Path) -> None:
-    manifest = open_bundle(bundle).manifest
-    (bundle / GGUF).write_bytes(bytes(100_000))
-    forged = msgspec.structs.replace(
-        manifest,
-        model=msgspec.structs.replace(manifest.model, laurel_rank=2),
-        backbone=None,
-        gguf=GgufFormat(weights="q4_0"),
-        reports={"ggml": REPORT},
-        files=manifest.files | {GGUF: file_entry(bytes(100_000))},
-    )
-    (bundle / MANIFEST).write_bytes(encode_manifest(forged))
-    assert "with laurel_in, laurel_norm, laurel_out, which only onnxruntime" in refusal(bundle)
 
 
 REQUIRED = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from pathlib import Path
@@ -109,24 +108,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "counts" / f"{key('dangling')}.npy").symlink_to(tmp_path / "gone")
     (root / "prepared" / key("link")).symlink_to(root / "prepared" / "thesis")
     return root
-
-
-def test_listing(root: Path, capsys: Capture) -> None:
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out.startswith("no models are kept")
-    assert main(["list", "--all"]) == 0
-    _, _, first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{root}: ") and f" in {len(OLD)} entries" in first
-    assert len(lines) == len(OLD)
-    for name, why in OLD.items():
-        (line,) = (line for line in lines if f" {name} " in f"{line} ")
-        assert line.endswith(f"old: {why}") == bool(why)
-    assert main(["list", "--all", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert {Path(e["path"]).name: e["old"] for e in report["entries"]} == OLD
-    shutil.rmtree(root)
-    assert main(["list", "--all"]) == 0
-    assert f"{root}: 0 B in 0 entries" in capsys.readouterr().out
 
 
 def test_removing_what_is_listed_and_nothing_else(root: Path, capsys: Capture) -> None:

@@ -109,15 +109,6 @@ def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
     return response
 
 
-def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["serve", str(DEMO), "--port", port]) == 1
-    error = capsys.readouterr().err
-    assert f"cannot listen on port {port} of 127.0.0.1 (Address already in use)" in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

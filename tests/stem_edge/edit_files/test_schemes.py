@@ -52,12 +52,6 @@ def test_the_mean_is_of_all_target_rows_at_every_token() -> None:
     assert align("average", 1, [A, B, A, B]) == [(A, B, A, B)]
 
 
-def test_a_subset_is_of_the_last_tokens_or_named() -> None:
-    assert aligned("subset", 3, [A, B, C, D]) == [B, C, D]
-    assert aligned("subset", 2, [A, B, C, D], subset=[0, 3]) == [A, D]
-    assert aligned("subset", 2, [A, B], subset=(0, 1)) == [A, B]
-
-
 @pytest.mark.parametrize(("length", "count"), [*product(LENGTHS, LENGTHS)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_for_all_lengths(scheme: Scheme, length: int, count: int) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.ngrams.primes import is_prime
 from stem_edge.ngrams.rows import NgramTable, Stored
 from stem_edge.ngrams.schemes import QwenConfig, keyed_tables
 from stem_edge.numerics.ngram_hash import NgramHash, hash_of
@@ -148,12 +147,6 @@ def test_damaged_hashes_and_ids_are_refused() -> None:
             keyed_tables(LONGCAT | config)
     with pytest.raises(ValueError, match="rows of layer 1"):
         keyed_tables(DEEPSEEK | {"engram_num_embeddings": [384006169, 384016682]})
-
-
-def test_primes() -> None:
-    few = [n for n in range(2, 200) if all(n % d for d in range(2, n))]
-    assert [n for n in range(-1, 200) if is_prime(n)] == few
-    assert is_prime((1 << 61) - 1) and not is_prime(3215031751)  # a pseudoprime to 2, 3, 5 and 7
 
 
 def test_qwen_keys_are_those_of_transformers() -> None:

@@ -95,20 +95,6 @@ def test_others_go_on(
     assert left(program, 0)
 
 
-def test_a_streamed_answer_ends_when_its_reader_does(
-    program: Starlette, steps: Steps, port: int
-) -> None:
-    reading = Connection(
-        port,
-        "/v1/chat/completions",
-        LONG | {"stream": True, "messages": [{"role": "user", "content": "x"}]},
-    )
-    reading.read_until(b'"content":"')
-    reading.leave()
-    wait_for(lambda: left(program, 0))
-    wait_for(lambda: not compute_of(program).check(0)[1].scheduler.busy)
-
-
 def test_who_leaves_before_the_end_of_the_request(
     program: Starlette, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:

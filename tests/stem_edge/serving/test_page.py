@@ -179,27 +179,6 @@ def test_settings_reach_the_request(page: Page) -> None:
     assert "top_p" not in asked
 
 
-def test_files_of_text_go_before_the_message_and_others_are_refused(
-    page: Page, tmp_path: Path
-) -> None:
-    files = {"code.md": b"```\nx\n```\n", "image.png": b"\x89PNG\0", "big.txt": b"a" * 300_000}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-        page.one("#choose-files").send_keys(str(tmp_path / name))
-        until(lambda: page.text("#files") or page.text("#file-problem"), name)
-    page.shows("#file-problem", "at most 256 KiB")
-    drop = """const data = new DataTransfer(); data.items.add(new File(['dropped'], 'drop.txt'));
-    document.body.dispatchEvent(new DragEvent('drop', {bubbles: true, cancelable: true, dataTransfer: data}))"""
-    page.run(drop)
-    page.shows("#files", "drop.txt")
-    page.send("look")
-    assert page.chat.asked[0]["messages"][0]["content"] == (
-        "File code.md:\n````\n```\nx\n```\n````\n\nFile drop.txt:\n```\ndropped\n```\n\nlook"
-    )
-    assert page.texts(".message.user .chip") == ["code.md", "drop.txt"]
-    assert page.text("#files") == ""
-
-
 def test_an_exported_conversation_comes_back(page: Page, downloads: Path) -> None:
     page.chat.answers = ["first", "second"]
     page.send("Export me")
@@ -286,17 +265,6 @@ def test_answers_go_on_while_another_conversation_is_shown(page: Page) -> None:
     page.shows(".message.assistant .body", "word399")
     page.ended()
     assert len(page.said()) == 2
-
-
-def test_without_a_template_the_text_is_continued(page: Page) -> None:
-    page.chat.has_template, page.chat.answers = False, [" a time *there*", "end"]
-    page.browser.refresh()
-    page.shows("#empty", "no chat template")
-    page.send("Once upon")
-    page.send("And then")
-    assert page.chat.paths == ["/v1/completions"] * 2
-    assert page.chat.asked[1]["prompt"] == "Once upon a time *there*\nAnd then"
-    assert "a time *there*" in page.said()[1]  # not read as Markdown
 
 
 def test_answers_can_do_nothing(page: Page) -> None:

@@ -105,12 +105,3 @@ def test_bounds_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
     limit_this_process(1000, 7)  # as well as it can
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
-def test_the_memory_of_a_child() -> None:
-    code = (
-        "from stem_edge.system.child import limit_this_process; limit_this_process(1 << 28, 60)\n"
-        "try: bytearray(1 << 29)\nexcept MemoryError: print('no')"
-    )
-    assert run_child(python(code), LONG).stdout == b"no\n"

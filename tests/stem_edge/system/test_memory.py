@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import platform
 import subprocess
 import sys
@@ -129,14 +128,3 @@ def test_pages_to_fill_take_at_most_half_a_huge_page_more_and_go_when_dropped() 
         assert nbytes - (1 << 20) < taken < nbytes + machine.HUGE_PAGE // 2 + (1 << 20), nbytes
         del array
         assert machine.own_memory() - before < 1 << 20
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
-def test_freed_pages_are_those_inside_an_array() -> None:
-    array = machine.own_pages((3, machine.LEAST_NBYTES + 100), np.uint8)
-    array[:] = 1
-    machine.free_pages(array[1])
-    assert array[0].all() and array[2].all()
-    assert 0 < array[1].sum() < 2 * mmap.PAGESIZE  # at both ends, in pages shared with others
-    machine.free_pages(array[2][:1000])
-    assert array[2].all()  # not worth a system call

@@ -119,12 +119,6 @@ def test_make_layout_takes_the_largest_group_that_fits(
     assert make_layout(5, [1, 3], ((d_ff,),), row_type, wanted).group_size == group
 
 
-@pytest.mark.parametrize(("row_type", "expected"), [("int4", "88"), ("int8", "8080")])
-def test_zero_points_of_rows(row_type: RowType, expected: str) -> None:
-    points = layout_of(row_type, parts=((32,),)).zero_points(3)
-    assert points.tobytes().hex() == expected * 3
-
-
 MATRICES = ((3, 16), (2, 32))  # two parts of 48 and 64 values
 
 
@@ -159,17 +153,6 @@ def test_exact_bytes_with_fp16_scales() -> None:
     expected = bytes.fromhex("1032547698badcfe 003c") + packed + scale.tobytes()
     assert pack_records(layout, [rows]).tobytes() == expected
     assert layout.row_nbytes == 10
-
-
-@pytest.mark.parametrize("row_type", ["int8", "int4"])
-def test_fp16_scales_cost_little(row_type: RowType) -> None:
-    rows = random_rows(layout_of(row_type, parts=((256,),)))
-    errors = []
-    for scale_type in ("fp32", "fp16"):
-        layout = layout_of(row_type, parts=((256,),), scale_type=scale_type)
-        found = layout.unpack(pack_records(layout, rows), 0)
-        errors.append(float(np.square(found - rows[0]).mean()))
-    assert errors[1] < 1.02 * errors[0]
 
 
 def test_a_scale_that_fp16_cannot_hold_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stem_edge.text import chat_template, chat_worker
 from stem_edge.text.chat_template import _end, _Worker
-from stem_edge.text.chat_worker import answer, serve
+from stem_edge.text.chat_worker import answer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -100,18 +100,6 @@ def test_a_template_is_compiled_once() -> None:
 def line(template: str) -> bytes:
     request = {"template": template, "messages": HELLO, "tokens": {}, "add_generation_prompt": True}
     return json.dumps(request).encode() + b"\n"
-
-
-def test_it_serves_until_the_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds: list[tuple[int, int]] = []
-    monkeypatch.setattr(chat_worker, "limit_this_process", lambda *pair: bounds.append(pair))
-    requests, sent = [line("a"), line("{{ 1 / 0 }}"), b""], list[bytes]()
-    serve(lambda: requests.pop(0), sent.append)
-    assert sent[0] == b"ready\n"
-    assert json.loads(sent[1]) == {"text": "a"}
-    assert json.loads(sent[2])["error"] == "division by zero"
-    assert all(one.endswith(b"\n") and one.count(b"\n") == 1 for one in sent)
-    assert bounds == [(2**29, 20)] * 2
 
 
 def test_a_process_belongs_to_who_started_it() -> None:

@@ -13,7 +13,6 @@ from stem_edge.errors import InputError
 from stem_edge.text.messages import (
     MAX_DEPTH,
     checked_messages,
-    checked_template_arguments,
     checked_tools,
 )
 
@@ -128,17 +127,3 @@ def test_tools() -> None:
 )  # fmt: skip
 def test_tools_that_are_refused(tools: object, said: str) -> None:
     refused(partial(checked_tools, tools), InputError, said)
-
-
-def test_template_arguments() -> None:
-    given = {"enable_thinking": False, "effort": "low", "n": 3, "no": None}
-    assert checked_template_arguments(given) == given
-    assert checked_template_arguments(None) == {}
-    for name in ("messages", "tools", "add_generation_prompt", "a b", "", 3):
-        refused(partial(checked_template_arguments, {name: 1}), InputError, "name of a variable")
-    values: list[object] = [[], {}, 1.5]
-    for value in values:
-        refused(partial(checked_template_arguments, {"a": value}), InputError, "a is of type")
-    others: list[object] = [[], "x", 3, {f"a{n}": 1 for n in range(65)}]
-    for other in others:
-        refused(partial(checked_template_arguments, other), InputError, "at most 64 values")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,8 @@ from loading import load_fixed
 
 import stem_edge
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
-from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.interface import NotFiniteError
 
 pytestmark = needs_ggml
@@ -71,32 +67,3 @@ def test_a_sequence_that_is_not_finite_is_told_by_its_position(model: Model) -> 
         both.batch.finish(model.engine.rows.fetch(np.ones(4, np.int64), 4))
     both.batch.leave(3)
     both.step(0, 3)
-
-
-def test_a_context_that_has_left_is_as_before(model: Model) -> None:
-    """It has the keys and values of the batch's steps, and the batch keeps nothing of it."""
-    engine, ids = model.engine, np.arange(40)
-    context, other = engine.open_context(60), engine.open_context(60)
-    for one in (context, other):
-        engine.step(one, ids[:30])
-    batch = engine.backend.open_batch(1, 60)
-    batch.join(context.backend, 30)
-    for position in range(30, 35):
-        batch.begin(0, ids[position : position + 1], np.array([position]))
-        batch.finish(engine.rows.fetch(ids[position : position + 1]))
-        engine.step(other, ids[position : position + 1])
-    batch.leave(0)
-    context.position = 35
-    found = engine.step(context, ids[35:]).copy()
-    assert np.array_equal(found, engine.step(other, ids[35:]))
-    assert isinstance(context.backend, GgmlContext)
-    freed: weakref.ref[KvCache] = weakref.ref(context.backend.kv)
-    del context, one
-    gc.collect()
-    assert freed() is None
-
-
-def test_contexts_of_other_backends_are_refused(model: Model) -> None:
-    stranger: Any = object()
-    with pytest.raises(BackendError, match="open it with this backend"):
-        model.engine.backend.open_batch(1, 10).join(stranger, 0)

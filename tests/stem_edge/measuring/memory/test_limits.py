@@ -92,31 +92,6 @@ def test_a_group_is_made_where_memory_is_handed_down(
     assert not list(groups.rglob("stem-edge-*"))
 
 
-@pytest.mark.parametrize(
-    ("lists", "own", "words"),
-    [
-        (None, None, "no cgroup enforces it"),
-        ("cpu pids", "", "no cgroup enforces it"),
-        ("memory", "gone/too", "No such file"),  # a folder that cannot be made
-    ],
-)
-def test_no_group_that_enforces(
-    child: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lists: str | None,
-    own: str | None,
-    words: str,
-) -> None:
-    (tmp_path / "cgroup.subtree_control").write_text(lists or "")
-    use_group(monkeypatch, None if own is None else (tmp_path / own, 1 if own else 2))
-    with ProcessLimits(DEVICE) as found:
-        found.confine(child)
-        assert memory_limit(found).how == "emulated"
-        assert words in memory_limit(found).words
-    assert not list(tmp_path.glob("stem-edge-*"))
-
-
 def test_a_worker_that_takes_too_much_is_killed_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

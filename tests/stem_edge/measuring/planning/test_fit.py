@@ -19,9 +19,8 @@ from stem_edge.commands.main import main
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
-from stem_edge.measuring.planning.fit import Fit, fit, hit_rate
+from stem_edge.measuring.planning.fit import fit, hit_rate
 from stem_edge.runtime.backends.onnxruntime.expected import CHOICES
-from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 
 Capture = pytest.CaptureFixture[str]
@@ -31,12 +30,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, whose memory counts."""
     command = [sys.executable, "-m", "stem_edge", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def planned(more: int, **options: Any) -> Fit:
-    """Plan for the demo in so many bytes beside this process."""
-    given: dict[str, Any] = {"bandwidth": "10GB", "context_length": 64} | options
-    return fit(DEMO, own_memory() + more, **given)[0]
 
 
 def test_a_load_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,16 +61,6 @@ def test_the_first_line_says_if_it_fits_and_the_least_that_is_named_suffices() -
 @pytest.mark.parametrize(("slots", "share"), [(0, 0), (1, 0.5), (2, 0.75), (3, 1), (9, 1)], ids=str)
 def test_hit_rates_are_those_of_the_best_records(slots: int, share: float) -> None:
     assert hit_rate(np.array([2, 5, 0, 3], np.uint32), slots) == pytest.approx(share, abs=0.06)
-
-
-def test_the_bound_is_bandwidth_over_bytes_and_slow_flash_costs_time() -> None:
-    few = 18_500_000  # so that some rows are not in memory
-    slow = planned(few, device="pi5")
-    assert slow.stall > 0
-    cached = planned(few)
-    assert cached.stall == 0
-    assert cached.bound == pytest.approx(10e9 / cached.token_nbytes)
-    assert cached.token_nbytes > cached.footprint.step_nbytes
 
 
 def test_a_checkpoint_gets_types_to_export_it_with(

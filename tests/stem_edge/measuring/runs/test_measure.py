@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from installed import DEMO
@@ -14,8 +12,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
-from stem_edge.errors import InputError, MemoryPlanError, StemEdgeError
-from stem_edge.measuring.memory import device_profiles
+from stem_edge.errors import InputError
 from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 from stem_edge.measuring.runs import measure as runner
 from stem_edge.measuring.runs import subjects
@@ -111,13 +108,6 @@ def test_a_device_says_which_limits_are_real(capsys: Capture) -> None:
     assert "memory: real; 1.2 GB" in said or "memory: emulated; 1.2 GB" in said
 
 
-def test_a_bundle_too_large_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(device_profiles.find_device("pi4"), memory=20_000_000)
-    monkeypatch.setitem(device_profiles.DEVICES, "pi4", small)
-    with pytest.raises(MemoryPlanError, match=r"20 MB is too small .* at least"):
-        stem_edge.measure(DEMO, device="pi4")
-
-
 @pytest.fixture
 def confined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Limits of processes that would be confined."""
@@ -198,10 +188,3 @@ def test_without_matplotlib_one_line_names_the_extra(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["measure", str(DEMO), "--plot", "run.png"]) == 1
     assert "pip install 'stem-edge[plot]'" in capsys.readouterr().err
-
-
-def test_without_llama_cpp_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subjects, "find_spec", lambda name: None)
-    options: dict[str, Any] = {"against": ["model.gguf"]}
-    with pytest.raises(StemEdgeError, match=r"pip install 'stem-edge\[bench\]'"):
-        stem_edge.measure(DEMO, **options)

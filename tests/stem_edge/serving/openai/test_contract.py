@@ -312,21 +312,6 @@ TOOL = {
 }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"response_format": {"type": "json_object"}}, {"grammar": "root ::= [a-z]+"}],
-    ids=["format", "grammar"],
-)
-def test_a_format_leaves_no_place_for_calls(chat_url: str, options: dict[str, Any]) -> None:
-    messages = [{"role": "user", "content": "Will it rain?"}]
-    asked = {"messages": messages, "tools": [TOOL], "max_tokens": 3} | options
-    told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
-    assert (told.status_code, told.json()["error"]["param"]) == (400, "tools")
-    asked["tool_choice"] = "none"
-    told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
-    assert told.status_code == 200
-
-
 def test_programs_of_the_documentation_run(chat_url: str) -> None:
     page = (ROOT / "docs" / "serving.md").read_text("utf-8")
     blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
@@ -336,18 +321,6 @@ def test_programs_of_the_documentation_run(chat_url: str) -> None:
         code = program.replace("http://127.0.0.1:8080", chat_url)
         assert code != program
         exec(code, {})  # noqa: S102
-
-
-def test_a_call_that_breaks_off_is_none(chat_url: str) -> None:
-    asked: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "Will it rain?"}],
-        "max_tokens": 200,
-        "stop": '"city"',
-        "tools": [TOOL],
-        "tool_choice": "required",
-    }
-    told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60).json()
-    assert told["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,16 @@ from device_parts import BUNDLE, IDS, all_logits, on_device, on_host, step
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.graph import linear
+from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import Planner
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceContext
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
-from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 
 LENGTH = 64
 CHUNKED = [16, 16, 5, 1, 1, 4, 1]  # steps of 44 tokens
 TOLERANCE = 1e-4  # logits have a standard deviation of 2.6
-FAILED = ["embed", "early", "late", "head"]
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +63,6 @@ def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
     with on_device(bundle) as (device, _, rows):
         found = all_logits(device.open_context(len(ids)), rows, sizes, np.array(ids))
     assert np.abs(found - wanted).max() < TOLERANCE
-
-
-def test_a_head_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for folder, values in (("all", linear.SPLIT_VALUES), ("pieces", 48 * 32)):  # of rows of 48
-        monkeypatch.setattr(linear, "SPLIT_VALUES", values)
-        bundle, ids = quantized(tmp_path / folder, "int8")
-        with on_device(bundle) as (backend, _, rows):
-            context = backend.open_context(len(ids))
-            found.append(all_logits(context, rows, [len(ids)], np.array(ids)))
-    assert np.abs(found[0] - found[1]).max() < TOLERANCE
 
 
 def test_with_few_slots_each_missing_record_is_uploaded_once(expected: F32) -> None:
@@ -138,33 +124,6 @@ def test_beyond_the_limit_a_context_is_refused_and_others_go_on(expected: F32) -
             context.begin(np.zeros(500, np.int64), 5)
         found = step(context, rows, IDS[5:9], 5, 4)
         assert np.abs(found - expected[5:9]).max() < TOLERANCE
-
-
-@pytest.mark.parametrize("graph", FAILED)
-@pytest.mark.parametrize(
-    ("said", "error"), [("kernel\nfell over", BackendError), ("std::bad_alloc", OutOfMemoryError)]
-)
-def test_a_step_that_failed_can_be_tried_again(
-    graph: str, said: str, error: type[Exception], expected: F32, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(bound: BoundSession) -> None:
-        if bound is failing:
-            raise RuntimeError(said)
-        real(bound)
-
-    with on_device() as (backend, _, rows):
-        context, real = backend.open_context(LENGTH), BoundSession.run
-        all_logits(context, rows, [6])
-        assert isinstance(context, DeviceContext)
-        failing = context._graphs[graph]
-        monkeypatch.setattr(BoundSession, "run", run)
-        message = rf"for the backbone \({graph}\) at position 6.*{said.split()[-1]}"
-        with pytest.raises(error, match=message) as caught:
-            step(context, rows, IDS[6:8], 6)
-        assert "\n" not in str(caught.value)
-        monkeypatch.setattr(BoundSession, "run", real)
-        found = step(context, rows, IDS[6:8], 6, 2)
-        assert np.abs(found - expected[6:8]).max() < TOLERANCE
 
 
 def test_logits_that_are_not_numbers_are_refused_and_leave_nothing(expected: F32) -> None:

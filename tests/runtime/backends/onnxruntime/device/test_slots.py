@@ -11,7 +11,6 @@ from device_parts import BUNDLE, on_device, rows_over
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.backends.onnxruntime.device import slots as device_slots
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.runtime.rows.prefetch import Prefetcher
@@ -54,25 +53,6 @@ def test_records_go_into_their_slots_and_nowhere_else(slots: DeviceSlots, staged
     slots.write(np.array([], np.intp), records([5])[:0])
     assert slots.uploaded_rows == 6
     assert slots.uploaded_nbytes == 6 * (4 * slots.rows.words + 8)  # and an int64 for the slot
-
-
-@pytest.mark.parametrize("pieces", [5, 30])
-def test_large_batches_are_uploaded_in_pieces(
-    slots: DeviceSlots, pieces: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 30 // pieces * 4 * slots.rows.words + 3)
-    runs, real = list[BoundSession](), BoundSession.run
-
-    def run(graph: BoundSession) -> None:
-        runs.append(graph)
-        real(graph)
-
-    monkeypatch.setattr(BoundSession, "run", run)
-    some = records(list(range(100, 130)))
-    slots.write(np.arange(5, 35)[::-1], some)
-    assert len(runs) == pieces and slots.uploaded_rows == 30
-    words = slots.rows.pack(some)
-    assert all(np.array_equal(held(slots, 34 - i), words[i]) for i in range(30))
 
 
 @pytest.mark.parametrize("after", [False, True])
