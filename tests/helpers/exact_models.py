@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from architectures import SIZES, write
 from conformance import CASES, CONFORMANCE, reference
-from hf_folders import write_flat, write_gemma
 from installed import export_ggml
 
 import stem_edge
@@ -56,19 +55,6 @@ def exact_stem(folder: Path, changes: Mapping[str, Any], tokens: int = 40, **opt
     checkpoint, ids, expected = write(folder / "checkpoint", config, tokens=tokens)
     options = {"ggml": not config.ngram_order} | options
     return Exact(export_exact(checkpoint, folder / "bundle", **options), [(ids, expected)])
-
-
-def exact_gemma(folder: Path, tokens: int, **options: Any) -> Exact:
-    """Make a random Gemma 4, whose last layers borrow keys and values."""
-    ids, expected = write_gemma(folder / "checkpoint", tokens)
-    path = export_exact(folder / "checkpoint", folder / "bundle", **options)
-    return Exact(path, [(ids.tolist(), expected)], TOLERANCE_OF_GEMMA)
-
-
-def flat_gemma(folder: Path, name: str) -> Exact:
-    """Make a random Gemma, "gemma3", "gemma4" or "gemma3n", for engines that round activations."""
-    text = write_flat(folder / "checkpoint", name)
-    return Exact(export_exact(folder / "checkpoint", folder / "bundle", ggml=False), [text])
 
 
 def published(folder: Path, name: str, **options: Any) -> Exact:

@@ -6,10 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from installed import needs_ggml
-
-# For a test whose cases on ggml say little that others on ggml do not say.
-GGML_IS_SLOW = ["onnxruntime", pytest.param("ggml", marks=[needs_ggml, pytest.mark.slow])]
 
 
 def slow_but(fast: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
