@@ -41,11 +41,11 @@ def draw(path: Path, plot: Callable[[Path], None]) -> None:
     print(f"{done} {path}", file=sys.stderr)
 
 
-def new_figure(height: float, width: float = WIDTH) -> Figure:
+def new_figure(height: float) -> Figure:
     """Return an empty figure of this size in inches; matplotlib must be installed."""
     from matplotlib.figure import Figure  # rather than pyplot, which may open windows
 
-    settings: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
+    settings: dict[str, Any] = {"figsize": (WIDTH, height), "layout": "constrained"}
     return Figure(**settings)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 WIDTH = 80  # columns of a small terminal
 
 
-def table(rows: Sequence[Sequence[str]], align: str = "lr", gap: int = 2) -> list[str]:
+def table(rows: Sequence[Sequence[str]], align: str = "lr") -> list[str]:
     """Return rows as lines with aligned columns, each as wide as its widest cell.
 
     align: "l" or "r" for each column; the last letter holds for all that follow. Rows may differ in
@@ -20,7 +20,7 @@ def table(rows: Sequence[Sequence[str]], align: str = "lr", gap: int = 2) -> lis
         max(columns(row[at]) for row in rows if at < len(row))
         for at in range(max(map(len, rows), default=0))
     ]
-    space = " " * (gap if sum(widths) + gap * (len(widths) - 1) <= WIDTH else 1)
+    space = " " * (2 if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else 1)
     sides = align + align[-1] * len(widths)
     return [space.join(map(fill, row, widths, sides)).rstrip() for row in rows]
 
@@ -48,11 +48,9 @@ def cut(text: str, width: int, mark: str = "") -> str:
     return text + mark
 
 
-def wrapped(text: str, indent: str = "") -> list[str]:
-    """Wrap a paragraph into lines; `indent` stands before all but the first."""
-    return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
+def wrapped(text: str) -> list[str]:
+    """Wrap a paragraph into lines."""
+    return textwrap.wrap(text, WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
 def shown_lines(text: str) -> str:

@@ -42,7 +42,6 @@ FILES = [
     "tools/test_edit_table.py",
     "stem_edge/numerics",
     *(f"stem_edge/graph/test_{name}.py" for name in ("linear", "steps")),
-    "stem_edge/measuring/planning/test_bandwidth.py",
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",
     "stem_edge/edit_files/test_schemes.py",

@@ -59,15 +59,13 @@ class Safety(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_safety(
     path: str | Path,
-    progress: bool | None = None,
     tables: str | None = None,
 ) -> Safety:
     """Check all files of a bundle.
 
-    progress: show a bar on stderr. tables: URL of its tables, if their shards are elsewhere; they are then left
-    out, and the result says so. Raises BundleError if there is no such folder.
+    tables: URL of its tables, if their shards are elsewhere; they are then left out, and the result says so. Raises BundleError if there is no such folder.
     """
-    root = bundle_folder(path, shards=tables is None, progress=progress)
+    root = bundle_folder(path, shards=tables is None)
     try:
         manifest = open_manifest(root)
     except BundleError as error:
@@ -78,7 +76,7 @@ def check_safety(
     far = {n for n in manifest.files if tables is not None and is_shard(n)}
     here = {n: e.nbytes for n, e in manifest.files.items() if n not in far}
     twice = sum(nbytes for n, nbytes in here.items() if n.startswith(f"{TABLES}/"))
-    with Progress(sum(here.values()) + twice, "verifying", progress) as bar:
+    with Progress(sum(here.values()) + twice, "verifying") as bar:
         files = verify(root, bar.advance, shards=tables is None)
         beside = files.keys() - manifest.files.keys()
         # Harmless files are ignored, because model hubs add READMEs, and systems their own files.

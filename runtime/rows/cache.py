@@ -57,16 +57,16 @@ class RowCache:
         """Uses of each record of the table store, halved at times."""
         return self._count[: self.layout.records]
 
-    def expect_counts(self, counts: Counts, weight: float = 1.0) -> I64:
+    def expect_counts(self, counts: Counts) -> I64:
         """Start as if these uses had been seen; return the most used records, best first.
 
-        Together they weigh as much as `weight` times the uses between two halvings, so that new text
+        Together they weigh as much as the uses between two halvings, so that new text
         soon outweighs them.
         """
         total = int(counts.sum(dtype=np.uint64))
         if not total:
             return np.zeros(0, np.int64)
-        scale = weight * AGEING_USES_PER_SLOT * self.slots / total
+        scale = AGEING_USES_PER_SLOT * self.slots / total
         self._count[:] = counts * scale
         used = np.flatnonzero(counts)
         best = used[np.argsort(counts[used], kind="stable")[::-1]]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.rows.shards import FlashName
-
-FLASH_NAMES: tuple[FlashName, ...] = get_args(FlashName)
 
 
 class FlashProfile(NamedTuple):

@@ -14,7 +14,6 @@ from stem_edge.runtime.backends.interface import BEFORE
 WORTH = 1.05  # drafting begins at this many tokens in the time of a plain step
 MEMORY = 0.95  # of each earlier outcome when a new one comes
 TRUST = 4.0  # outcomes that the expectation before any of them counts as
-FADING = 0.98  # of what was seen, at each token where nothing new was
 
 
 class DraftChoice(NamedTuple):
@@ -87,9 +86,3 @@ class Chances:
         kind = min(kind, len(self._all) - 1)
         self._right[kind] = MEMORY * self._right[kind] + right
         self._all[kind] = MEMORY * self._all[kind] + 1
-
-    def fade(self) -> None:
-        """Forget a little, so that what did not pay is tried again some time."""
-        for kind, expected in enumerate(self._expected):
-            self._right[kind] = expected + FADING * (self._right[kind] - expected)
-            self._all[kind] = TRUST + FADING * (self._all[kind] - TRUST)

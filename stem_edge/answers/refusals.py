@@ -55,12 +55,6 @@ class MethodRefusedError(RefusalError):
     status = 405
 
 
-class TooSlowError(RefusalError):
-    """A request that has begun does not come."""
-
-    status = 408
-
-
 class TooLargeError(RefusalError):
     """A body is larger than allowed."""
 

@@ -23,7 +23,6 @@ from stem_edge.graph.weight_plan import Peaks, WeightPlan
 from stem_edge.layers import Layer
 
 KvType = Literal["fp32", "fp16", "int8", "int4"]
-KV_TYPES: tuple[KvType, ...] = get_args(KvType)
 KvChoice = Literal["auto", "fp32", "fp16", "int8", "int4"]
 KV_CHOICES: tuple[KvChoice, ...] = get_args(KvChoice)
 QUANTIZED: tuple[KvType, ...] = ("int8", "int4")

@@ -7,7 +7,7 @@ checkpoint has them, or with fewer bits; the scales of a row lie behind its code
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ from stem_edge.tables.store import TableFormat
 PAGE_NBYTES = 4096
 WORD_NBYTES = 2  # a page is a record of whole numbers of these, whatever they are
 Stored = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]
-STORED: tuple[Stored, ...] = get_args(Stored)
 FLOAT_NBYTES: dict[Stored, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 

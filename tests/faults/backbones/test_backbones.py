@@ -1,7 +1,4 @@
-"""Catalogue B: backbones of a wrong size, damaged ones that still load, failing runs.
-
-Tokenizers that crash, hang or take all memory: test_native.py.
-"""
+"""Catalogue B: backbones of a wrong size, damaged ones that still load, failing runs."""
 
 from __future__ import annotations
 

@@ -78,15 +78,3 @@ def test_chances_follow_what_was_right_lately() -> None:
     for _ in range(30):
         chances.saw(0, False)
     assert chances.of(0) < 0.25
-
-
-def test_what_was_wrong_is_tried_again_some_time() -> None:
-    chances = Chances((0.7,))
-    for _ in range(20):
-        chances.saw(0, False)
-    assert chances.of(0) < 0.2
-    found = []
-    for _ in range(300):
-        chances.fade()
-        found.append(chances.of(0))
-    assert found == sorted(found) and 0.5 < found[-1] < 0.7
