@@ -76,7 +76,7 @@ def check_safety(
     far = {n for n in manifest.files if tables is not None and is_shard(n)}
     here = {n: e.nbytes for n, e in manifest.files.items() if n not in far}
     twice = sum(nbytes for n, nbytes in here.items() if n.startswith(f"{TABLES}/"))
-    with Progress(sum(here.values()) + twice, "verifying") as bar:
+    with Progress(sum(here.values()) + twice, "verifying", None) as bar:
         files = verify(root, bar.advance, shards=tables is None)
         beside = files.keys() - manifest.files.keys()
         # Harmless files are ignored, because model hubs add READMEs, and systems their own files.

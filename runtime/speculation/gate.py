@@ -73,8 +73,8 @@ class Chances:
     """How often drafted tokens of each class were right, the latest counting most."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        self._expected = [TRUST * chance for chance in expected]
-        self._right, self._all = self._expected.copy(), [TRUST] * len(expected)
+        self._right = [TRUST * chance for chance in expected]
+        self._all = [TRUST] * len(expected)
 
     def of(self, kind: int) -> float:
         """Return the chance of a token of this class, or the last class."""

@@ -104,7 +104,7 @@ def test_x1_a_kill_at_an_operation(
 def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: Path) -> None:
     """Each export starts from the leftovers of the one before; the last one completes."""
     rng, export = random.Random(1), exports["force"]
-    started = {"kind": export.kind, "checkpoint": str(export.checkpoint)}
+    started: dict[str, Any] = {"kind": export.kind, "checkpoint": str(export.checkpoint)}
     (tmp_path / "timed").mkdir()
     seconds = killer.run(Job(**started, out=str(export.prepare(tmp_path / "timed"))))["seconds"]
     out, killed = export.prepare(tmp_path), 0
