@@ -109,8 +109,11 @@ def test_heads_that_ggml_cannot_keep_in_8_bits(shared: Path) -> None:
     [
         ("ngrams", {"rows": "mixed"}, "choose rows fp32, fp16, int8 or int4"),
         ("engram", {"rows": "mixed"}, "choose rows fp32, fp16, int8 or int4"),
-        ("ngrams", {"engine": "ggml"}, "has rows of n-grams, which run on onnxruntime only"),
-        ("gemma3n", {"engine": "ggml"}, "run on onnxruntime only"),
+        pytest.param(
+            *("ngrams", {"engine": "ggml"}, "has rows of n-grams, which run on onnxruntime only"),
+            marks=needs_ggml,
+        ),
+        pytest.param(*("gemma3n", {"engine": "ggml"}, "run on onnxruntime only"), marks=needs_ggml),
     ],
 )
 def test_what_export_refuses(
