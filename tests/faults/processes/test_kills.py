@@ -107,6 +107,7 @@ def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: 
     started: dict[str, Any] = {"kind": export.kind, "checkpoint": str(export.checkpoint)}
     (tmp_path / "timed").mkdir()
     seconds = killer.run(Job(**started, out=str(export.prepare(tmp_path / "timed"))))["seconds"]
+    shutil.rmtree(tmp_path / "timed")  # because what lies beside the bundle is checked
     out, killed = export.prepare(tmp_path), 0
     for _ in range(RANDOM_KILLS):
         job = Job(**started, out=str(out), seconds=rng.uniform(0, seconds))
