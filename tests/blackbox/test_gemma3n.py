@@ -13,21 +13,20 @@ from exact_models import GEMMA_3N, TOLERANCE_OF_GEMMA, off, published
 from formats import export_as, format_with, usual_format
 from hf_folders import make_gemma3n, written
 from installed import needs_ggml
+from oracle import dequantized
 from prompt_graph import load_with
 from tiers import slow_but
 
 import stem_edge
-from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import BACKBONE_DATA, SMALL_KINDS, BackboneFormat, WeightType
-from stem_edge.graph.ir import Graph, Tensor
+from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
+from stem_edge.graph.ir import Graph
 from stem_edge.graph.weight_plan import Blocks, Columns, Floats
-from stem_edge.numerics.matrix import ArrayMatrix, whole
-from stem_edge.numerics.quantize import dequantize_blocks
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward
 from stem_edge.special import dense_twin
 from stem_edge.tables.rows import RecordLayout
@@ -47,35 +46,6 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for layer in model.model.layers:
         layer.self_attn.q_norm.weight.data *= 0.1
     return written(model, tmp_path_factory.mktemp("random") / "checkpoint")
-
-
-def dequantized(bundle: Bundle) -> dict[str, ArrayMatrix]:
-    """Return the matrices of a bundle's backbone by their names, as decoding multiplies them."""
-    manifest = bundle.manifest
-    assert manifest.backbone is not None
-    data = (bundle.path / BACKBONE_DATA).read_bytes()
-    shapes, found = manifest.model.backbone_shapes(), dict[str, ArrayMatrix]()
-
-    def read(tensor: Tensor, dtype: type[np.generic]) -> Any:
-        size = tensor.nbytes // np.dtype(dtype).itemsize
-        return np.frombuffer(data, dtype, size, tensor.offset).reshape(tensor.dims)
-
-    for item in decoding(manifest.model, manifest.tables, manifest.backbone).plan.items:
-        if not isinstance(item, Blocks):
-            continue
-        pieces = []
-        for piece in item.pieces:
-            scales = read(piece.scales, np.float32).reshape(piece.stop - piece.start, -1)
-            codes = read(piece.codes, np.uint8).reshape(len(scales), -1)
-            points = None
-            if piece.points is not None:
-                points = read(piece.points, np.uint8).reshape(len(scales), -1)
-            pieces.append(dequantize_blocks(codes, scales, item.bits, points))
-        rows = np.concatenate(pieces)
-        for part in item.parts:
-            count = shapes[part][0]
-            found[part], rows = ArrayMatrix(rows[:count]), rows[count:]
-    return found
 
 
 @pytest.mark.parametrize("kind", slow_but(["int8"], ["int8", "int4"]))

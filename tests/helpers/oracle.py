@@ -17,10 +17,15 @@ from installed import DATA, DEMO
 from models import CONFORMANCE, EOS, Kind
 
 import stem_edge
+from stem_edge.bundle.opening import Bundle
 from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.graph.decode import decoding
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
+from stem_edge.graph.ir import Tensor
+from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, dequantize_blocks
 from stem_edge.numerics.reference import forward
 
 RowOf = Sequence[int | tuple[int, ...]]  # of each position: the token whose row it has, or a mean
@@ -46,6 +51,15 @@ class NumpyReference:
         self._backbone: dict[str, Matrix] = dict(source.backbone)
         self._tables: dict[int, Matrix] = dict(source.rows)
 
+    def use(self, bundle: Bundle) -> None:
+        """Compute with what a bundle stores: quantized matrices and rows."""
+        if bundle.manifest.backbone is not None:  # for onnxruntime
+            self._backbone |= dequantized(bundle)
+        if self._tables:
+            with stem_edge.open_tables(bundle.path) as tables:
+                for layer in tables.layers:
+                    self._tables[layer] = ArrayMatrix(tables[:, layer])
+
     def logits(
         self, ids: Sequence[int], row_of: RowOf | None = None, layers: Collection[int] | None = None
     ) -> F32:
@@ -68,6 +82,35 @@ class NumpyReference:
             changes = layers is None or layer in layers
             tables[layer] = _longer(whole(table), [r if changes else t for t, r in extra])
         return forward(self.config, backbone | head, tables, given)[:, :size]
+
+
+def dequantized(bundle: Bundle) -> dict[str, ArrayMatrix]:
+    """Return the matrices of a bundle's backbone by their names, as decoding multiplies them."""
+    manifest = bundle.manifest
+    assert isinstance(manifest.backbone, BackboneFormat)
+    data = (bundle.path / BACKBONE_DATA).read_bytes()
+    shapes, found = manifest.model.backbone_shapes(), dict[str, ArrayMatrix]()
+
+    def read(tensor: Tensor, dtype: type[np.generic]) -> Any:
+        size = tensor.nbytes // np.dtype(dtype).itemsize
+        return np.frombuffer(data, dtype, size, tensor.offset).reshape(tensor.dims)
+
+    for item in decoding(manifest.model, manifest.tables, manifest.backbone).plan.items:
+        if not isinstance(item, Blocks):
+            continue
+        pieces = []
+        for piece in item.pieces:
+            scales = read(piece.scales, np.float32).reshape(piece.stop - piece.start, -1)
+            codes = read(piece.codes, np.uint8).reshape(len(scales), -1)
+            points = None
+            if piece.points is not None:
+                points = read(piece.points, np.uint8).reshape(len(scales), -1)
+            pieces.append(dequantize_blocks(codes, scales, item.bits, points))
+        rows = np.concatenate(pieces)
+        for part in item.parts:
+            count = shapes[part][0]
+            found[part], rows = ArrayMatrix(rows[:count]), rows[count:]
+    return found
 
 
 def _longer(table: F32, more: Sequence[int | tuple[int, ...]]) -> Matrix:

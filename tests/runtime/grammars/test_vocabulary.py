@@ -142,7 +142,10 @@ def test_schemas(opened: tuple[TextCodec, tuple[int, ...], int]) -> None:
 def test_characters_that_a_tokenizer_lacks(tmp_path: Path) -> None:
     text, eos_ids = KINDS["metaspace"](tmp_path)
     (tmp_path / "tokenizer.json").write_text(text)
-    grammars = Grammars(TextCodec(tmp_path / "tokenizer.json"), eos_ids, 200)
+    codec = TextCodec(tmp_path / "tokenizer.json")
+    grammars = Grammars(codec, eos_ids, 200)
+    forced = grammars.open(Grammar.of_regex("xabab e\u0301 ab")).forced(9)
+    assert codec.decode(forced) == "xabab e"  # as far as there are tokens for it
     with pytest.raises(InputError, match=r"by (the|its) grammar|no text matches"):
         constraint = grammars.open(Grammar.of_regex("ж"))
         constraint.mask(np.zeros(200, np.float32))

@@ -108,6 +108,7 @@ def test_the_text_of_a_texts_ids_is_that_text(
         ("the United States of America.", "United States of America", None),
         ("Guinea-Bissau or Guinea", "Guinea-Bissau", None),
         ("ESPAÑA Espan\u0303a Espan", "Espan", [" Espan"]), ("Spain Spain", "Spain Spain", None),
+        ("plan Best, plan B", "plan B", ["plan B"]), ("AB plan, B plan", "B plan", ["B plan"]),
     ],
 )  # fmt: skip
 def test_a_text_is_found_where_it_is_a_word(
