@@ -31,8 +31,8 @@ from stem_edge.runtime.backends.interface import (
     Backend,
     BackendContext,
 )
-from stem_edge.runtime.rows.cache import EMPTY
-from stem_edge.runtime.rows.prefetch import AHEAD_TOKENS, NO_IDS, Rows
+from stem_edge.runtime.rows.records import EMPTY
+from stem_edge.runtime.rows.rows import NO_IDS, Rows
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.rows import RowLookup
 
@@ -189,14 +189,14 @@ class Engine:
         The next step overwrites the logits. When it raises, the context is as before, and the step
         can be tried again.
         """
-        looked_up = self.rows.keys.of(token_ids, token_ids) if row_ids is None else row_ids
+        looked_up = self.rows.ids(token_ids) if row_ids is None else row_ids
 
         def run() -> F32:
             by_prefill = prefill and self.uses_prefill
             context.backend.begin(token_ids, context.position, prefill=by_prefill, apart=apart)
-            slots = self.rows.fetch(looked_up, logits)
+            slots = self.rows.slots(looked_up, logits)
             if following is not None:
-                self.rows.submit(following.row_ids, following.logits, following.later)
+                self.rows.expect(following.row_ids, following.logits, following.later)
             result = context.backend.finish(slots, logits)
             context.position += len(token_ids)
             return result
@@ -205,7 +205,7 @@ class Engine:
 
     def expect(self, row_ids: I64, logits: int = 1) -> None:
         """Start reading the rows of the next step."""
-        self.in_turn(lambda: self.rows.submit(row_ids, logits))
+        self.in_turn(lambda: self.rows.expect(row_ids, logits))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Row ids int64 [n] that stand for lookups [n] until they are released."""
@@ -246,13 +246,12 @@ class Engine:
         """Return the steps of `process`, which has the same arguments."""
         tokens = np.asarray(token_ids, np.int64)
         own = tokens if row_ids is None else np.asarray(row_ids)
-        looked_up = self.rows.keys.of(tokens, own)
+        looked_up = self.rows.ids(tokens, own)
         starts = self.starts(len(tokens), every=every)
         starts = [0, *(at - computed for at in starts if at > computed)]
-        new = looked_up if looked_up.ndim == 1 else looked_up[:, -self.rows.keys.each :]
-        left, wanted, later = (ids[computed:] for ids in (tokens, looked_up, new))
+        left, wanted = tokens[computed:], looked_up[computed:]
         steps = [
-            Step(left[at:end], wanted[at:end], every * (end - at), later[end : end + AHEAD_TOKENS])
+            Step(left[at:end], wanted[at:end], every * (end - at), wanted[end:])
             for at, end in pairwise([*starts, len(left)])
         ]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))

@@ -16,7 +16,6 @@ import numpy as np
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest
 from stem_edge.bundle.opening import Bundle
-from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, RowReadError, UnknownOptionError
 from stem_edge.runtime.backends.engines import ENGINES, EngineLoader, choose_engine
 from stem_edge.runtime.backends.interface import Backend
@@ -35,11 +34,12 @@ from stem_edge.runtime.load_plan import (
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Records, RowKeys
+from stem_edge.runtime.rows.keys import keys_of
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Records
+from stem_edge.runtime.rows.rows import Rows, TableRows
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.runtime.rows.warm import SECONDS, fill, keep_counts, known_counts
+from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
@@ -184,25 +184,25 @@ def _assemble(
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
         cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
-        keys = _keys(bundle.manifest.model)
-        rows = Prefetcher(tables, cache, overlap=options.overlap, keys=keys)
+        keys = keys_of(bundle.manifest.model)
+        rows = TableRows(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if options.warm_start and not options.resident:
-            counts = known_counts(bundle, tables.index, cache_dir)
-            wanted = wanted if counts is None else cache.expect_counts(counts)
+            uses = known_uses(bundle, tables, cache_dir)
+            wanted = wanted if uses is None else cache.expect(uses)
 
         # Few at a time from far away, because a batch is finished before time is up.
         batch = min(plan.chunk_tokens, READ_AT_ONCE) if tables.distant else plan.chunk_tokens
 
         def fill_slots() -> None:
             if options.resident:
-                fill(cache, tables, np.arange(plan.slots), plan.chunk_tokens)
+                fill(cache, tables, range(plan.slots), plan.chunk_tokens)
             with suppress(RowReadError):  # it fails again, and is reported, when a row is needed
                 fill(cache, tables, wanted, batch, SECONDS)
 
         backend = _open_and_fill(loader, storage, fill_slots)
-        keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
+        keep = (lambda: keep_uses(bundle, cache, cache_dir)) if options.warm_start else None
         loaded = model(backend, rows, keep)
         opened.pop_all()
     return loaded
@@ -240,18 +240,6 @@ def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
         "repacked": options.repack,
     }
     return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
-
-
-def _keys(config: ModelConfig) -> RowKeys:
-    if config.ngram_order:
-        from stem_edge.runtime.lookups.ngrams import NgramKeys  # for such models alone
-
-        return NgramKeys(config)
-    if not config.row_window:
-        return RowKeys()
-    from stem_edge.runtime.lookups.windows import WindowKeys  # for such models alone
-
-    return WindowKeys(config.row_window, config.eos_ids)
 
 
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> Records:

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
-from stem_edge.runtime.rows.prefetch import Rows
+from stem_edge.runtime.rows.rows import Rows
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.memory_plan import MemoryPlan

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stem_edge.bundle.footprint import Footprint
+from stem_edge.bundle.footprint import BUCKET_NBYTES, LEAST_BUCKETS, Footprint
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvType
@@ -35,7 +35,6 @@ PROMPT_NBYTES = 2_000
 # a few percent of a 1B model's tables, because further slots gain little.
 SHARE_OF_MACHINE = 0.5
 DEFAULT_CACHE_NBYTES = 256 << 20
-RECORD_NBYTES = 8  # of bookkeeping in a row cache, for every record of the tables
 # A longer context is taken only if it leaves room; a shorter one only if this one does not fit.
 USUAL_CONTEXT = 4096
 SHORTEST_CONTEXT = 128
@@ -256,7 +255,9 @@ class Planner:
         # All rows of a chunk must be resident at once.
         fitting = (slots - self._before) // self._each
         chunk = min(chunk, fitting) if slots < self.records else chunk
-        known = RECORD_NBYTES * self.records + (tables.index_nbytes if tables else 0)
+        known = BUCKET_NBYTES * min(self.records, LEAST_BUCKETS) + (
+            tables.index_nbytes if tables else 0
+        )
         # Twice, because staging or choosing records copies them.
         read = 2 * (tables.tables.record_nbytes + CRC_NBYTES) if tables else 0
         there = None

@@ -97,9 +97,9 @@ class RunningBatch:
 
         def run() -> F32:
             self._backend.begin(first, step.token_ids, np.array(positions, np.int64))
-            slots = rows.fetch(row_ids, len(row_ids))
+            slots = rows.slots(row_ids, len(row_ids))
             if following is not None:
-                rows.submit(following.row_ids, following.logits, following.later)
+                rows.expect(following.row_ids, following.logits, following.later)
             return self._backend.finish(slots)
 
         return self._engine.in_turn(run)

@@ -43,9 +43,7 @@ def open_scheduler(
     footprint = footprint_of(bundle.manifest, plan.engine)
     if plan.device is not None:
         footprint = footprint.without_windows()
-    keys = engine.rows.keys
-    if (rows := keys.each + keys.others) > 1:  # all of a step must be in slots at once
-        sequences = max(1, min(sequences, plan.slots // rows))
+    sequences = min(sequences, engine.rows.step_sequences)
     exact = stepping.exact if exact is None else exact
     batches = not exact or stepping.same_in_batches
     if plan.device is not None:  # where contexts take their memory at once

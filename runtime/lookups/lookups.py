@@ -119,12 +119,12 @@ class Lookups:
 
     def after(self, seen: Sequence[int], drafts: Sequence[int] = ()) -> I64:
         """Row ids of the last token of prompt and answer so far, and of drafts to follow it."""
-        keys, last = self._engine.rows.keys, len(seen) - 1
-        first = max(0, last - keys.before)
+        rows, last = self._engine.rows, len(seen) - 1
+        first = max(0, last - rows.before)
         tokens = [*seen[first:], *drafts]
         own = self.prompt[first:].tolist()
         own += map(self.of_token, tokens[len(own) :])
-        return keys.of(np.array(tokens, np.int64), np.array(own, np.int64), last - first)
+        return rows.ids(np.array(tokens, np.int64), np.array(own, np.int64), last - first)
 
     def _make(self, lookups: Sequence[RowLookup]) -> list[int]:
         made: list[int] = self._engine.make(lookups).tolist()

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.errors import BundleError, InputError, RowReadError
-from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters
+from stem_edge.numerics.quantize import I64, U8
+from stem_edge.runtime.rows.records import EMPTY, READ_AT_ONCE, Flags, Records, RowCounters
 from stem_edge.runtime.rows.shards import ByteRange, Fill, ShardFiles, Shards
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
@@ -61,7 +60,8 @@ class RowStore(Records):
         # True if the first rows of a record can be read alone.
         self.splits = 0 < self._first_nbytes(grid) < grid.stride
         self.tokens = tables.format.tokens  # count of tokens that have a record
-        self.index = tables.index  # token -> record; None: record i is token i's
+        # Token -> record; None: record i is token i's. EMPTY, as the last index, stands for none.
+        self._index = None if tables.index is None else np.append(tables.index, np.int32(EMPTY))
         self.bytes_read = 0  # from flash: records and their checksums, since opening
         self.traffic = shards.traffic  # over a network; None if the shards are on flash
         self.distant = shards.traffic is not None
@@ -84,7 +84,10 @@ class RowStore(Records):
         pieces = -(-self._prompt_rows * grid.pieces // len(self.layout.layers))
         return pieces * grid.piece_stride
 
-    def read(self, numbers: npt.NDArray[np.int64], whole: Flags | None = None) -> U8:
+    def records_of(self, row_ids: I64) -> I64:
+        return row_ids if self._index is None else self._index[row_ids].astype(np.int64)
+
+    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
         """Read records uint8 [n, record_nbytes] by their numbers [n]; ascending ones read fastest.
 
         whole [n]: False where only the first rows are needed; default: all True. Raises
@@ -105,7 +108,7 @@ class RowStore(Records):
         self.bytes_read += nbytes if self.traffic is None else 0
         return buffers[:, :-CRC_NBYTES]
 
-    def ahead(self, numbers: npt.NDArray[np.int64], whole: Flags) -> None:
+    def ahead(self, numbers: I64, whole: Flags) -> None:
         if self.traffic is None:
             nothing = np.empty((len(numbers), 0), np.uint8)
             jobs = map(self._job, numbers.tolist(), whole.tolist(), nothing)

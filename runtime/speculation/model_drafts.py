@@ -11,7 +11,6 @@ import numpy as np
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.lookups.windows import following
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.speculation.drafts import ByPlace, Drafts
 
@@ -86,7 +85,7 @@ class ModelDrafts(ByPlace):
         return logits
 
     def _feed(self, tokens: Sequence[int]) -> F32:
-        row_ids = following(self._engine.rows.keys, self._fed, tokens)
+        row_ids = self._engine.rows.following(self._fed, tokens)
         ids = np.array(tokens, np.int64)
         logits = self._engine.step(self._context, ids, row_ids=row_ids)
         self._fed += tokens

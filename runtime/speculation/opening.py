@@ -36,7 +36,7 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
         return None
     ids = np.arange(before + MOST, dtype=np.int64) % vocab_size
     # Fetched once, because the row cache counts how often each is used.
-    slots = engine.rows.fetch(engine.rows.keys.of(ids, ids)[: min(MOST, engine.chunk_tokens)])
+    slots = engine.rows.slots(engine.rows.ids(ids)[: min(MOST, engine.chunk_tokens)])
     return measure_steps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)])
 
 

@@ -26,7 +26,8 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
-SLOT_BOOKKEEPING_NBYTES = 17  # of runtime/rows/cache.py
+# Bookkeeping of the row cache (runtime/rows/cache.py): of each slot, and of the buckets that there are at least.
+SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
 
 
 @dataclass(frozen=True)

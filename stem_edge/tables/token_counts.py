@@ -1,14 +1,15 @@
-"""Token counts of a text: token_counts.npy, which warms the row cache.
+"""Counts that warm the row cache: of the tokens of a text, and of the records that earlier runs used.
 
-A plain .npy file, uint32 [V]. Its header is compared byte for byte, so that nothing in a foreign
-file is ever interpreted.
+Both are plain .npy files: uint32 [V] in a bundle's token_counts.npy, and pairs uint32 [n, 2] of a record
+and its uses in the user's cache folder. Headers are compared byte for byte, so that nothing in a
+foreign file is ever interpreted.
 """
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,15 @@ from stem_edge.files.disk import write_whole
 from stem_edge.numerics.quantize import I32, I64
 
 Counts: TypeAlias = npt.NDArray[np.uint32]
+MOST_SAVED = 1 << 16  # records whose uses are saved, more than a warm start has time to read
 LARGEST = np.iinfo(np.uint32).max  # greater counts must not wrap around
+
+
+class Uses(NamedTuple):
+    """How often each of some records was used."""
+
+    records: I64  # [n], distinct
+    counts: Counts  # [n]
 
 
 def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
@@ -27,7 +36,7 @@ def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
     return np.minimum(counts, LARGEST).astype(np.uint32)
 
 
-def counts_of_records(counts: Counts, index: I32 | None, records: int) -> Counts:
+def counts_of_records(counts: Counts, index: I32 | I64 | None, records: int) -> Counts:
     """Sum the counts of the tokens that share each record."""
     if index is None:
         return counts
@@ -58,7 +67,21 @@ def read_counts(path: Path, length: int) -> Counts | None:
     return counts if encode_counts(counts) == data else None
 
 
-def write_counts(path: Path, counts: Counts) -> None:
-    """Write counts atomically. Raises OSError."""
+def read_uses(path: Path, records: int) -> Uses | None:
+    """Read uses of records below `records`; None if the file is missing or damaged."""
+    header = len(encode_counts(np.zeros((0, 2), np.uint32)))
+    try:
+        data = disk.read_file(path, header + 8 * MOST_SAVED)
+        pairs = np.frombuffer(data[header:], "<u4").reshape(-1, 2)
+    except (OSError, ValueError):
+        return None
+    if encode_counts(pairs) != data or not (pairs[:, 0] < records).all():
+        return None
+    return Uses(pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.uint32))
+
+
+def write_uses(path: Path, uses: Uses) -> None:
+    """Write the most used records atomically. Raises OSError."""
+    best = np.argsort(uses.counts, kind="stable")[::-1][:MOST_SAVED]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, encode_counts(counts))
+    write_whole(path, encode_counts(np.stack([uses.records[best], uses.counts[best]], axis=1)))

@@ -11,7 +11,6 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.plain_batch import PlainBatch
-from stem_edge.runtime.lookups.windows import following
 
 # Most a logit may differ. With fewer bits, a key that rounds to another code differs by more.
 MOST: dict[KvType, float] = {"fp32": 1e-4, "fp16": 2e-3, "int8": 0.1, "int4": 0.5}
@@ -76,8 +75,8 @@ class Beside:
         chosen = self.tokens[first : first + count] if tokens is None else tokens
         self.begin(batch, first, chosen)
         texts, rows = self.texts[first : first + count], self._engine.rows
-        looked_up = [following(rows.keys, text, [n]) for text, n in zip(texts, chosen, strict=True)]
-        return batch.finish(rows.fetch(np.concatenate(looked_up), count)).copy()
+        looked_up = [rows.following(text, [n]) for text, n in zip(texts, chosen, strict=True)]
+        return batch.finish(rows.slots(np.concatenate(looked_up), count)).copy()
 
     def begin(self, batch: BackendBatch, first: int, tokens: list[int]) -> None:
         """Begin a step with these tokens."""

@@ -7,7 +7,6 @@ from installed import DATA
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.lookups.windows import following
 
 CONFORMANCE = DATA / "conformance"
 CHECKPOINT = CONFORMANCE / "full" / "consolidated"
@@ -32,7 +31,7 @@ def stepwise(model: Model, ids: list[int]) -> F32:
     """Logits [T, V] by the engine's own step, one token at a time."""
     engine = model.engine
     context = engine.open_context(len(ids))
-    rows = [following(engine.rows.keys, ids[:place], [token]) for place, token in enumerate(ids)]
+    rows = [engine.rows.following(ids[:place], [token]) for place, token in enumerate(ids)]
     return np.concatenate(
         [
             engine.step(context, np.array([n]), row_ids=r).copy()

@@ -22,7 +22,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
+from stem_edge.runtime.rows.rows import Rows, TableRows
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.runtime.rows.store import open_store
 
@@ -79,7 +79,7 @@ def rows_over(bundle: Bundle, slots: Slots | None, *, overlap: bool = False) -> 
     if slots is None or bundle.manifest.table_format is None:
         return Rows()
     store = open_store(bundle.file(TABLES), bundle.manifest.table_format)
-    return Prefetcher(store, RowCache(slots), overlap=overlap)
+    return TableRows(store, RowCache(slots), overlap=overlap)
 
 
 def step(
@@ -92,7 +92,7 @@ def step(
     """Run a step and return a copy of its logits."""
     tokens = np.asarray(ids, np.int64)
     context.begin(tokens, position)
-    return context.finish(rows.fetch(tokens), logits).copy()
+    return context.finish(rows.slots(tokens), logits).copy()
 
 
 def all_logits(

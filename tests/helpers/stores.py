@@ -12,8 +12,8 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.records import Flags, Records
+from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables import store as tables
@@ -30,7 +30,7 @@ class MemoryStore(RowStore):
 
     def __init__(self, layout: RecordLayout, content: Callable[[I64], U8]) -> None:
         self.layout, self._content = layout, content
-        self.tokens, self.index = layout.records, None
+        self.tokens, self._index = layout.records, None
         self.reads: list[list[int]] = []
         self.begun: list[list[int]] = []
         self.bytes_read, self.splits = 0, False
@@ -64,12 +64,19 @@ def ids(*numbers: int) -> I64:
 def resident(cache: RowCache) -> set[int]:
     """Numbers of the records that are in a slot."""
     every = np.arange(cache.layout.records)
-    return set(every.tolist()) - set(cache.missing(every).tolist())
+    return set(every.tolist()) - set(cache.find(every).missing.numbers.tolist())
 
 
-def rows_of(model: Model) -> Prefetcher:
-    """The prefetcher of a model with tables."""
-    assert isinstance(model.engine.rows, Prefetcher)
+def check_slots(cache: RowCache) -> None:
+    """Check that every cached record has a slot of its own."""
+    slots = cache.find(np.arange(cache.layout.records)).slots
+    held = slots[slots >= 0].tolist()
+    assert len(set(held)) == len(held)
+
+
+def rows_of(model: Model) -> TableRows:
+    """The rows of a model with tables."""
+    assert isinstance(model.engine.rows, TableRows)
     return model.engine.rows
 
 

@@ -181,7 +181,7 @@ def check_given_back(model: Model, backend: Any) -> None:
     prefixes.make_room()
     assert prefixes._taken() == 0 and not prefixes._lent
     assert not backend.batches and len(backend.contexts) == len(prefixes._kept)
-    edited = model.engine.rows.edited  # type: ignore[attr-defined]
+    edited = model.engine.rows._edits  # type: ignore[attr-defined]
     assert edited is None or edited.unused().tolist() == sorted(edited._lookups)
 
 

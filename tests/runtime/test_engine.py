@@ -17,7 +17,7 @@ from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.scoring import cut
@@ -43,7 +43,7 @@ def run(
     cache = RowCache(storage)
     store = open_store(opened.file(TABLES), tables)
     backend = OrtBackend(opened.manifest.model, graphs, storage, threads)
-    engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk)
+    engine = Engine(backend, TableRows(store, cache, overlap=overlap), chunk)
     try:
         context = engine.open_context(len(PROMPT) + NEW_TOKENS)
         begun = set[int]()

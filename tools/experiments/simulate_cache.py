@@ -30,7 +30,7 @@ from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.packing import make_layout
-from stem_edge.tables.token_counts import Counts, count_tokens
+from stem_edge.tables.token_counts import Counts, Uses, count_tokens
 
 SLOTS = (512, 1024, 1282, 2048, 4096, 6413, 12_826)  # 1282 is one percent of Llama 3's ids
 
@@ -95,12 +95,15 @@ def aged(ids: I64, records: int, slots: int, counts: Counts | None) -> float:
         RowCache(ArraySlots(layout, slots)),
         np.zeros((slots, layout.record_nbytes), np.uint8),
     )
-    if counts is not None and len(first := np.sort(cache.expect_counts(counts))):
-        cache.install(first, read[: len(first)], first)
+    if counts is not None:
+        best = cache.expect(Uses(used := np.flatnonzero(counts), counts[used]))
+        found = cache.find(best)
+        cache.install(found.missing, read[: len(best)], found.slots)
     for step in ids.reshape(-1, 1):
-        cache.use(step)
-        if len(missing := cache.missing(step)):
-            cache.install(missing, read[: len(missing)], step)
+        found = cache.find(step)
+        cache.use(step, found)
+        if len(found.missing.numbers):
+            cache.install(found.missing, read[:1], found.slots)
     return cache.hits / len(ids)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.graph.names import PREFILL
 from stem_edge.measuring.runs.worker import MeasuredEngine
 from stem_edge.runtime.backends.options import LoadOptions
@@ -42,7 +43,9 @@ class StemEdge(MeasuredEngine):
         """Return the counters of the rows, and the sizes of plan and caches in bytes."""
         plan, rows = self._model.plan, self._engine.rows
         cache = getattr(rows, "cache", None)
-        filled, slot_nbytes = (0, 0) if cache is None else (cache.filled, cache.slot_nbytes)
+        filled, slot_nbytes = 0, SLOT_BOOKKEEPING_NBYTES
+        if cache is not None:
+            filled, slot_nbytes = cache.filled, slot_nbytes + cache.storage.slot_nbytes
         return {
             **vars(rows.counters()),
             "planned": plan.total,

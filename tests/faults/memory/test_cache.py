@@ -10,13 +10,12 @@ import pytest
 from contract import refused
 from installed import DEMO
 from loading import load_fixed
-from stores import ids, resident
 
 import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.cache import MOST_USES, RowCache
+from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
@@ -27,14 +26,14 @@ LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
 
 def fetch(cache: RowCache, wanted: I64) -> None:
     """Look up records as a step does; record r is full of r."""
-    cache.use(wanted)
-    missing = cache.missing(wanted)
-    if len(missing):
+    found = cache.find(wanted)
+    cache.use(wanted, found)
+    if len(missing := found.missing.numbers):
         values = np.repeat(missing.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
         records: U8 = pack_records(LAYOUT, [values])
-        cache.install(missing, records, wanted)
+        cache.install(found.missing, records, found.slots)
     assert isinstance(cache.storage, ArraySlots)
-    assert (cache.storage.codes[0][0][cache.slots_of(wanted), 0] == wanted).all()
+    assert (cache.storage.codes[0][0][cache.find(wanted).slots, 0] == wanted).all()
 
 
 @pytest.mark.parametrize("slots", [-1, 0, 1, 3, 301, 1 << 40])
@@ -59,20 +58,6 @@ def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
         *("too small", "row cache of"),
         kept=[tiny_bundle],
     )
-
-
-@pytest.mark.parametrize("count", [MOST_USES, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
-def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
-    """Ageing keeps counts far below it; if they reach it, the order of records is kept."""
-    cache = RowCache(ArraySlots(LAYOUT, 4))
-    fetch(cache, ids(0, 1, 2, 3))
-    cache._count[7] = cache._count[0] = count
-    for other in range(100, 130):
-        fetch(cache, ids(other, 0))
-        assert cache.counts[0] > 1 << 20 > cache.counts.astype(np.int64)[1:7].max()
-        assert 0 in resident(cache)
-    fetch(cache, ids(7, 7, 7))
-    assert {0, 7} <= resident(cache)
 
 
 def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from contract import checked_message, refused
 from installed import DEMO
 from loading import load_fixed
-from stores import rows_of
+from stores import check_slots, rows_of
 from threads import run_script, tokens
 
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
@@ -211,8 +211,7 @@ def test_r3_generating_goes_on_after_whichever_allocation_failed(
         expected, cache = tokens(model, [5, 6, 7], 4), rows_of(model).cache
         other = list(range(100, 112))
         for _ in each_failure(allocations, lambda: tokens(model, other, 3), for_ever=for_ever):
-            held = np.flatnonzero(cache._slot_of >= 0)
-            assert (cache._record_of[cache._slot_of[held]] == held).all()
+            check_slots(cache)
             assert tokens(model, [5, 6, 7], 4) == expected
 
 

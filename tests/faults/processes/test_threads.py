@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from installed import FDS
 from loading import load_fixed
-from stores import rows_of
+from stores import check_slots, rows_of
 from threads import poison, run_script, together, tokens
 from tiers import slow_but
 
@@ -23,6 +23,7 @@ from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.rows.cache import Found
 from stem_edge.runtime.rows.records import Flags
 
 pytestmark = pytest.mark.usefixtures("watchdog")
@@ -64,13 +65,6 @@ def on_read(model: Model, before: Callable[[I64], object]) -> None:
     store.read = read  # type: ignore[method-assign]
 
 
-def check_rows(model: Model) -> None:
-    """Check that every cached record has one slot, and that the slot knows its record."""
-    cache = rows_of(model).cache
-    held = np.flatnonzero(cache._slot_of >= 0)
-    assert (cache._record_of[cache._slot_of[held]] == held).all()
-
-
 @pytest.mark.parametrize("ahead", [True, False])
 def test_k1_64_threads_that_miss_the_same_row_read_it_once(model: Model, ahead: bool) -> None:
     reads: Counter[int] = Counter()
@@ -99,7 +93,7 @@ def test_k2_no_step_reads_a_slot_that_is_being_written(load: Load) -> None:
     storage = poison(model, lambda: time.sleep(0.001))
     assert together([partial(tokens, model, prompt) for prompt in PROMPTS]) == alone
     assert storage.writes > 20
-    check_rows(model)
+    check_slots(rows_of(model).cache)
 
 
 @pytest.mark.parametrize("error", [RowReadError, MemoryError, ValueError, SystemExit])
@@ -117,7 +111,7 @@ def test_k3_what_the_prefetch_thread_raises_is_repaired_by_reading_again(
     tokens(model, list(range(100, 116)))  # to evict what was read
     assert tokens(model, [5, 6, 7]) == expected
     assert failed[0]
-    check_rows(model)
+    check_slots(rows_of(model).cache)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +130,7 @@ def test_k3_what_every_read_raises_comes_to_the_caller_and_harms_nothing(
     on_read(model, fail)
     with pytest.raises(reported, match="as every read"):
         tokens(model, list(range(100, 116)))
-    check_rows(model)
+    check_slots(rows_of(model).cache)
     failing[0] = False
     assert tokens(model, [5, 6, 7]) == expected
 
@@ -209,13 +203,13 @@ def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overla
     model.engine.step(context, np.array([1]))
     real, refused = cache.use, list[str]()
 
-    def use(wanted: I64, whole: int | None = None) -> None:
+    def use(records: I64, found: Found) -> None:
         try:
             model.logits([1])
         except InputError as error:
             refused.append(str(error))
         model.close()
-        real(wanted, whole)
+        real(records, found)
 
     cache.use = use  # type: ignore[method-assign]
     assert np.isfinite(model.engine.step(context, np.array([2]))).all()  # it ends as it should
@@ -284,7 +278,7 @@ def test_k7_a_thousand_generations_that_are_cancelled_leave_nothing(
     assert census(model) == before
     assert before is not None and before[2] == 0
     assert tokens(model, [5, 6, 7]) == expected
-    check_rows(model)
+    check_slots(rows_of(model).cache)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

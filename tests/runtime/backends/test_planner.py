@@ -21,7 +21,6 @@ from stem_edge.runtime.backends.memory_plan import (
     MemoryPlan,
 )
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.packing import make_layout
 from stem_edge.tables.shards import CRC_NBYTES
@@ -151,7 +150,10 @@ def test_records_that_tokens_share() -> None:
     record = layout.record_nbytes + CRC_NBYTES
     assert (plan.slots, plan.chunk_tokens) == (40, CHUNK_TOKENS)
     assert plan.reads == 2 * 40 * record
-    assert plan.row_cache == 40 * RowCache(ArraySlots(layout, 1)).slot_nbytes + 8 * 40 + 4 * 20_000
+    assert (
+        plan.row_cache
+        == 40 * (ArraySlots(layout, 1).slot_nbytes + SLOT_BOOKKEEPING_NBYTES) + 8 * 40 + 4 * 20_000
+    )
     with pytest.raises(InputError, match="slots is 41; expected 4 to 40"):
         plan_memory(bundle, CONTEXT, None, slots=41)
     few = plan_memory(bundle, CONTEXT, None, slots=8)

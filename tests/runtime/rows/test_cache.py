@@ -1,5 +1,6 @@
 """The row cache against a slow oracle made of dictionaries."""
 
+import tracemalloc
 from collections import Counter
 from functools import partial
 
@@ -9,8 +10,11 @@ from interrupts import interrupted
 from stores import arrays_of, ids, resident
 from tiers import slow_but
 
+from stem_edge.bundle.footprint import BUCKET_NBYTES, LEAST_BUCKETS, SLOT_BOOKKEEPING_NBYTES
+from stem_edge.limits import MAX_RECORDS
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache, needed_whole
+from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache
+from stem_edge.runtime.rows.records import EMPTY
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.packing import make_layout, pack_records
@@ -43,16 +47,16 @@ def make_records(layout: RecordLayout) -> U8:
 
 def fetch(cache: RowCache, records: U8, tokens: I64) -> None:
     """Look up records as a step does."""
-    cache.use(tokens)
-    missing = cache.missing(tokens)
-    if len(missing):
-        cache.install(missing, records[missing], tokens)
+    found = cache.find(tokens)
+    cache.use(tokens, found)
+    if len(missing := found.missing.numbers):
+        cache.install(found.missing, records[missing], found.slots)
 
 
 def check_contents(cache: RowCache, records: U8) -> None:
     """Check that every cached token has its own slot, which holds its rows."""
     tokens = ids(*sorted(resident(cache)))
-    slots = cache.slots_of(tokens)
+    slots = cache.find(tokens).slots
     assert len(set(slots.tolist())) == len(tokens)
     layout = cache.layout
     for index in range(len(layout.layers)):
@@ -115,12 +119,13 @@ def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, see
     )
     for step in range(150):
         tokens = (rng.zipf(1.3, rng.integers(1, slots + 1)) + step // 40) % V
-        cache.use(tokens)
+        found = cache.find(tokens)
+        cache.use(tokens, found)
         oracle.use(tokens.tolist())
-        missing = cache.missing(tokens)
+        missing = found.missing.numbers
         assert missing.tolist() == oracle.missing(tokens.tolist())
         if len(missing):
-            cache.install(missing, records[missing], tokens)
+            cache.install(found.missing, records[missing], found.slots)
             oracle.install(missing.tolist(), tokens.tolist(), resident(cache))
         check_contents(cache, records)
         assert set(tokens.tolist()) <= resident(cache)
@@ -135,9 +140,10 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     while True:
         cache = RowCache(ArraySlots(layout, 4))
         fetch(cache, records, ids(1, 2, 3, 4))
-        cache.use(ids(3, 10, 11))
-        install = partial(cache.install, ids(10, 11), records[[10, 11]], ids(3, 10, 11))
-        ended = interrupted(install, line, lambda code: code is RowCache.install.__code__)
+        slots, missing = found = cache.find(ids(3, 10, 11))
+        cache.use(ids(3, 10, 11), found)
+        install = partial(cache.install, missing, records[[10, 11]], slots)
+        ended = interrupted(install, line, lambda code: code.co_name in ("install", "_unlink"))
         check_contents(cache, records)
         rng = np.random.default_rng(later)
         for _ in range(30):
@@ -151,22 +157,42 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     assert line > 8  # as many moments were tried
 
 
+def test_memory_follows_from_the_slots_and_not_from_the_table() -> None:
+    """N-gram tables have hundreds of millions of records."""
+    layout = make_layout(MAX_RECORDS, (1,), ((16,),), "int8", 16)
+    slots = ArraySlots(layout, 1 << 17)
+    tracemalloc.start()
+    cache = RowCache(slots)
+    rng, read = np.random.default_rng(0), np.zeros((512, layout.record_nbytes), np.uint8)
+    for _ in range(600):
+        wanted = rng.integers(0, MAX_RECORDS, 512)
+        found = cache.find(wanted)
+        cache.use(wanted, found)
+        cache.install(found.missing, read[: len(found.missing.numbers)], found.slots)
+        assert EMPTY not in cache.find(wanted).slots
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    planned = BUCKET_NBYTES * LEAST_BUCKETS + SLOT_BOOKKEEPING_NBYTES * cache.slots
+    assert cache.filled == cache.slots
+    assert kept < planned < 8e6
+    records, counts = cache.uses()
+    assert len(records) == cache.slots and counts.min() >= 1
+
+
 @every_layout
 def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout) -> None:
     cache, records = RowCache(ArraySlots(layout, 4)), make_records(layout)
-    cache.make_room(V + 2)
-    cache.make_room(V)  # never less
     more = np.concatenate([records, records[:2]])
     fetch(cache, more, ids(V, 3, V + 1))
     check = arrays_of(cache).codes[0][0]
     codes = layout.row_codes(records, 0)[:2, : layout.codes_width()]
-    assert np.array_equal(check[cache.slots_of(ids(V, V + 1))], codes)
+    assert np.array_equal(check[cache.find(ids(V, V + 1)).slots], codes)
     cache.forget(ids(V, 3))
-    assert cache.missing(ids(V, V + 1, 3)).tolist() == [3, V]
-    assert len(cache.counts) == V and cache.counts[3] == 0
-    before = cache.slots_of(ids(V + 1)).copy()
+    assert cache.find(ids(V, V + 1, 3)).missing.numbers.tolist() == [3, V]
+    assert V + 1 in cache.uses().records and 3 not in cache.uses().records
+    before = cache.find(ids(V + 1)).slots
     fetch(cache, more, ids(7, 8, 9))  # into the empty slots, so that none is evicted
-    assert cache.slots_of(ids(V + 1)) == before
+    assert cache.find(ids(V + 1)).slots == before
     check_contents(cache, records)
 
 
@@ -175,18 +201,19 @@ def test_records_get_the_rest_of_their_rows_when_it_is_needed() -> None:
     first = records.copy()
     first[:, INT4.row_nbytes :] = 0
     asked = ids(1, 2, 3)
-    assert cache.missing(asked, 1).tolist() == [1, 2, 3]
-    whole = needed_whole(asked, asked, 1)
-    assert whole.tolist() == [False, False, True]
-    cache.install(asked, np.where(whole[:, None], records[asked], first[asked]), asked, whole)
-    before = cache.slots_of(asked).copy()
-    assert not len(cache.missing(ids(3, 2, 1), 0))
-    assert cache.missing(ids(3, 2, 1), 2).tolist() == [1, 2]
-    assert cache.missing(ids(1, 1), 1).tolist() == [1]
-    assert cache.missing(asked).tolist() == [1, 2]
+    assert cache.find(asked, 1).missing.numbers.tolist() == [1, 2, 3]
+    slots, missing = cache.find(asked, 1)
+    assert missing.whole.tolist() == [False, False, True]
+    read = np.where(missing.whole[:, None], records[asked], first[asked])
+    cache.install(missing, read, slots)
+    before = cache.find(asked).slots
+    assert not len(cache.find(ids(3, 2, 1), 0).missing.numbers)
+    assert cache.find(ids(3, 2, 1), 2).missing.numbers.tolist() == [1, 2]
+    assert cache.find(ids(1, 1), 1).missing.numbers.tolist() == [1]
+    assert cache.find(asked).missing.numbers.tolist() == [1, 2]
     fetch(cache, records, ids(1, 2, 5, 3))
-    assert np.array_equal(cache.slots_of(asked), before)
+    assert np.array_equal(cache.find(asked).slots, before)
     check_contents(cache, records)
     fetch(cache, records, ids(6, 7, 8, 9))  # evicts them all
-    assert cache.missing(ids(1, 6), 0).tolist() == [1]
+    assert cache.find(ids(1, 6), 0).missing.numbers.tolist() == [1]
     check_contents(cache, records)

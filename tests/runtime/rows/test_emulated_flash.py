@@ -46,7 +46,7 @@ def test_on_slow_flash_the_layers_before_the_first_row_hide_a_read(
         begin = context.backend.begin
 
         def slow_begin(*args: Any, **options: Any) -> None:
-            engine.rows._pending[1].result(60)  # type: ignore[attr-defined]
+            engine.rows._reading[1].result(60)  # type: ignore[attr-defined]
             begin(*args, **options)
 
         context.backend.begin = slow_begin  # type: ignore[method-assign]

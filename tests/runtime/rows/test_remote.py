@@ -15,8 +15,8 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows import remote
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.remote import printable_url
+from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
@@ -111,19 +111,19 @@ def test_what_is_not_wanted_any_more_neither_fails_a_step_nor_is_waited_for(
     server: RangeServer,
 ) -> None:
     store = open_far(server)
-    rows = Prefetcher(store, RowCache(ArraySlots(LAYOUT, 4)))
+    rows = TableRows(store, RowCache(ArraySlots(LAYOUT, 4)))
     store.read(ids(0))
     begun, server.fault = len(server.requests), lambda number, path: "500"
-    rows.submit(ids(5))
-    refused(lambda: rows.fetch(ids(5)), RowReadError, "500")
+    rows.expect(ids(5))
+    refused(lambda: rows.slots(ids(5)), RowReadError, "500")
     assert len(server.requests) == begun + 2
-    rows.submit(ids(5))
+    rows.expect(ids(5))
     while len(server.requests) < begun + 4:
         time.sleep(0.001)
     server.fault = lambda number, path: None
-    rows.fetch(ids(7))
+    rows.slots(ids(7))
     begun, server.fault = len(server.requests), lambda number, path: "hang"
-    rows.submit(ids(9))
+    rows.expect(ids(9))
     while len(server.requests) == begun:
         time.sleep(0.001)
     started = time.perf_counter()

@@ -15,9 +15,9 @@ from stores import resident, rows_of
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.runtime.rows.shards import ShardFiles
-from stem_edge.runtime.rows.warm import counts_file
+from stem_edge.runtime.rows.warm import uses_file
 from stem_edge.system.user_folder import cache_folder
-from stem_edge.tables.token_counts import encode_counts, read_counts, write_counts
+from stem_edge.tables.token_counts import Uses, encode_counts, read_uses, write_uses
 
 PROMPT = "The capital of France is Paris. The capital of Peru is"
 
@@ -41,7 +41,7 @@ def test_tokens_of_the_exporters_text_are_resident(bundle: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 1000, encode_counts(np.ones(7, np.uint32))])
 def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> None:
-    path = counts_file(cache_folder(None), open_bundle(bundle))
+    path = uses_file(cache_folder(None), open_bundle(bundle))
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
     with load_fixed(bundle, slots=4) as model:
@@ -52,9 +52,10 @@ def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> 
 def test_what_was_used_is_counted(tmp_path: Path) -> None:
     with load_fixed(DEMO, cache_dir=tmp_path) as model:
         model.logits([5, 5, 6])
-    counts = read_counts(counts_file(tmp_path, open_bundle(DEMO)), 1756)
-    assert counts is not None
-    assert (counts[5], counts[6], counts.sum()) == (2, 1, 3)
+    uses = read_uses(uses_file(tmp_path, open_bundle(DEMO)), 1756)
+    assert uses is not None
+    counts = dict(zip(*uses, strict=True))
+    assert (counts[5], counts[6], sum(counts.values())) == (2, 1, 3)
     with load_fixed(DEMO, cache_dir=tmp_path / "none", warm_start=False) as model:
         model.logits([5])
     assert not (tmp_path / "none" / "counts").exists()
@@ -75,8 +76,8 @@ def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
 
 
 def test_the_same_text_from_a_warm_and_a_cold_start(tmp_path: Path) -> None:
-    path = counts_file(tmp_path, open_bundle(DEMO))
-    write_counts(path, np.arange(1756, dtype=np.uint32))
+    path = uses_file(tmp_path, open_bundle(DEMO))
+    write_uses(path, Uses(np.arange(1756), np.arange(1756, dtype=np.uint32)))
     texts = []
     for warm_start in (False, True):
         with load_fixed(DEMO, slots=20, cache_dir=tmp_path, warm_start=warm_start) as model:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stem_edge.tables.token_counts import encode_counts, read_counts, write_counts
+from stem_edge.tables.token_counts import Uses, encode_counts, read_counts, read_uses, write_uses
 
 COUNTS = np.array([3, 0, 1, 4294967295], np.uint32)
 
@@ -21,12 +21,23 @@ def test_exact_bytes() -> None:
 
 
 def test_counts_come_back_and_numpy_reads_them(tmp_path: Path) -> None:
-    write_counts(tmp_path / "new" / "c.npy", COUNTS)
-    found = read_counts(tmp_path / "new" / "c.npy", 4)
+    (tmp_path / "c.npy").write_bytes(GOOD)
+    found = read_counts(tmp_path / "c.npy", 4)
     assert found is not None
     assert np.array_equal(found, COUNTS)
-    assert np.array_equal(np.load(tmp_path / "new" / "c.npy"), COUNTS)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["c.npy"]
+    assert np.array_equal(np.load(tmp_path / "c.npy"), COUNTS)
+
+
+def test_uses_come_back_the_most_first(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "u.npy"
+    write_uses(path, Uses(np.array([7, 900_000_000, 0]), np.array([1, 3, 2], np.uint32)))
+    found = read_uses(path, 900_000_001)
+    assert found is not None
+    assert (found.records.tolist(), found.counts.tolist()) == ([900_000_000, 0, 7], [3, 2, 1])
+    assert [path.name for path in path.parent.iterdir()] == ["u.npy"]
+    for data in (path.read_bytes()[:-1], GOOD[:-1], GOOD + b"\0", b""):
+        path.write_bytes(data)
+        assert read_uses(path, 900_000_001) is None
 
 
 def npy(header: str) -> bytes:

@@ -64,6 +64,6 @@ def test_a_sequence_that_is_not_finite_is_told_by_its_position(model: Model) -> 
     with pytest.raises(NotFiniteError, match="position 7"):
         positions = np.array([*map(len, both.texts), 7])
         both.batch.begin(0, np.ones(4, np.int64), positions)
-        both.batch.finish(model.engine.rows.fetch(np.ones(4, np.int64), 4))
+        both.batch.finish(model.engine.rows.slots(np.ones(4, np.int64), 4))
     both.batch.leave(3)
     both.step(0, 3)

@@ -40,7 +40,7 @@ def step(
 ) -> F32:
     ids = np.arange(first, first + count)
     batch.begin(first, ids, np.array(positions or [len(PROMPT)] * count))
-    return batch.finish(model.engine.rows.fetch(ids)).copy()
+    return batch.finish(model.engine.rows.slots(ids)).copy()
 
 
 def test_a_step_without_memory_changes_nothing(

@@ -75,7 +75,7 @@ def test_with_few_slots_each_missing_record_is_uploaded_once(expected: F32) -> N
             found = step(context, rows, ids, position, size)
             assert np.abs(found - expected[position : position + size]).max() < TOLERANCE
             position += size
-            rows.submit(IDS[position : position + following].astype(np.int64))
+            rows.expect(IDS[position : position + following].astype(np.int64))
         assert slots.uploaded_rows == rows.counters().misses > 30
         assert slots.uploaded_nbytes == slots.uploaded_rows * (4 * slots.rows.words + 8)
 

@@ -13,7 +13,7 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
-from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.store import open_store
 
 COUNT = 40
@@ -61,7 +61,7 @@ def test_the_cache_believes_nothing_after_a_write_that_failed(
 ) -> None:
     """The write fails before the graph runs, or after."""
     rows, real = rows_over(BUNDLE, slots, overlap=True), BoundSession.run
-    assert isinstance(rows, Prefetcher)
+    assert isinstance(rows, TableRows)
 
     def fail(graph: BoundSession) -> None:
         if after:
@@ -69,22 +69,22 @@ def test_the_cache_believes_nothing_after_a_write_that_failed(
         raise OutOfMemoryError("no memory")
 
     def check(numbers: list[int]) -> None:
-        for number, slot in zip(numbers, rows.cache.slots_of(np.array(numbers)), strict=True):
+        for number, slot in zip(numbers, rows.cache.find(np.array(numbers)).slots, strict=True):
             assert np.array_equal(held(slots, int(slot)), slots.rows.pack(records([number]))[0])
 
     try:
         first, following = np.array([10, 11, 12, 13]), np.array([12, 20, 21, 22, 23])
-        rows.fetch(first)
-        rows.submit(following)
+        rows.slots(first)
+        rows.expect(following)
         monkeypatch.setattr(BoundSession, "run", fail)
         with pytest.raises(OutOfMemoryError):
-            rows.fetch(following)
+            rows.slots(following)
         monkeypatch.setattr(BoundSession, "run", real)
         every = np.r_[first, following]
-        resident = np.setdiff1d(every, rows.cache.missing(every)).tolist()
+        resident = np.setdiff1d(every, rows.cache.find(every).missing.numbers).tolist()
         assert 12 in resident and not {*resident} & {20, 21, 22, 23}
         check(resident)
-        rows.fetch(following)
+        rows.slots(following)
         check(following.tolist())
     finally:
         rows.close()

@@ -18,8 +18,8 @@ from threads import together
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.edited_store import EditedStore
-from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.rows.edits import EditedStore
+from stem_edge.runtime.rows.rows import ANY_NUMBER, TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import fill
@@ -135,21 +135,21 @@ def test_a_lookup_has_one_number_until_the_last_of_its_users_is_gone(store: Edit
 
 
 def keeps_numbers(code: CodeType) -> bool:
-    return code.co_filename.endswith(("edited_store.py", "prefetch.py", "cache.py"))
+    return code.co_filename.endswith(("edits.py", "rows.py", "cache.py"))
 
 
 def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: EditedStore) -> None:
     for at in itertools.count():
         slots = ArraySlots(LAYOUT, SLOTS)
-        rows = Prefetcher(store.base, RowCache(slots), overlap=False)
+        rows = TableRows(store.base, RowCache(slots), overlap=False)
         first = rows.make([mixed(1, 2), mixed(2, 3)])
-        rows.fetch(first)
+        rows.slots(first)
         rows.release(first.tolist())
         ended = interrupted(partial(rows.make, [mixed(3, 4), mean_of(5, 6)]), at, keeps_numbers)
         for lookups in ([mixed(7, 8), mixed(1, 2)], [mean_of(5, 6), mixed(3, 4), mixed(9, 1)]):
             made = rows.make(lookups)
             assert len(set(made.tolist())) == len(lookups)
-            for slot, lookup in zip(rows.fetch(made), lookups, strict=True):
+            for slot, lookup in zip(rows.slots(made), lookups, strict=True):
                 record = np.frombuffer(expected(lookup), np.uint8)[None]
                 for layer, parts in enumerate(slots.codes):
                     assert np.array_equal(parts[0][slot], LAYOUT.row_codes(record, layer)[0])
@@ -159,14 +159,14 @@ def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: Edite
             return
 
 
-def edited_of(rows: Prefetcher) -> EditedStore:
-    assert rows.edited is not None
-    return rows.edited
+def edited_of(rows: TableRows) -> EditedStore:
+    assert rows._edits is not None
+    return rows._edits
 
 
 def test_ten_thousand_edits_take_the_memory_of_one(store: EditedStore) -> None:
     cache = RowCache(ArraySlots(LAYOUT, SLOTS))
-    rows, rng = Prefetcher(store.base, cache, overlap=False), np.random.default_rng(0)
+    rows, rng = TableRows(store.base, cache, overlap=False), np.random.default_rng(0)
     greatest = 0
     for _ in range(10_000):
         lookup = (tuple(rng.integers(0, V, 3).tolist()), tuple(rng.integers(0, V, 2).tolist()))
@@ -175,12 +175,12 @@ def test_ten_thousand_edits_take_the_memory_of_one(store: EditedStore) -> None:
         rows.release([stem_id])
     assert greatest <= V + 1
     edited = edited_of(rows)
-    assert (rows.made, len(cache._slot_of), len(edited._users)) == (1, V + 2, 1)
+    assert (rows.made, len(edited._users)) == (1, 1)
     assert len(edited._free) <= 1
 
 
 def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
-    rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
+    rows = TableRows(store.base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
     waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
 
     def release() -> None:
@@ -222,7 +222,7 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
     store: EditedStore, slots: int
 ) -> None:
     cache = RowCache(ArraySlots(LAYOUT, slots))
-    rows = Prefetcher(store.base, cache, overlap=False)
+    rows = TableRows(store.base, cache, overlap=False)
     fill(cache, store.base, np.arange(V), 8)
     assert rows.step_tokens == ANY_NUMBER
     lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
@@ -231,7 +231,7 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
     codes = [part for (part,) in cache.storage.codes]  # type: ignore[attr-defined]
     for start in range(0, len(made), 4):
         wanted = np.concatenate([made[start : start + 4], np.arange(5)])
-        found = rows.fetch(wanted)
+        found = rows.slots(wanted)
         for index, part in enumerate(codes):
             row = slice(index * LAYOUT.row_nbytes, (index + 1) * LAYOUT.row_nbytes)
             whole = [*map(expected, lookups[start : start + 4]), *map(bytes, RECORDS[:5])]
@@ -239,4 +239,4 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
     rows.release(made.tolist())
     rows.make([])
     assert rows.step_tokens == ANY_NUMBER
-    assert len(rows.fetch(np.arange(V))) == V
+    assert len(rows.slots(np.arange(V))) == V

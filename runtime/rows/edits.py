@@ -1,8 +1,8 @@
-"""The row store with made records on top: records that edits look up, composed when they are read.
+"""Edits: a store that wraps a store, and adds records that edits make.
 
-Records of the table store keep their numbers, and made records are numbered after them. Only the
-lookups of made records are held in memory: each read composes them from checked records of the
-store. Equal lookups share one number, which is freed when its last user releases it.
+Records of the table store keep their numbers, and made records are numbered after them. Only their
+lookups are held in memory: each read composes them from records of the store. Equal lookups share one
+number, which is freed when its last user releases it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.composing import compose, token_of, tokens_of
 from stem_edge.tables.rows import RowLookup
 
 
 class EditedStore(Records):
-    """Records for the prefetcher. Row ids below `tokens` are token ids, others made records."""
+    """Records of a store and of edits. Row ids up to the store's last token are token ids."""
 
     def __init__(self, store: Records) -> None:
-        self.base, self.tokens, self.index = store, store.tokens, store.index
+        self.base, self.tokens = store, store.tokens
         self.splits, self.distant = store.splits, store.distant
         self.layout = store.layout  # its `records` counts no made records
         self.numbers = store.layout.records  # one more than the greatest number ever assigned
@@ -36,19 +36,16 @@ class EditedStore(Records):
 
     @property
     def made(self) -> int:
-        """Count of made records at present."""
+        """Number of made records at present."""
         return len(self._lookups)
 
     def records_of(self, row_ids: I64) -> I64:
-        """Numbers of the records [T] that row ids [T] stand for."""
-        if self.index is None:
-            return row_ids
         made = row_ids >= self.tokens
-        own = records_of(self, np.where(made, 0, row_ids))
+        own = self.base.records_of(np.where(made, 0, row_ids))
         return np.where(made, row_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Row ids of lookups: a token's own id, or a made record's, good until released."""
+        """Row ids of lookups: a token's own id, or a made record's, valid until released."""
         made: list[int] = []
         try:
             made.extend(map(self._make, lookups))
@@ -100,25 +97,29 @@ class EditedStore(Records):
             self._free.append(number)
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:
-        """Read as RowStore.read does, composing the made records, which always are whole."""
-        made = np.flatnonzero(numbers >= self.layout.records)
-        if not len(made):
+        """Read as the store does; made records are always whole."""
+        stored = np.flatnonzero(numbers < self.layout.records)
+        if len(stored) == len(numbers):
             return self.base.read(numbers, whole)
         records = pages_to_fill((len(numbers), self.layout.record_nbytes))
-        stored = np.flatnonzero(numbers < self.layout.records)
         for at in range(0, len(stored), READ_AT_ONCE):
             piece = stored[at : at + READ_AT_ONCE]
             records[piece] = self.base.read(numbers[piece], None if whole is None else whole[piece])
-        for place in made.tolist():
+        for place in np.flatnonzero(numbers >= self.layout.records).tolist():
             records[place] = self._compose(self._lookups[int(numbers[place])])
         return records
 
     def _compose(self, lookup: RowLookup) -> U8:
         tokens = tokens_of(lookup)
-        wanted, place = np.unique(self.records_of(np.array(tokens, np.int64)), return_inverse=True)
+        sources = self.base.records_of(np.array(tokens, np.int64))
+        wanted, place = np.unique(sources, return_inverse=True)
         records = self.base.read(wanted) if tokens else np.empty((0, 0), np.uint8)
         of_token = {token: records[at] for token, at in zip(tokens, place.tolist(), strict=True)}
         return compose(self.layout, lookup, of_token)
+
+    def ahead(self, numbers: I64, whole: Flags) -> None:
+        stored = numbers < self.layout.records
+        self.base.ahead(numbers[stored], whole[stored])
 
     def counters(self) -> RowCounters:
         return self.base.counters()

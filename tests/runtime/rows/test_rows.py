@@ -1,4 +1,4 @@
-"""The prefetcher, over a store in memory whose reads can be delayed and can fail."""
+"""Rows, over a store in memory whose reads can be delayed and can fail."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from stores import MemoryStore, arrays_of, ids, resident
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
@@ -33,7 +33,7 @@ class FakeStore(MemoryStore):
     def __init__(self, index: I32 | None = None) -> None:
         super().__init__(LAYOUT, numbered)
         if index is not None:
-            self.index, self.tokens = index, len(index)
+            self._index, self.tokens = index, len(index)
         self.failures, self.seconds = 0, 0.0
         self.gate = threading.Event()
         self.gate.set()
@@ -46,33 +46,32 @@ class FakeStore(MemoryStore):
             raise RowReadError(f"read of {numbers.tolist()} failed")
 
 
-Make = Callable[..., Prefetcher]
+Make = Callable[..., TableRows]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Prefetcher] = []
+    made: list[TableRows] = []
 
-    def prefetcher(
-        overlap: bool = True, slots: int = SLOTS, index: I32 | None = None
-    ) -> Prefetcher:
+    def rows_over(overlap: bool = True, slots: int = SLOTS, index: I32 | None = None) -> TableRows:
         made.append(
-            Prefetcher(FakeStore(index), RowCache(ArraySlots(LAYOUT, slots)), overlap=overlap)
+            TableRows(FakeStore(index), RowCache(ArraySlots(LAYOUT, slots)), overlap=overlap)
         )
         return made[-1]
 
-    yield prefetcher
+    yield rows_over
     for rows in made:
         store_of(rows).gate.set()
         rows.close()
 
 
-def store_of(rows: Prefetcher) -> FakeStore:
-    assert isinstance(rows.store, FakeStore)
-    return rows.store
+def store_of(rows: TableRows) -> FakeStore:
+    store = getattr(rows.store, "base", rows.store)  # of edits
+    assert isinstance(store, FakeStore)
+    return store
 
 
-def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
+def contents(rows: TableRows, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
     """The records that are in these slots; every value of every layer must agree."""
     found = np.concatenate([codes[slots] for (codes,) in arrays_of(rows.cache).codes], axis=1)
     assert (found == found[:, :1]).all()
@@ -97,9 +96,9 @@ def test_fetched_slots_hold_the_rows_of_their_tokens(overlap: bool, seed: int, m
     rows, rng = make(overlap), np.random.default_rng(seed)
     steps = [rng.zipf(1.3, rng.integers(1, SLOTS + 1)) % V for _ in range(200)]
     for tokens, following in zip(steps, [*steps[1:], steps[0]], strict=True):
-        assert contents(rows, rows.fetch(tokens)) == tokens.tolist()
+        assert contents(rows, rows.slots(tokens)) == tokens.tolist()
         guess = following if rng.random() < 0.8 else rng.integers(0, V, 3)
-        rows.submit(guess)
+        rows.expect(guess)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -112,19 +111,26 @@ def test_overlap_and_plain_count_the_same_hits_and_read_the_same_records(
     for overlap in (False, True):
         rows = make(overlap, slots=V)  # nothing is evicted, so no choice among equals
         for tokens in steps:
-            rows.submit(tokens)
-            rows.fetch(tokens)
+            rows.expect(tokens)
+            rows.slots(tokens)
         read = sorted(token for tokens in store_of(rows).reads for token in tokens)
         counted.append((rows.cache.hits, rows.cache.misses, read))
     assert counted[0] == counted[1]
 
 
+@pytest.mark.parametrize("edited", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_records_of_later_steps_are_begun_and_not_read(overlap: bool, make: Make) -> None:
+def test_records_of_later_steps_are_begun_and_not_read(
+    overlap: bool, edited: bool, make: Make
+) -> None:
     rows, steps = make(overlap), [ids(1, 2), ids(1, 5), ids(3, 5), ids(4)]
+    if edited:
+        steps[2] = np.concatenate([steps[2], rows.make([((6,), (7,))])])
+        rows.release(steps[2][2:].tolist())
+        steps[2] = steps[2][:2]
     for at, step in enumerate(steps):
-        rows.submit(step, later=np.concatenate([ids(), *steps[at + 1 : at + 3]]))
-        assert contents(rows, rows.fetch(step)) == step.tolist()
+        rows.expect(step, later=np.concatenate([ids(), *steps[at + 1 : at + 3]]))
+        assert contents(rows, rows.slots(step)) == step.tolist()
     wait_until(lambda: store_of(rows).begun == ([[1, 3, 5], [3, 4, 5], [4]] if overlap else []))
     assert store_of(rows).reads == [[1, 2], [5], [3], [4]]
 
@@ -132,20 +138,20 @@ def test_records_of_later_steps_are_begun_and_not_read(overlap: bool, make: Make
 @pytest.mark.parametrize("overlap", [False, True])
 def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
     rows = make(overlap)
-    before = rows.fetch(ids(1, 2, 3, 4)).tolist()
+    before = rows.slots(ids(1, 2, 3, 4)).tolist()
     store_of(rows).failures = 2 if overlap else 1
-    rows.submit(ids(5, 6))
+    rows.expect(ids(5, 6))
     with pytest.raises(RowReadError, match=r"read of \[5, 6\] failed"):
-        rows.fetch(ids(5, 6))
+        rows.slots(ids(5, 6))
     assert resident(rows.cache) == {1, 2, 3, 4}
-    assert rows.fetch(ids(1, 2, 3, 4)).tolist() == before
-    assert contents(rows, rows.fetch(ids(5, 6))) == [5, 6]
+    assert rows.slots(ids(1, 2, 3, 4)).tolist() == before
+    assert contents(rows, rows.slots(ids(5, 6))) == [5, 6]
 
 
 def test_only_wanted_records_of_a_submit_are_kept(make: Make) -> None:
     rows = make()
-    rows.submit(ids(10, 11, 12, 13))
-    assert contents(rows, rows.fetch(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
+    rows.expect(ids(10, 11, 12, 13))
+    assert contents(rows, rows.slots(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
     assert resident(rows.cache) == {1, 2, 11, 13}
     assert store_of(rows).reads == [[10, 11, 12, 13], [1, 2]]
 
@@ -153,7 +159,7 @@ def test_only_wanted_records_of_a_submit_are_kept(make: Make) -> None:
 def test_close_waits_for_the_read_under_way_and_ends_the_thread(make: Make) -> None:
     before, rows = threads(), make()
     store_of(rows).gate.clear()
-    rows.submit(ids(1))
+    rows.expect(ids(1))
     wait_until(lambda: store_of(rows).reads == [[1]])
     assert len(threads()) == len(before) + 1
     threading.Timer(0.02, store_of(rows).gate.set).start()
@@ -173,16 +179,16 @@ def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
 ) -> None:
     rows = make(overlap, index=INDEX)
     tokens = np.flatnonzero(INDEX == 7)
-    rows.submit(tokens)
-    slots = rows.fetch(np.concatenate([tokens, tokens]))
+    rows.expect(tokens)
+    slots = rows.slots(np.concatenate([tokens, tokens]))
     assert len(set(slots.tolist())) == 1
     assert store_of(rows).reads == [[7]]
-    assert rows.cache.counts[7] == 4
-    rows.fetch(tokens[:1])
+    assert dict(zip(*rows.cache.uses(), strict=True))[7] == 4
+    rows.slots(tokens[:1])
     assert (rows.cache.hits, rows.cache.misses) == (4, 1)
 
 
-def values(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[float]:
+def values(rows: TableRows, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[float]:
     """The first value of both layers, added."""
     first, second = (codes[slots][:, 0] for (codes,) in arrays_of(rows.cache).codes)
     found: list[float] = (first + second).tolist()
@@ -193,7 +199,7 @@ def test_a_read_under_way_is_waited_for_before_its_number_means_another_record(m
     rows = make()
     (first,) = rows.make([((1,), (2,))])
     store_of(rows).gate.clear()
-    rows.submit(ids(first))
+    rows.expect(ids(first))
     wait_until(lambda: bool(store_of(rows).reads))
     rows.release([int(first)])
     threading.Timer(0.02, store_of(rows).gate.set).start()
@@ -201,7 +207,7 @@ def test_a_read_under_way_is_waited_for_before_its_number_means_another_record(m
     assert store_of(rows).gate.is_set()
     (second,) = rows.make([((3,), (4,))])
     assert second == first
-    assert values(rows, rows.fetch(ids(second))) == [7]
+    assert values(rows, rows.slots(ids(second))) == [7]
 
 
 @pytest.mark.slow
@@ -221,9 +227,9 @@ def test_edits_that_come_and_go_never_give_a_wrong_row(
         assert known == value or stem_id < len(INDEX)
         alive[stem_id] = (users + 1, value)
         wanted = rng.choice(list(alive), min(len(alive), SLOTS)).tolist()
-        rows.submit(ids(*wanted))
+        rows.expect(ids(*wanted))
         if rng.random() < 0.9:
-            assert values(rows, rows.fetch(ids(*wanted))) == [alive[one][1] for one in wanted]
+            assert values(rows, rows.slots(ids(*wanted))) == [alive[one][1] for one in wanted]
         while len(alive) > 6 or (rng.random() < 0.3 and alive):
             gone = int(rng.choice(list(alive)))
             users, value = alive.pop(gone)
