@@ -83,6 +83,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stem", {"kv": "int2"}, "kv is 'int2'; expected one of auto, fp32"),
     ("stem", {"kv": "int8", "device_memory": "1GB"}, "keys and values on an accelerator are"),
     ("phone", {"kv": "int8"}, "kv is 'int8': .* export it again"),
+    ("stem", {"resident": True, "slots": 9}, "resident keeps the rows of every token"),
+    ("stem", {"keep_prefixes": False}, "there is no option keep_prefixes; see"),
     ("ngrams", {"slots": 23}, "slots is 23; expected 24 to 736"),
     ("engram", {"slots": 31}, "slots is 31; expected 32 to 928"),
     ("mixture", {"slots": 5}, "slots is 5; expected 6 to 260"),
@@ -102,6 +104,33 @@ def test_what_load_refuses(name: str, options: Any, said: str, shared: Path) -> 
 def test_heads_that_ggml_cannot_keep_in_8_bits(shared: Path) -> None:
     with pytest.raises(InputError, match="ggml needs heads of a multiple of 32 values"):
         stem_edge.load(models.bundle_of("stem", GGML, shared), kv="int8")
+    with pytest.raises(InputError, match="threads is 513; ggml takes at most 512"):
+        stem_edge.load(models.bundle_of("stem", GGML, shared), threads=513)
+
+
+def test_which_ids_a_text_can_have(shared: Path) -> None:
+    means: Any = [(7, 8), 6]
+    with stem_edge.load(models.bundle_of("hash-moe", ORT, shared), threads=1) as model:
+        expected = model.logits([5, 6])
+        given: Any
+        for given in (np.array([5, 6]), [np.int64(5), 6], (np.uint8(5), np.uint8(6)), range(5, 7)):
+            assert np.array_equal(model.logits(given), expected)
+        refused: list[tuple[Any, str]] = [
+            ([5, True], "but the one at position 1 is True"),
+            ([5.0], "but the one at position 0 is 5.0"),
+            (np.array([[5, 6]]), "must be a flat sequence of integers, not"),
+            (b"ab", "must be a flat sequence of integers, not"),
+            (range(1 << 27), "134217728 token ids; give at most 67108864"),
+            ([5, -1], "token id -1 at position 1 is not in 0..259"),
+            ([260], "token id 260 at position 0 is not in 0..259"),
+            ([], "the prompt is empty"),
+        ]
+        for given, said in refused:
+            with pytest.raises(InputError, match=said):
+                model.logits(given)
+        assert np.array_equal(model.logits([5, 6], stem_ids=[(5, 5), 6]), expected)  # type: ignore[list-item]
+        with pytest.raises(InputError, match="a mean of experts is not an expert"):
+            model.logits([5, 6], stem_ids=means)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +138,7 @@ def test_heads_that_ggml_cannot_keep_in_8_bits(shared: Path) -> None:
     [
         ("ngrams", {"rows": "mixed"}, "choose rows fp32, fp16, int8 or int4"),
         ("engram", {"rows": "mixed"}, "choose rows fp32, fp16, int8 or int4"),
+        ("hash-moe", {"rows": "fp16"}, "experts cannot be fp16, because"),
         pytest.param(
             *("ngrams", {"engine": "ggml"}, "has rows of n-grams, which run on onnxruntime only"),
             marks=needs_ggml,

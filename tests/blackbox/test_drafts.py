@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,3 +114,16 @@ def test_a_smaller_bundle_drafts(tiny_bundle: Path) -> None:
     alone = stem_edge.memory_plan(DEMO, 2 << 30, slots=300, threads=1)
     both = stem_edge.memory_plan(DEMO, 2 << 30, slots=300, threads=1, draft=DEMO)
     assert both.process > alone.process + (1 << 20)
+
+
+def test_a_draft_whose_context_is_shorter_than_a_text(shared: Path, tmp_path: Path) -> None:
+    path = models.bundle_of("stem", ORT, shared)
+    checkpoint = Path(shutil.copytree(models.checkpoint_of("stem", shared), tmp_path / "short"))
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    draft = stem_edge.export_bundle(checkpoint, tmp_path / "draft", type="fp32").path
+    prompts = [[*range(20, 20 + size)] for size in (50, 63, 64, 120)]
+    with stem_edge.load(path, threads=1) as model:
+        expected = [model.generate_text(prompt, max_new_tokens=30) for prompt in prompts]
+    with stem_edge.load(path, threads=1, draft=draft) as model:
+        assert [model.generate_text(prompt, max_new_tokens=30) for prompt in prompts] == expected

@@ -66,6 +66,22 @@ def test_prompts_that_are_cut_anywhere(seed: int, shared: Path) -> None:
     assert taken > 200
 
 
+def test_a_file_that_has_more_of_a_prompt_than_memory(shared: Path, tmp_path: Path) -> None:
+    """It is read into a context of its own; the one in memory stays for its prompt."""
+    path = models.bundle_of("gate", ORT, shared)
+    long, cached = np.random.default_rng(5).integers(3, 250, 300).tolist(), list[int]()
+    short = [*long[:60], *range(7, 17)]
+    with stem_edge.load(path, threads=1) as plain:
+        expected = [tokens(plain, prompt) for prompt in (long, short, [*long, 5, 6], short)]
+    with stem_edge.load(path, threads=1, prompt_cache=tmp_path) as first:
+        assert tokens(first, long) == expected[0]
+    with stem_edge.load(path, threads=1, prompt_cache=tmp_path) as model:
+        for prompt, answer in zip((short, [*long, 5, 6], short), expected[1:], strict=True):
+            assert tokens(model, prompt) == answer
+            cached.append(model.stats.cached_tokens)
+    assert cached == [0, 300, 68]
+
+
 def test_edits_and_other_rows_have_prompts_of_their_own(model: Model) -> None:
     """Log probabilities are compared with calls that nothing was kept for."""
     ids = model.tokenize(TEXT)

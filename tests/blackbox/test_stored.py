@@ -19,7 +19,7 @@ from stem_edge.export.job.table_plan import ExportRows
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.numerics.distributions import divergence
 
-FOUR, EIGHT = (format_with(bits, asymmetric=True) for bits in ("int4", "int8"))  # type: ignore[arg-type]
+FOUR, EIGHT = (format_with(bits, asymmetric=True) for bits in ("int4", "int8"))
 ROWS: list[tuple[str, str, ExportRows]] = [
     ("hash-moe", ORT, "int8"), ("hash-moe", ORT, "int4"), ("hash-moe", GGML, "int8"),
     ("mixture", ORT, "int8"), ("mixture", GGML, "fp16"), ("gate", DEVICE, "fp16"),
@@ -31,6 +31,7 @@ MATRICES: list[tuple[str, BackboneFormat]] = [
     ("stem-plus", FOUR),  # whose matrix of embedding and head is stored once
     ("windows", EIGHT),
     ("windows", format_with("int4", bits={"down": 8, "wo": 32})),
+    ("windows", format_with("int8", bits={"v": 4})),
     ("gemma3", FOUR),
     ("gemma4", format_with("int8")),
 ]
