@@ -19,11 +19,10 @@ import numpy as np
 from random_tensor import Tensor
 from random_tokenizer import write_tokenizer
 
-from stem_edge.export.checkpoints.assistant import shapes_of, stored_name
+from stem_edge.export.checkpoints.assistant import shapes_of, tensor_name
 from stem_edge.export.checkpoints.hugging_face import packed as form
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
-    INSIDE,
     KIND,
     TOKENS,
     Gemma4Assistant,
@@ -163,7 +162,7 @@ def _of_assistant(config: dict[str, Any]) -> Tensors:
     model, clusters = decoder.model(), decoder.num_centroids
     found: Tensors = {}
     for name, shape in shapes_of(model, config["backbone_hidden_size"], clusters).items():
-        found[INSIDE.get(name) or decoder.tensor(stored_name(name, model))] = Tensor(shape)
+        found[tensor_name(name, model, decoder)] = Tensor(shape)
     return found | {TOKENS: Tensor((model.vocab_size,), "I64")}
 
 

@@ -10,10 +10,7 @@ from msgspec.structs import replace
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
-from stem_edge.export.checkpoints.assistant import AssistantCheckpoint
-from stem_edge.export.checkpoints.gguf import SUFFIX
-from stem_edge.export.checkpoints.gguf_assistant import read_file
-from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import read_folder
+from stem_edge.export.checkpoints.assistant import AssistantCheckpoint, read_assistant
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.storage import Storage, plain_format
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -45,7 +42,7 @@ def assistant_part(path: Path, target: ModelConfig, storage: Storage) -> Assista
     format = storage.format
     if not isinstance(format, BackboneFormat):
         raise TypeError(f"{format} is not for onnxruntime")
-    source = (read_file if path.suffix == SUFFIX else read_folder)(path, target.dim)
+    source = read_assistant(path, target.dim)
     measured = storage.nats is not None or storage.own_types
     described = Assistant(
         model=source.config,

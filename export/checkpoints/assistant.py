@@ -1,19 +1,45 @@
-"""Assistants of Gemma 4 as the exporter sees them, whichever file they come from."""
+"""Assistants of Gemma 4, in a folder as Hugging Face has them, or in a GGUF file (gemma4-assistant).
+
+llama.cpp's converter leaves the clusters of tokens out, so all tokens are scored. Files that have them are
+read with them: llama.cpp has names for these tensors, and ignores them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.tensor import Tensor
+from stem_edge.export.checkpoints.gguf import SUFFIX, open_model, renamed
+from stem_edge.export.checkpoints.gguf_keys import ASSISTANTS, CENTROIDS
+from stem_edge.export.checkpoints.hugging_face.config import Decoder, read_config
+from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
+    HEAD,
+    INSIDE,
+    KIND,
+    TOKENS,
+    Gemma4Assistant,
+)
+from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
+from stem_edge.export.tensor_files.gguf import open_gguf
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
+from stem_edge.export.tensor_files.tensor import INTEGERS, Tensor
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
+from stem_edge.numerics.matrix import whole
+
+# Names in a GGUF file -> Hugging Face's.
+OWN = {
+    "nextn.pre_projection.weight": INSIDE[IN],
+    "nextn.post_projection.weight": INSIDE[OUT],
+    CENTROIDS: INSIDE[CLUSTERS],
+    "masked_embd_ordering": TOKENS,
+}
 
 
 class AssistantCheckpoint(NamedTuple):
@@ -26,26 +52,33 @@ class AssistantCheckpoint(NamedTuple):
     order: npt.NDArray[np.int32]  # tokens [clusters, tokens of each]
 
 
-def with_lenders(config: ModelConfig) -> ModelConfig:
-    """Return a model with a layer of each kind before its own, which borrow keys and values of these."""
-    kinds = dict[object, int]()
-    for number, layer in enumerate(config.layers):
-        kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)
-    order = [*kinds.values(), *range(config.n_layers)]
-
-    def moved(layers: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(new for new, old in enumerate(order) if old in layers)
-
-    windows = config.window_layers
-    return msgspec.structs.replace(
-        config,
-        n_layers=len(order),
-        borrowed_kv_layers=config.n_layers,
-        window_layers=None if windows is None else moved(windows),
-        layer_kinds=tuple(
-            msgspec.structs.replace(kind, layers=moved(kind.layers)) for kind in config.layer_kinds
-        ),
-    )
+def read_assistant(path: Path, dim: int) -> AssistantCheckpoint:
+    """Open a folder or a GGUF file. dim: of the model that it drafts for. Raises CheckpointError."""
+    decoder: Decoder
+    if path.suffix == SUFFIX:
+        model = open_model(open_gguf(path), ASSISTANTS)
+        decoder, config, packed = model.decoder, model.config, False
+        names = [stored_name(name, config) for name in shapes_of(config, dim, 0)]
+        files: TensorFiles = renamed(model, [n for n in names if n not in INSIDE], OWN)
+    else:
+        config, decoder, _, packed = read_config(path / CONFIG, {KIND: Gemma4Assistant})
+        files = TensorFiles(path, open_folder(path))
+    if not isinstance(decoder, Gemma4Assistant) or packed:
+        raise CheckpointError(f"{path}: its matrices are codes; give an assistant with floats")
+    clusters = decoder.num_centroids if decoder.use_ordered_embeddings else 0
+    tensors = dict[str, Tensor]()
+    for name, shape in shapes_of(config, dim, clusters).items():
+        tensors[name] = found = files.take(tensor_name(name, config, decoder))
+        if found.shape != shape:
+            raise CheckpointError(
+                f"{path}: {found.name} is {list(found.shape)}, expected {list(shape)}; check that "
+                "all files are of this model, and of its assistant"
+            )
+    order = _order(path, files, config.vocab_size, clusters)
+    if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
+        raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
+    best = decoder.centroid_intermediate_top_k if clusters else 0
+    return AssistantCheckpoint(path, config, best, tensors, order)
 
 
 def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[int, ...]]:
@@ -72,33 +105,20 @@ def stored_name(name: str, config: ModelConfig) -> str:
     return f"layers.{int(number) - config.own_kv_layers}.{part}"
 
 
-def take_tensors(
-    path: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    config: ModelConfig,
-    named: Callable[[str], str],
-    take: Callable[[str], Tensor],
-) -> dict[str, Tensor]:
-    """Take tensors by the names that `named` gives them. Raises CheckpointError."""
-    tensors = dict[str, Tensor]()
-    for name, shape in shapes.items():
-        tensors[name] = found = take(named(stored_name(name, config)))
-        if found.shape != shape:
-            raise CheckpointError(
-                f"{path}: {named(stored_name(name, config))} is {list(found.shape)}, expected "
-                f"{list(shape)}; check that all files are of this model, and of its assistant"
-            )
-    return tensors
+def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
+    """Return Hugging Face's name of a tensor of `shapes_of`."""
+    return INSIDE.get(name) or decoder.tensor(stored_name(name, config))
 
 
-def in_clusters(
-    where: str, ids: npt.NDArray[np.int64], tokens: int, clusters: int
-) -> npt.NDArray[np.int32]:
-    """Return the tokens of each cluster. where: that has the ids, for errors. Raises CheckpointError."""
+def _order(path: Path, files: TensorFiles, tokens: int, clusters: int) -> npt.NDArray[np.int32]:
+    """Take the tokens of each cluster. Raises CheckpointError."""
     if not clusters:
         return np.empty((0, 0), np.int32)
+    given = whole(files.take(TOKENS, INTEGERS)) if TOKENS in files else np.empty(0)
+    ids = given.ravel().astype(np.int64)
     if tokens % clusters or not np.array_equal(np.sort(ids), np.arange(tokens)):
         raise CheckpointError(
-            f"{where} does not name each of {tokens} tokens once, in {clusters} clusters of one size"
+            f"{path}: {TOKENS} does not name each of {tokens} tokens once, in {clusters} clusters "
+            "of one size"
         )
     return ids.astype(np.int32).reshape(clusters, -1)

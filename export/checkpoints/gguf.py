@@ -1,86 +1,107 @@
 """Checkpoints in a GGUF file, or in the files of a split one: llama.cpp's form of a model.
 
-| general.architecture | models |
-|---|---|
-| llama | Llama, Mistral, SmolLM and others, which the file has rotate pairs |
-| qwen2 | Qwen2 and Qwen2.5 |
-| qwen3 | Qwen3 without experts |
-| gemma3, gemma3n, gemma4 | see gguf_gemma.py |
-
-The rows of q and k of llama are read in the order of Hugging Face, which rotates halves: so the model
-is the same on both engines, adapters for the original fit, and onnxruntime has its fastest form.
-Blocks lie within rows, so each row keeps its codes.
+Their keys and names of tensors become those of Hugging Face (gguf_keys.py), so each family is described
+once, in hugging_face/. The rows of q and k of llama are read in the order of Hugging Face, which rotates
+halves: so the model is the same on both engines, adapters for the original fit, and onnxruntime has its
+fastest form. Blocks lie within rows, so each row keeps its codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import (
-    Checkpoint,
-    TokenizerSource,
-    check_shapes,
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.checkpoints.gguf_keys import (
+    ARCHITECTURES,
+    COMMON,
+    IGNORED,
+    TABLE,
+    Architecture,
+    Keys,
+    Tensors,
+    described,
 )
-from stem_edge.export.checkpoints.gguf_gemma import Gemma3Keys, Gemma3nKeys, Gemma4Keys
-from stem_edge.export.checkpoints.gguf_keys import Keys, Qwen2Keys, Qwen3Keys, Tensors
 from stem_edge.export.checkpoints.head_padding import order_heads
+from stem_edge.export.checkpoints.hugging_face import gemma_ple
+from stem_edge.export.checkpoints.hugging_face.config import Decoder
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
-from stem_edge.export.checkpoints.hugging_face.names import module_names
+from stem_edge.export.checkpoints.hugging_face.reader import assembled
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
+from stem_edge.export.tensor_files.gguf_tensor import flat, with_codes
 from stem_edge.export.tensor_files.json import convert_options, one_line
-from stem_edge.export.tensor_files.tensor import Tensor
+from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.tensor import FLOATS, Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
+from stem_edge.layers import BIASED, LENT
 
 SUFFIX = ".gguf"
 LLAMA = "llama"
 ADVICE = "export the original model, or a file of another converter"
-KEYS: dict[str, type[Keys]] = {LLAMA: Keys, "qwen2": Qwen2Keys, "qwen3": Qwen3Keys}
-KEYS |= {"gemma3": Gemma3Keys, "gemma3n": Gemma3nKeys, "gemma4": Gemma4Keys}
-K = TypeVar("K", bound=Keys)
+CONTEXT = "per_layer_model_proj.weight"  # of all layers
+STREAMS = {"altup_in": "altup_proj", "altup_out": "altup_unembd_proj"}
+# Parts of Gemma 3n that no backbone.gguf has.
+ALTUP = {
+    "altup_norm": "altup_router_norm",
+    "altup_router": "altup_router",
+    "altup_predict": "altup_predict_coef",
+    "altup_correct": "altup_correct_coef",
+    "ple_gate_scale": "altup_correct_scale",
+    "laurel_in": "laurel_l",
+    "laurel_out": "laurel_r",
+    "laurel_norm": "laurel_post_norm",
+}
+
+
+class GgufTensors(TensorFiles):
+    """Tensors of a file by Hugging Face's names."""
+
+    def __init__(self, path: Path, tensors: Tensors, names: Mapping[str, str]) -> None:
+        """names: the file's name -> Hugging Face's."""
+        super().__init__(path, {names.get(name, name): one for name, one in tensors.items()})
+        self._own = {theirs: own for own, theirs in names.items()}
+
+    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
+        """Take a tensor of any type. Raises CheckpointError if it is missing."""
+        if name not in self:
+            own = self._own.get(name, name)
+            raise CheckpointError(f"{self._path}: no tensor {own}; {ADVICE}")
+        return super().take(name, {self._left[name].dtype: 0})
+
+
+class GgufModel(NamedTuple):
+    """A file whose keys were understood."""
+
+    path: Path
+    architecture: str
+    decoder: Decoder
+    config: ModelConfig
+    tensors: Tensors
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Open a GGUF file, and the others of a split one. Raises CheckpointError."""
     file = open_gguf(path)
-    architecture, keys, left = open_model(file, KEYS)
-    try:
-        config = keys.config(left)
-        backbone = {
-            name: _ordered(config, architecture, name, matrix)
-            for name, matrix in keys.backbone(config, left).items()
-        }
-        tables, index = keys.tables(config, left), keys.index(config)
-    except (ValueError, ArithmeticError) as error:
-        raise CheckpointError(f"{path}: {one_line(error, 400)}; {ADVICE}") from error
-    if left:
-        raise CheckpointError(
-            f"{path}: tensor {one_line(min(left))} is not part of such a {architecture} model; "
-            f"{ADVICE}"
-        )
-    checkpoint = Checkpoint(
+    model = open_model(file, ARCHITECTURES)
+    files = renamed(model, model.config.backbone_shapes())
+    return assembled(
+        model.decoder,
+        model.config,
+        files,
         path=path,
-        config=config,
-        backbone=backbone,
-        tables=tables,
         tokenizer=TokenizerSource("gguf", path, add_bos=None),
-        index=index,
         sampling=of_gguf(path, file.keys),
-        names=module_names(backbone, keys.modules),
     )
-    return check_shapes(checkpoint)
 
 
-def open_model(file: GgufFile, kinds: Mapping[str, type[K]]) -> tuple[str, K, Tensors]:
-    """Return the model of a file: its architecture, its keys, and its tensors. Raises CheckpointError.
-
-    kinds: what the keys of each architecture mean.
-    """
+def open_model(file: GgufFile, known: Mapping[str, Architecture]) -> GgufModel:
+    """Return the model that the keys of a file describe. Raises CheckpointError."""
     path = file.path
     found, kind = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if kind != "model":
@@ -88,38 +109,100 @@ def open_model(file: GgufFile, kinds: Mapping[str, type[K]]) -> tuple[str, K, Te
             f"{path}: general.type is {one_line(repr(kind))}; expected 'model': give the file of "
             "a whole language model"
         )
-    if not isinstance(found, str) or found not in kinds:
+    if not isinstance(found, str) or found not in known:
         raise CheckpointError(
             f"{path}: general.architecture is {one_line(repr(found))}; expected one of "
-            f"{', '.join(kinds)}: export the original model"
+            f"{', '.join(known)}: export the original model"
         )
-    keys, embedding = _read_keys(file, found, kinds[found]), gguf_name("embedding")
-    if embedding not in file.tensors:
-        raise CheckpointError(f"{path}: no tensor {embedding}; give the file of a whole model")
-    return found, keys, dict(file.tensors)
+    keys, tensors = _read_keys(file, found, known[found]), dict(file.tensors)
+    try:
+        given = described(known[found], keys, tensors)
+        decoder = convert_options(path, given, known[found].decoder)
+        biases = tuple(part for part in BIASED if _bias(part) in tensors)
+        config = msgspec.structs.replace(decoder.model(), biases=biases)
+        if config.streams > 1:
+            _split_streams(config, tensors)
+        return GgufModel(path, found, decoder, config, tensors)
+    except (ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: {one_line(error, 400)}; {ADVICE}") from error
 
 
-def _read_keys(file: GgufFile, architecture: str, kind: type[K]) -> K:
-    """Read the keys of the architecture, if no other changes the model. Raises CheckpointError."""
-    at = architecture + "."
+def _bias(part: str) -> str:
+    return gguf_name("head.bias" if part == "head" else f"layers.0.{part}.bias")
+
+
+def _read_keys(file: GgufFile, name: str, architecture: Architecture) -> Keys:
+    """Read the keys of an architecture, if no other changes the model. Raises CheckpointError."""
+    at, known = f"{name}.", COMMON | architecture.own | architecture.ignored | IGNORED
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)
     }
-    known = {*kind.__struct_encode_fields__} - kind.lacking | kind.ignored
     for key, value in given.items():
         if value and key not in known:
             raise CheckpointError(
                 f"{file.path}: {at}{one_line(key)} is {one_line(repr(value))}; expected no such key, "
                 f"or 0: {ADVICE}"
             )
-    return convert_options(file.path, given, kind)
+    counted = COMMON | architecture.own
+    return convert_options(file.path, {k: v for k, v in given.items() if k in counted}, Keys)
 
 
-def _ordered(config: ModelConfig, architecture: str, name: str, tensor: Tensor) -> Tensor:
+def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
+    """Replace tensors that hold a matrix of each stream [E, N, K] by these. Raises ValueError."""
+    shape = config.streams - 1, config.dim, config.dim
+    for name in STREAMS.values():
+        found = tensors.pop(f"{name}.weight", None)
+        if found is None or found.shape != shape:
+            shown = "missing" if found is None else list(found.shape)
+            raise ValueError(f"{name}.weight is {shown}; expected {list(shape)}")
+        for at in range(shape[0]):
+            part = flat(found).part(at * config.dim, (at + 1) * config.dim)
+            tensors[f"{name}.{at}.weight"] = part
+
+
+def renamed(
+    model: GgufModel, names: Iterable[str], more: Mapping[str, str] | None = None
+) -> GgufTensors:
+    """Return the tensors of a file as Hugging Face names and orders them.
+
+    names: of the backbone's tensors; more: the file's name of another tensor -> Hugging Face's.
+    """
+    decoder, config = model.decoder, model.config
+    borrowing = range(config.own_kv_layers, config.n_layers)
+    unread = [f"layers.{layer}.{part}" for layer in borrowing for part in LENT]
+    theirs = {_stored_name(name): decoder.tensor(name) for name in (*names, *unread)} | dict(
+        more or {}
+    )
+    tensors = dict(model.tensors)
+    if isinstance(decoder, gemma_ple.GemmaPle) and TABLE in tensors:
+        theirs[TABLE] = decoder.inside + gemma_ple.TABLE
+        tensors[TABLE] = _rows_of(tensors[TABLE], config.ple_width)
+    if model.architecture == LLAMA:
+        turned = [n for n, name in theirs.items() if ".q_proj." in name or ".k_proj." in name]
+        for name in tensors.keys() & turned:
+            tensors[name] = _in_halves(tensors[name], config.head_dim)
+    return GgufTensors(model.path, tensors, theirs)
+
+
+def _stored_name(name: str) -> str:
+    """Return the file's name of a tensor of the backbone."""
+    at, _, part = name.rpartition(".")
+    if part in STREAMS:
+        return f"{STREAMS[part]}.{int(at.split('.')[1]) - 1}.weight"
+    if part in ALTUP:
+        return f"blk.{at.split('.')[1]}.{ALTUP[part]}.weight"
+    return CONTEXT if part == "ple_context" else gguf_name(name)
+
+
+def _rows_of(table: Tensor, width: int) -> Tensor:
+    """Return a table of per-layer embeddings, as codes if those of a layer need no offsets."""
+    codes = None if (coded := with_codes(table)) is None else coded.codes
+    fits = codes is not None and codes.offsets is None and width % codes.group_size == 0
+    return coded if fits and coded is not None else table
+
+
+def _in_halves(tensor: Tensor, head_dim: int) -> Tensor:
     """Return a tensor with the rows of its heads in the order of halves."""
-    if architecture != LLAMA or name.removesuffix(".bias").rpartition(".")[2] not in ("wq", "wk"):
-        return tensor
-    if tensor.shape[0] % config.head_dim:
+    if tensor.shape[0] % head_dim:
         return tensor  # check_shapes says what is wrong
-    pairs = np.arange(config.head_dim).reshape(-1, 2)
-    return order_heads(tensor, pairs.T.ravel())
+    return order_heads(tensor, np.arange(head_dim).reshape(-1, 2).T.ravel())

@@ -1,25 +1,44 @@
-"""Keys of a GGUF file that describe a model: those of dense ones, and what they say of its config."""
+"""Keys of a GGUF file that describe a model, and what a config.json of Hugging Face would say instead.
+
+Norms of Gemma 3 have their 1 in the file. No key holds its factor of scores, so it is llama.cpp's, and
+embeddings are scaled by the square root of their width, not rounded to the type of the weights.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names
+from stem_edge.export.checkpoints.hugging_face.config import (
+    FULL,
+    SLIDING,
+    Decoder,
+    Mistral,
+    Qwen2,
+    Qwen3,
+)
+from stem_edge.export.checkpoints.hugging_face.gemma3 import Gemma3
+from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
+from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
+from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import Gemma4Assistant
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
-from stem_edge.layers import BIASED, LinearRope, Llama3Rope, Rope, RopeScaling, YarnRope
+from stem_edge.layers import Llama3Rope, Rope
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
 
-ROPE_FACTORS = "rope_freqs.weight"
+TABLE, ROPE_FACTORS = "per_layer_token_embd.weight", "rope_freqs.weight"
+CENTROIDS = "masked_embd_centroids.weight"
+LAYERS_27B = 62  # by which llama.cpp knows the Gemma 3 whose scores have another factor
+LAUREL, SCALE = "blk.0.laurel_l.weight", "blk.0.altup_correct_scale.weight"
+LARGE = 1e20  # factors above it leave nothing of a rotation
 # Llama 3.1 and 3.2 compute their factors from these; a file has only the result.
 LLAMA3 = 1.0, 4.0, 8192  # low_freq_factor, high_freq_factor, original_context
 
@@ -27,25 +46,17 @@ Tensors: TypeAlias = dict[str, Tensor]  # those that were not taken yet
 
 
 class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", ".")):
-    """Keys of an architecture, without its name before them."""
+    """Keys of all architectures, without the architecture's name before them."""
 
-    # Keys that change nothing here: sizes that follow from others, and what converters note.
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
-    )
-
-    lacking: ClassVar[frozenset[str]] = frozenset()  # keys that others have
-    modules: ClassVar[Names] = NAMES  # of Hugging Face, for adapters
     context_length: int
     embedding_length: int
     block_count: int
-    feed_forward_length: int
+    feed_forward_length: int | list[int]
     attention__head_count: int
-    attention__head_count_kv: int | None = None
+    attention__head_count_kv: int | list[int] | None = None
     attention__key_length: int | None = None
     attention__value_length: int | None = None
     attention__layer_norm_rms_epsilon: float
-    attention__sliding_window: int = 0
     attention__causal: bool = True
     rope__freq_base: float = 10000.0
     rope__dimension_count: int | None = None
@@ -56,6 +67,20 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
     rope__scaling__attn_factor: float = 1.0
     rope__scaling__yarn_beta_fast: float = 32.0
     rope__scaling__yarn_beta_slow: float = 1.0
+    # Keys that only some architectures have (ARCHITECTURES).
+    attention__sliding_window: int = 0
+    attention__sliding_window_pattern: int | list[bool] = 0
+    attention__shared_kv_layers: int = 0
+    attention__key_length_swa: int | None = None
+    attention__value_length_swa: int | None = None
+    rope__freq_base_swa: float = 10_000.0
+    rope__dimension_count_swa: int | None = None
+    final_logit_softcapping: float | None = None
+    embedding_length_per_layer_input: int = 0
+    altup__num_inputs: int | None = None
+    altup__active_idx: int | None = None
+    activation_sparsity_scale: float | list[float] = -math.inf
+    masked_embedding__top_k: int | None = None
 
     def __post_init__(self) -> None:
         # Checked here, because they size lists and divide before ModelConfig checks them.
@@ -65,10 +90,11 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
         ):
             if not 0 < found <= most:
                 raise ValueError(f"{name} is {found}; expected 1 to {most}")
-        width = self.head_dim
-        for name, other in (
-            ("attention.value_length", self.attention__value_length),
-            ("rope.dimension_count", self.rope__dimension_count),
+        for name, other, width in (
+            ("attention.value_length", self.attention__value_length, self.head_dim),
+            ("rope.dimension_count", self.rope__dimension_count, self.head_dim),
+            ("attention.value_length_swa", self.attention__value_length_swa, self.window_width),
+            ("rope.dimension_count_swa", self.rope__dimension_count_swa, self.window_width),
         ):
             if other not in (None, width):
                 raise ValueError(f"{name} is {other}; expected {width}, the width of a head")
@@ -77,103 +103,236 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """Width of a head in layers with full attention."""
         return self.attention__key_length or self.embedding_length // self.attention__head_count
 
-    def rope(self) -> RopeScaling | None:
-        """Return the scaling of RoPE. Raises ValueError."""
+    @property
+    def window_width(self) -> int:
+        """Width of a head in layers with a window."""
+        return self.attention__key_length_swa or self.head_dim
+
+    def each(self, given: Any) -> Sequence[Any]:
+        """Return the value of each layer. Raises ValueError."""
+        if not isinstance(given, list):
+            return [given] * self.block_count
+        if len(given) != self.block_count:
+            raise ValueError(
+                f"{len(given)} values are given for {self.block_count} layers; expected one for each"
+            )
+        return given
+
+    def rope(self) -> dict[str, Any]:
+        """Return the scaling of RoPE as in config.json; {}: none. Raises ValueError."""
         kind, given = self.rope__scaling__type, self.rope__scaling__factor
         factor = (self.rope__scale_linear if given is None else given) or 1.0
-        if kind == "linear":
-            return None if factor == 1 else LinearRope(factor)
         if kind == "yarn":
             usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-            return YarnRope(
-                factor,
-                self.rope__scaling__original_context_length or self.context_length,
-                attention_factor=usual * self.rope__scaling__attn_factor,
-                beta_fast=self.rope__scaling__yarn_beta_fast,
-                beta_slow=self.rope__scaling__yarn_beta_slow,
-            )
-        if kind != "none":
+            return {
+                "rope_type": kind,
+                "factor": factor,
+                "original_max_position_embeddings": self.rope__scaling__original_context_length,
+                "attention_factor": usual * self.rope__scaling__attn_factor,
+                "beta_fast": self.rope__scaling__yarn_beta_fast,
+                "beta_slow": self.rope__scaling__yarn_beta_slow,
+            }
+        if kind not in ("linear", "none"):
             raise ValueError(
                 f"rope.scaling.type is {one_line(kind)}; expected none, linear or yarn"
             )
-        return None
-
-    def config(self, tensors: Tensors) -> ModelConfig:
-        """Return the model of keys and tensors. Raises ValueError."""
-        biases = {
-            part: gguf_name("head.bias" if part == "head" else f"layers.0.{part}.bias")
-            for part in BIASED
-        }
-        fields: dict[str, Any] = {
-            "vocab_size": tensors[gguf_name("embedding")].shape[0],
-            "dim": self.embedding_length,
-            "n_layers": self.block_count,
-            "n_heads": self.attention__head_count,
-            "n_kv_heads": self.attention__head_count_kv or self.attention__head_count,
-            "head_dim": self.head_dim,
-            "d_ff": self.feed_forward_length,
-            "stem_layers": (),
-            "norm_eps": self.attention__layer_norm_rms_epsilon,
-            "rope_theta": self.rope__freq_base,
-            "rope_scaling": self.rope(),
-            "rope_interleaved": False,
-            "max_context": self.context_length,
-            "sliding_window": self.attention__sliding_window,
-            "tied_head": gguf_name("head") not in tensors,
-            "biases": tuple(part for part, name in biases.items() if name in tensors),
-        }
-        config = ModelConfig(**(fields | self.extras(tensors)))
-        factors = tensors.pop(ROPE_FACTORS, None)
-        if factors is None:
-            return config
-        scaling = _llama3(config.layer(0).rope, factors)
-        return msgspec.structs.replace(config, rope_scaling=scaling)
-
-    def extras(self, tensors: Tensors) -> dict[str, Any]:
-        """Return the fields of ModelConfig that an architecture sets otherwise. Raises ValueError."""
-        return {}
-
-    def tensor(self, name: str) -> str:
-        """Return the file's name of a tensor of ModelConfig.backbone_shapes()."""
-        return gguf_name(name)
-
-    def backbone(self, config: ModelConfig, tensors: Tensors) -> dict[str, Tensor]:
-        """Take the tensors of ModelConfig.backbone_shapes(). Raises ValueError."""
-        names = [name for name in config.backbone_shapes() if self.tensor(name) in tensors]
-        return {name: tensors.pop(self.tensor(name)) for name in names}
-
-    def tables(self, config: ModelConfig, tensors: Tensors) -> dict[int, Tensor]:
-        """Take the tables; return STEM layer -> table. Raises ValueError."""
-        return {}
-
-    def index(self, config: ModelConfig) -> npt.NDArray[np.int32] | None:
-        """Return the record of each token [V]; None if token i has record i."""
-        return None
+        plain = kind == "none" or factor == 1
+        return {} if plain else {"rope_type": "linear", "factor": factor}
 
 
-class Qwen2Keys(Keys, kw_only=True):
-    """Keys of qwen2."""
+def _dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    scaling, factors = keys.rope(), tensors.pop(ROPE_FACTORS, None)
+    if factors is not None:
+        scaling = _llama3(keys, factors, scaling)
+    return {
+        "head_dim": keys.head_dim,
+        "intermediate_size": keys.feed_forward_length,
+        "rope_theta": keys.rope__freq_base,
+        "rope_scaling": scaling,
+        "sliding_window": keys.attention__sliding_window,
+    }
 
-    lacking = frozenset({"attention.sliding_window"})
 
-
-class Qwen3Keys(Qwen2Keys, kw_only=True):
-    """Keys of qwen3."""
-
-    def extras(self, tensors: Tensors) -> dict[str, Any]:
-        return {"qk_norm_eps": self.attention__layer_norm_rms_epsilon}
-
-
-def _llama3(rope: Rope, tensor: Tensor) -> RopeScaling:
+def _llama3(keys: Keys, tensor: Tensor, other: dict[str, Any]) -> dict[str, Any]:
     """Return the scaling of Llama 3 that makes these factors [head_dim / 2]. Raises ValueError."""
-    if tensor.shape != (rope.width // 2,) or rope.scaling is not None:
-        raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{rope.width // 2}] alone")
+    width = keys.head_dim
+    if tensor.shape != (width // 2,) or other:
+        raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")
     factors = whole(tensor)
     scaling = Llama3Rope(float(factors.max()), *LLAMA3)
-    expected = frequency_factors(msgspec.structs.replace(rope, scaling=scaling))
+    expected = frequency_factors(Rope(width, keys.rope__freq_base, scaling))
     if expected is None or not np.allclose(factors, expected, rtol=1e-4):
         raise ValueError(f"{ROPE_FACTORS} has factors other than those of Llama 3.1 and 3.2")
-    return scaling
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_context,
+    }
+
+
+def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
+    layers, given = keys.block_count, keys.attention__sliding_window_pattern or pattern
+    if isinstance(given, int):
+        given = [number % given != 0 for number in range(1, layers + 1)]
+    sliding = [keys.attention__sliding_window > 0 and one for one in keys.each(given)]
+    usual = keys.embedding_length / keys.attention__head_count
+    widths = keys.each(keys.feed_forward_length)
+    return {
+        "head_dim": keys.window_width,
+        "intermediate_size": list(widths) if len({*widths}) > 1 else widths[0],
+        "layer_types": [SLIDING if one else FULL for one in sliding],
+        "sliding_window": keys.attention__sliding_window,
+        "rope_parameters": {
+            SLIDING: {"rope_theta": keys.rope__freq_base_swa},
+            FULL: {"rope_theta": keys.rope__freq_base} | _of_full(keys, tensors),
+        },
+        "query_pre_attn_scalar": usual if layers == LAYERS_27B else keys.head_dim,
+        "final_logit_softcapping": keys.final_logit_softcapping,
+        "dtype": "float32",
+    } | _rows(keys, tensors)
+
+
+def _of_full(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """Return the rotation in layers with full attention. Raises ValueError."""
+    factors, scaling = tensors.pop(ROPE_FACTORS, None), keys.rope()
+    if factors is None:
+        return scaling
+    if scaling:
+        raise ValueError(f"both rope.scaling and {ROPE_FACTORS} are given; expected one")
+    values = whole(factors)
+    turning = int((values == 1).sum())
+    fits = factors.shape == (keys.head_dim // 2,) and (values[:turning] == 1).all()
+    if not fits or not (values[turning:] > LARGE).all():
+        raise ValueError(
+            f"{ROPE_FACTORS} {list(factors.shape)} has factors other than Gemma 4's: 1 for the "
+            f"first of [{keys.head_dim // 2}], above {LARGE:g} for the others"
+        )
+    return {"rope_type": "proportional", "partial_rotary_factor": turning / len(values)}
+
+
+def _rows(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """Return what Gemma 3n and 4 have beyond Gemma 3."""
+    width, said = keys.embedding_length_per_layer_input, dict[str, Any]()
+    if width:
+        said["vocab_size_per_layer_input"] = _found(tensors, TABLE).shape[0]
+    return said | {
+        "hidden_size_per_layer_input": width,
+        "num_kv_shared_layers": keys.attention__shared_kv_layers,
+    }
+
+
+def _gemma3n(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    scales = keys.each(keys.activation_sparsity_scale)
+    if any(map(math.isnan, scales)):
+        raise ValueError("activation_sparsity_scale has nan; expected standard deviations")
+    return _gemma(keys, tensors, 5) | {
+        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
+        "altup_num_inputs": keys.altup__num_inputs,
+        "altup_active_idx": keys.altup__active_idx,
+        "altup_correct_scale": SCALE in tensors,
+        "laurel_rank": _found(tensors, LAUREL).shape[0],
+    }
+
+
+def _gemma4(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    said, heads = _gemma(keys, tensors), keys.each(keys.attention__head_count_kv)
+    full = [number for number, kind in enumerate(said["layer_types"]) if kind == FULL]
+    sizes = {
+        number: {"num_key_value_heads": 0 if count == heads[0] else count}
+        for number, count in enumerate(heads)
+    }
+    lenders = range(len(heads) - keys.attention__shared_kv_layers)
+    values = (gguf_name(f"layers.{n}.wv") in tensors for n in full if n in lenders)
+    return said | {
+        "per_layer_config": {
+            str(number): own | {"head_dim": keys.head_dim if number in full else 0}
+            for number, own in sizes.items()
+            if number in full or own["num_key_value_heads"]
+        },
+        "attention_k_eq_v": not all(values),
+    }
+
+
+def _assistant(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    clusters = tensors.get(CENTROIDS)
+    return _gemma4(keys, tensors) | {
+        "attention_k_eq_v": False,
+        "use_ordered_embeddings": clusters is not None,
+        "num_centroids": 0 if clusters is None else clusters.shape[0],
+        "centroid_intermediate_top_k": keys.masked_embedding__top_k,
+    }
+
+
+def _found(tensors: Tensors, name: str) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"no tensor {name}")
+    return tensors[name]
+
+
+class Gemma3File(Gemma3, kw_only=True):
+    """Gemma 3 whose norms have their 1."""
+
+    ONE_APART = False
+
+
+class Architecture(NamedTuple):
+    """What the keys of an architecture mean."""
+
+    decoder: type[Decoder]
+    own: frozenset[str] = frozenset()  # keys that not all architectures have
+    described: Callable[[Keys, Tensors], dict[str, Any]] = _dense
+    ignored: frozenset[str] = frozenset()  # keys that change nothing here
+
+
+# Keys that change nothing: sizes that follow from others, and what converters note.
+IGNORED = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
+WINDOW = frozenset({"attention.sliding_window"})
+GEMMA = WINDOW | {
+    "attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa",
+    "final_logit_softcapping",
+}  # fmt: skip
+ROWS = GEMMA | {"embedding_length_per_layer_input", "attention.shared_kv_layers"}
+ALTUP = ROWS | {"altup.num_inputs", "altup.active_idx", "activation_sparsity_scale"}
+WIDTHS = ROWS | {"attention.key_length_swa", "attention.value_length_swa"}
+OF_IMAGES = frozenset({"mm.tokens_per_image"})
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(Mistral, WINDOW),  # Llama, Mistral, SmolLM and others; heads rotate pairs
+    "qwen2": Architecture(Qwen2),
+    "qwen3": Architecture(Qwen3),
+    "gemma3": Architecture(Gemma3File, GEMMA, _gemma, OF_IMAGES),
+    "gemma3n": Architecture(Gemma3n, ALTUP, _gemma3n, OF_IMAGES),
+    "gemma4": Architecture(Gemma4, WIDTHS, _gemma4, OF_IMAGES),
+}
+ASSISTANTS = {
+    "gemma4-assistant": Architecture(
+        Gemma4Assistant, WIDTHS | {"masked_embedding.top_k"}, _assistant,
+        OF_IMAGES | {
+            "embedding_length_out", "nextn_predict_layers", "masked_embedding.centroid_count",
+        },
+    )
+}  # fmt: skip
+SOME = frozenset[str]().union(*(one.own for one in (ARCHITECTURES | ASSISTANTS).values()))
+COMMON = frozenset(Keys.__struct_encode_fields__) - SOME
+
+
+def described(architecture: Architecture, keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """Return the keys that a config.json of this model would have. Raises ValueError."""
+    kv = keys.attention__head_count_kv or keys.attention__head_count
+    per_layer = issubclass(architecture.decoder, Gemma4)
+    said = {
+        "vocab_size": _found(tensors, gguf_name("embedding")).shape[0],
+        "hidden_size": keys.embedding_length,
+        "num_hidden_layers": keys.block_count,
+        "num_attention_heads": keys.attention__head_count,
+        "num_key_value_heads": keys.each(kv)[0] if per_layer else kv,
+        "max_position_embeddings": keys.context_length,
+        "rms_norm_eps": keys.attention__layer_norm_rms_epsilon,
+        "tie_word_embeddings": gguf_name("head") not in tensors,
+    }
+    said |= architecture.described(keys, tensors)
+    return {key: value for key, value in said.items() if value is not None}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -36,30 +36,10 @@ MOST_SHOWN = 8  # problems in a message
 
 
 class TensorFiles:
-    """Tensors of a folder. Each is taken once, so that unused ones can be found."""
+    """Tensors of a checkpoint. Each is taken once, so that unused ones can be found."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._left: dict[str, Tensor] = {}
-        listed = None if (folder / WEIGHTS).is_file() else _read_index(folder)
-        for path in [folder / WEIGHTS] if listed is None else listed:
-            tensors = open_tensors(path)
-            if twice := sorted(tensors.keys() & self._left):
-                raise CheckpointError(
-                    f"{path}: {one_line(twice[0])} is also in {self._left[twice[0]].path.name}; the "
-                    "files are of different runs: copy all files of one"
-                )
-            self._left |= tensors
-        gone = [
-            f"{one_line(name)} is not in {path.name}"
-            for path, names in (listed or {}).items()
-            for name in names
-            if name not in self._left or self._left[name].path != path
-        ]
-        if gone:
-            raise CheckpointError(
-                f"{folder / INDEX}: does not match the files ({_some(gone)}); copy all files again"
-            )
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        self._path, self._left = path, dict(tensors)
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -75,14 +55,43 @@ class TensorFiles:
         """Names of the tensors that were not taken yet."""
         return sorted(self._left)
 
+    def own(self, name: str) -> str:
+        """Return the name in its file of a tensor that is left."""
+        return self._left[name].name
+
     def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
         """Take the tensor of that name. Raises CheckpointError if it has another type."""
         if name not in self._left:
             raise CheckpointError(
-                f"{self._folder}: no tensor {name} in its safetensors files; check that config.json "
+                f"{self._path}: no tensor {name} in its safetensors files; check that config.json "
                 "belongs to them and that no file is missing"
             )
         return check_type(self._left.pop(name), dtypes)
+
+
+def open_folder(folder: Path) -> dict[str, Tensor]:
+    """Open all tensors of a folder. Raises CheckpointError."""
+    found = dict[str, Tensor]()
+    listed = None if (folder / WEIGHTS).is_file() else _read_index(folder)
+    for path in [folder / WEIGHTS] if listed is None else listed:
+        tensors = open_tensors(path)
+        if twice := sorted(tensors.keys() & found):
+            raise CheckpointError(
+                f"{path}: {one_line(twice[0])} is also in {found[twice[0]].path.name}; the "
+                "files are of different runs: copy all files of one"
+            )
+        found |= tensors
+    gone = [
+        f"{one_line(name)} is not in {path.name}"
+        for path, names in (listed or {}).items()
+        for name in names
+        if name not in found or found[name].path != path
+    ]
+    if gone:
+        raise CheckpointError(
+            f"{folder / INDEX}: does not match the files ({_some(gone)}); copy all files again"
+        )
+    return found
 
 
 class _Index(msgspec.Struct):

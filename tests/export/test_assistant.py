@@ -20,12 +20,12 @@ from tiers import slow_but
 import stem_edge
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import BundleError, CheckpointError, ExportError
-from stem_edge.export.checkpoints.gguf_assistant import INSIDE, TOKENS
-from stem_edge.graph.special.assistant import IN, OUT
+from stem_edge.export.checkpoints.assistant import OWN
 from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend
 
 EXACT: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
 DATA = "assistant.data"
+IN, OUT, CLUSTERS_OF, TOKENS = OWN  # names in GGUF files
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +68,12 @@ def test_a_gguf_file_gives_the_bundle_of_its_folder(
 FILES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "too many": ({"masked_embedding.top_k": 17}, ExportError, "scores 17 of these"),
     "another key": ({"expert_count": 4}, CheckpointError, "expert_count is 4; expected no such"),
-    "no tensor": ({INSIDE[IN]: None}, CheckpointError, f"no tensor {INSIDE[IN]}"),
+    "no tensor": ({IN: None}, CheckpointError, f"no tensor {IN}"),
     "no order": ({TOKENS: None}, CheckpointError, "does not name each of 320 tokens once"),
     "ids twice": ({TOKENS: np.zeros(V, np.int32)}, CheckpointError, "does not name each of 320"),
     "another order": ({TOKENS: np.zeros(9, np.int32)}, CheckpointError, "does not name each of"),
     "another shape": (
-        {INSIDE[OUT]: np.zeros((32, 8), np.float32)}, CheckpointError, f"{INSIDE[OUT]} is .*expected",
+        {OUT: np.zeros((32, 8), np.float32)}, CheckpointError, f"{OUT} is .*expected",
     ),
     "more tensors": ({"other": np.zeros(4, np.float32)}, CheckpointError, "other is not part"),
 }  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind, RopeScaling
 
+T = TypeVar("T")
 LAYER = {
     **NAMES.layer,
     "attention_post_norm": "post_attention_layernorm",
@@ -42,6 +43,8 @@ class Gemma(Windowed, kw_only=True, dict=True):
     # No keys of config.json: `outer` sets them for a multimodal model.
     inside: ClassVar[str] = NAMES.inside  # prefix of the names of tensors
     placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
+    # One size for all layers, or one for each.
+    intermediate_size: int | list[int]  # type: ignore[assignment]
     num_attention_heads: int = 8
     head_dim: int | None = 256
     tie_word_embeddings: bool = True
@@ -108,6 +111,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
 
     def extras(self) -> dict[str, Any]:
         return self.windows(self.usual_types()) | {
+            "d_ff": self.ffn_widths()[0],
             "layer_kinds": tuple(self.kinds()),
             "embedding_scale": self.rounded(math.sqrt(self.hidden_size)),
             "activation": "gelu",
@@ -121,9 +125,35 @@ class Gemma(Windowed, kw_only=True, dict=True):
         }
 
     def kinds(self) -> Iterator[LayerKind]:
-        """Yield how layers differ; here, layers of full attention rotate otherwise."""
+        """Yield how layers of full attention rotate, other heads, and other widths."""
         theta, scaling = self._rope_of(FULL)
         yield LayerKind(layers=self.full(), rope_theta=theta, rope_scaling=scaling)
+        for (width, count), layers in self.own_heads().items():
+            yield LayerKind(layers=tuple(layers), head_dim=width, n_kv_heads=count)
+        widths = self.ffn_widths()
+        for width, those in groups(widths).items():
+            if width != widths[0]:
+                yield LayerKind(layers=those, d_ff=width)
+
+    def own_heads(self) -> Mapping[tuple[int, int], Sequence[int]]:
+        """Return head_dim and n_kv_heads -> layers that have these; 0: the model's."""
+        return {}
+
+    def ffn_widths(self) -> Sequence[int]:
+        """Return the width of each layer's FFN. Raises ValueError."""
+        given = self.intermediate_size
+        if isinstance(given, list):
+            return self.for_each("intermediate_size", given)
+        return [given] * self.num_hidden_layers
+
+    def for_each(self, key: str, given: list[T]) -> list[T]:
+        """Return the list, if it has a value for each layer. Raises ValueError."""
+        if len(given) != self.num_hidden_layers:
+            raise ValueError(
+                f"{key} is {one_line(repr(given))}; expected a number for each of "
+                f"{self.num_hidden_layers} layers"
+            )
+        return given
 
     def full(self) -> tuple[int, ...]:
         """Return the layers with full attention."""
@@ -151,3 +181,11 @@ class Gemma(Windowed, kw_only=True, dict=True):
     def unused(self, name: str) -> bool:
         """Return True for towers."""
         return self.inside != NAMES.inside and TOWERS.fullmatch(name) is not None
+
+
+def groups(values: Sequence[T]) -> dict[T, tuple[int, ...]]:
+    """Return value -> the layers that have it."""
+    return {
+        value: tuple(n for n, other in enumerate(values) if other == value)
+        for value in dict.fromkeys(values)
+    }

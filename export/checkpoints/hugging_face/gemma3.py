@@ -25,10 +25,11 @@ class Gemma3(Gemma, kw_only=True):
 
     family = "Gemma 3"
     multimodal = "gemma3"
+    ONE_APART: ClassVar[bool] = True  # whether norms are stored as what is added to 1
     PLACEHOLDERS: ClassVar = {"an image": ("image_token_index", 262_144)}
     vocab_size: int = 262_208
     hidden_size: int = 2304
-    intermediate_size: int = 9216
+    intermediate_size: int | list[int] = 9216
     num_hidden_layers: int = 26
     num_key_value_heads: int | None = 4
     max_position_embeddings: int = 131_072
@@ -62,7 +63,8 @@ class Gemma3(Gemma, kw_only=True):
         if OLDER_INSIDE + "norm.weight" in files:
             self.__dict__["inside"] = OLDER_INSIDE
         found = super().backbone(config, files)
-        return {n: _plus_one(m) if n.endswith("norm") else m for n, m in found.items()}
+        norms = {n: _plus_one(m) for n, m in found.items() if n.endswith("norm")}
+        return found | norms if self.ONE_APART else found
 
 
 def _plus_one(vector: Tensor) -> Tensor:

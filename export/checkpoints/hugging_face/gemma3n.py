@@ -7,12 +7,12 @@ and the gates of the first layers are sparse.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.gemma import groups
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import PLE_LAYER, TOP, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.names import Names
-from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind
 
 OWN_LAYER = PLE_LAYER | {
@@ -27,8 +27,6 @@ OWN_LAYER = PLE_LAYER | {
 STREAMS = {"altup_in": "altup_projections", "altup_out": "altup_unembed_projections"}
 SCALE = "altup.correct_output_scale"
 SPARSE_LAYERS, SPARSITY = 10, 0.95  # without activation_sparsity_pattern, in deeper models
-
-T = TypeVar("T")
 
 
 class Gemma3n(GemmaPle, kw_only=True):
@@ -47,8 +45,7 @@ class Gemma3n(GemmaPle, kw_only=True):
     TENSORS: ClassVar = {"ple_gate_scale": SCALE}
     vocab_size: int = 262_400
     hidden_size: int = 2048
-    # One size for all layers, or one for each.
-    intermediate_size: int | list[int] = 16_384  # type: ignore[assignment]
+    intermediate_size: int | list[int] = 16_384
     num_hidden_layers: int = 35
     num_key_value_heads: int | None = 2
     max_position_embeddings: int = 32_768
@@ -77,7 +74,6 @@ class Gemma3n(GemmaPle, kw_only=True):
 
     def extras(self) -> dict[str, Any]:
         return super().extras() | {
-            "d_ff": self._widths()[0],
             "streams": self.altup_num_inputs,
             "active_stream": self.altup_active_idx,
             "ple_gate_scale": self.altup_correct_scale,
@@ -85,35 +81,16 @@ class Gemma3n(GemmaPle, kw_only=True):
         }
 
     def kinds(self) -> Iterator[LayerKind]:
-        """Yield how layers of full attention, of other widths and with sparse gates differ."""
         yield from super().kinds()
-        widths = self._widths()
-        for width, layers in groups(widths).items():
-            if width != widths[0]:
-                yield LayerKind(layers=layers, d_ff=width)
         for share, layers in groups(self._sparsity()).items():
             if share:
                 yield LayerKind(layers=layers, sparsity=share)
 
-    def _widths(self) -> Sequence[int]:
-        given = self.intermediate_size
-        if isinstance(given, list):
-            return self._for_each("intermediate_size", given)
-        return [given] * self.num_hidden_layers
-
     def _sparsity(self) -> Sequence[float]:
         if self.activation_sparsity_pattern is not None:
-            return self._for_each("activation_sparsity_pattern", self.activation_sparsity_pattern)
+            return self.for_each("activation_sparsity_pattern", self.activation_sparsity_pattern)
         sparse = SPARSE_LAYERS if self.num_hidden_layers > SPARSE_LAYERS else 0
         return [SPARSITY] * sparse + [0.0] * (self.num_hidden_layers - sparse)
-
-    def _for_each(self, key: str, given: list[T]) -> list[T]:
-        if len(given) != self.num_hidden_layers:
-            raise ValueError(
-                f"{key} is {one_line(repr(given))}; expected a number for each of "
-                f"{self.num_hidden_layers} layers"
-            )
-        return given
 
     def names(self) -> Names:
         return Names(TOP, OWN_LAYER, self.inside)
@@ -127,11 +104,3 @@ class Gemma3n(GemmaPle, kw_only=True):
     def unused(self, name: str) -> bool:
         """Return True also for factors of the active stream that config.json turns off."""
         return super().unused(name) or (not self.altup_correct_scale and name.endswith(SCALE))
-
-
-def groups(values: Sequence[T]) -> dict[T, tuple[int, ...]]:
-    """Return value -> the layers that have it."""
-    return {
-        value: tuple(n for n, other in enumerate(values) if other == value)
-        for value in dict.fromkeys(values)
-    }

@@ -6,14 +6,13 @@ ones, and may have a wider FFN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import GemmaPle
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.layers import LayerKind
 
 
 class Gemma4(GemmaPle, kw_only=True):
@@ -38,7 +37,7 @@ class Gemma4(GemmaPle, kw_only=True):
     TENSORS: ClassVar = {"layer_scale": "layer_scalar"}
     vocab_size: int = 262_144
     hidden_size: int = 2304
-    intermediate_size: int = 9216
+    intermediate_size: int | list[int] = 9216
     num_hidden_layers: int = 30
     num_key_value_heads: int | None = 4
     global_head_dim: int = 512
@@ -59,17 +58,14 @@ class Gemma4(GemmaPle, kw_only=True):
         self.layer_types = [*types[:-1], FULL]  # transformers does so, too
         return super().extras() | {"layer_scale": True}
 
-    def kinds(self) -> Iterator[LayerKind]:
-        """Yield how layers of full attention, and those with borrowed K and V, differ."""
-        yield from super().kinds()
-        for own, layers in self._own_heads().items():
-            yield LayerKind(layers=tuple(layers), head_dim=own[0], n_kv_heads=own[1])
-        if self.use_double_wide_mlp and self.num_kv_shared_layers:
-            borrowing = range(self.num_hidden_layers)[-self.num_kv_shared_layers :]
-            yield LayerKind(layers=tuple(borrowing), d_ff=2 * self.intermediate_size)
+    def ffn_widths(self) -> Sequence[int]:
+        wide = self.num_kv_shared_layers if self.use_double_wide_mlp else 0
+        return [
+            width * (2 if number >= self.num_hidden_layers - wide else 1)
+            for number, width in enumerate(super().ffn_widths())
+        ]
 
-    def _own_heads(self) -> dict[tuple[int, int], list[int]]:
-        """Return head_dim and n_kv_heads -> layers that have these; 0: the model's."""
+    def own_heads(self) -> dict[tuple[int, int], list[int]]:
         given = self.per_layer_config
         if given is None:
             heads = self.num_global_key_value_heads if self.attention_k_eq_v else None

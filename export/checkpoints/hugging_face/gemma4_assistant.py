@@ -1,27 +1,13 @@
-"""Reading the assistant of a Gemma 4: a drafter whose layers have no keys and values of their own."""
+"""config.json of the assistant of a Gemma 4: a drafter whose layers have no keys and values of their own."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
+import msgspec
 
 from stem_edge.config import ModelConfig
-from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.assistant import (
-    AssistantCheckpoint,
-    in_clusters,
-    shapes_of,
-    take_tensors,
-    with_lenders,
-)
-from stem_edge.export.checkpoints.hugging_face.config import read_config
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
-from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
-from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.safetensors import TensorFiles
-from stem_edge.export.tensor_files.tensor import INTEGERS
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 
 KIND = "gemma4_assistant"
@@ -65,27 +51,23 @@ class Gemma4Assistant(Gemma4, kw_only=True):
         return with_lenders(super().model())
 
 
-def read_folder(path: Path, dim: int) -> AssistantCheckpoint:
-    """Open an assistant in a folder with config.json and safetensors. Raises CheckpointError.
+def with_lenders(config: ModelConfig) -> ModelConfig:
+    """Return a model with a layer of each kind before its own, which borrow keys and values of these."""
+    kinds = dict[object, int]()
+    for number, layer in enumerate(config.layers):
+        kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)
+    order = [*kinds.values(), *range(config.n_layers)]
 
-    dim: of the model that it drafts for.
-    """
-    config, decoder, _, packed = read_config(path / CONFIG, {KIND: Gemma4Assistant})
-    if not isinstance(decoder, Gemma4Assistant) or packed:
-        raise CheckpointError(f"{path}: its matrices are codes; give an assistant with floats")
-    files = TensorFiles(path)
-    clusters = decoder.num_centroids if decoder.use_ordered_embeddings else 0
-    best = decoder.centroid_intermediate_top_k if clusters else 0
+    def moved(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(new for new, old in enumerate(order) if old in layers)
 
-    def named(name: str) -> str:
-        return INSIDE.get(name) or decoder.tensor(name)
-
-    shapes = shapes_of(config, dim, clusters)
-    tensors = take_tensors(path, shapes, config, named, files.take)
-    ids = files.take(TOKENS, INTEGERS).numbers() if clusters else np.empty(0)
-    order = in_clusters(
-        f"{path}: {TOKENS}", ids.ravel().astype(np.int64), config.vocab_size, clusters
+    windows = config.window_layers
+    return msgspec.structs.replace(
+        config,
+        n_layers=len(order),
+        borrowed_kv_layers=config.n_layers,
+        window_layers=None if windows is None else moved(windows),
+        layer_kinds=tuple(
+            msgspec.structs.replace(kind, layers=moved(kind.layers)) for kind in config.layer_kinds
+        ),
     )
-    if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
-        raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
-    return AssistantCheckpoint(path, config, best, tensors, order)

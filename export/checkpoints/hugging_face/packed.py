@@ -19,7 +19,7 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.packed import BITS, PACKED, SHAPE, WORDS, grouped, packed
-from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
 from stem_edge.export.tensor_files.tensor import FLOATS, Tensor
 
 GEMMA, COMPRESSED = "gemma", "compressed-tensors"  # quant_method in config.json
@@ -37,7 +37,7 @@ class PackedFiles(TensorFiles):
     """Tensors of a folder whose matrices may be packed. widths: name of a matrix -> its columns."""
 
     def __init__(self, folder: Path, widths: Mapping[str, int]) -> None:
-        super().__init__(folder)
+        super().__init__(folder, open_folder(folder))
         self._widths = widths
 
     def look(self, name: str) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ from stem_edge.export.checkpoints.hugging_face.packed import PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.packed import is_grouped
-from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
 from stem_edge.export.tensor_files.tensor import Tensor
 
 CONFIG = "config.json"
@@ -65,26 +66,41 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     Raises CheckpointError.
     """
     config, decoder, notes, is_packed = read_config(path / CONFIG, KINDS, ignore_keys)
-    files = PackedFiles(path, decoder.widths(config)) if is_packed else TensorFiles(path)
+    files = (
+        PackedFiles(path, decoder.widths(config))
+        if is_packed
+        else TensorFiles(path, open_folder(path))
+    )
     if isinstance(files, PackedFiles):
         config = _with_own_head(config, decoder, files)
-    backbone = decoder.backbone(config, files)
+    return assembled(
+        decoder,
+        config,
+        files,
+        path=path,
+        tokenizer=TokenizerSource("json", path / TOKENIZER, add_bos=None),
+        notes=notes,
+        sampling=of_folder(path),
+    )
+
+
+def assembled(
+    decoder: Decoder, config: ModelConfig, files: TensorFiles, **described: Any
+) -> Checkpoint:
+    """Take all tensors; described: the other fields of the checkpoint. Raises CheckpointError."""
+    path, backbone = described["path"], decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
         try:
             config = msgspec.structs.replace(config, ranges=_ranges(backbone, decoder, files))
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}; copy the model again") from error
-    tables, index = decoder.tables(config, files), decoder.index(config, files)
     checkpoint = Checkpoint(
-        path=path,
         config=config,
         backbone=backbone,
-        tables=tables,
-        tokenizer=TokenizerSource("json", path / TOKENIZER, add_bos=None),
-        notes=notes,
-        index=index,
-        sampling=of_folder(path),
+        tables=decoder.tables(config, files),
+        index=decoder.index(config, files),
         names=module_names(backbone, decoder.names()),
+        **described,
     )
     check_shapes(checkpoint)
     _check_rest(path, config, decoder, files, backbone["embedding"])
@@ -130,14 +146,14 @@ def _check_rest(
     embedding: Tensor,
 ) -> None:
     """Raise CheckpointError for unread tensors, unless they repeat others."""
-    head = tensor_name("head")
+    head, where = tensor_name("head"), CONFIG if folder.is_dir() else "its header"
     for name in files.names:
         if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):
             continue
         if not (config.tied_head and name == head):
             raise CheckpointError(
-                f"{folder}: tensor {one_line(name)} is not part of the model that {CONFIG} describes; "
-                "check that both are from the same run"
+                f"{folder}: tensor {one_line(files.own(name))} is not part of the model that "
+                f"{where} describes; check that both are from the same run"
             )
         if not same_values(files.take(name), embedding):
             raise CheckpointError(

@@ -16,7 +16,7 @@ import pytest
 from contract import refused
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.safetensors import INDEX, TensorFiles, open_tensors
+from stem_edge.export.tensor_files.safetensors import INDEX, open_folder, open_tensors
 
 HEADER: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -128,11 +128,11 @@ def test_c2_c5_c6_c7_c8_c10_what_is_refused(tmp_path: Path, data: bytes, said: s
     opened(tmp_path, data, said)
 
 
-def folder_of(folder: Path, places: dict[str, str], headers: dict[str, Any]) -> TensorFiles:
+def folder_of(folder: Path, places: dict[str, str], headers: dict[str, Any]) -> object:
     for name, header in headers.items():
         (folder / name).write_bytes(encoded(header, bytes(4 * len(header))))
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
-    return TensorFiles(folder)
+    return open_folder(folder)
 
 
 def one(*names: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def test_c9_indexes_that_do_not_fit_name_every_problem(tmp_path: Path, case: str
 
 def index_refused(folder: Path, text: str, said: str) -> None:
     (folder / INDEX).write_text(text)
-    refused(lambda: TensorFiles(folder), CheckpointError, folder / INDEX, said, kept=[folder])
+    refused(lambda: open_folder(folder), CheckpointError, folder / INDEX, said, kept=[folder])
 
 
 def test_c9_the_same_tensor_twice(tmp_path: Path) -> None:
