@@ -13,62 +13,75 @@ from stem_edge.runtime.backends.interface import (
     MOST,
     SIZES,
     Backend,
-    BackendContext,
     NotFiniteError,
     StepCosts,
 )
 
-ROUNDS = 7  # the fastest of these counts, because whatever else the machine does only adds time
+ROUNDS = 4  # the fastest of these counts, because whatever else the machine does only adds time
 
 
 def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
-    """Measure steps over made-up tokens with these slots, behind all but the last MOST of them.
+    """Measure steps over made-up tokens with these slots, after all but the last MOST tokens.
 
     Raises what a step raises.
     """
-    before = len(token_ids) - MOST
-    context = backend.open_context(len(token_ids))
+    steps = MeasuredSteps(backend, token_ids, slots)
+    return steps.costs(same_bits=steps.same_bits())
 
-    def step(position: int, count: int, logits: int | None = None) -> F32:
+
+class MeasuredSteps:
+    """Steps over made-up tokens, all of which begin at one position. Raises what a step raises."""
+
+    def __init__(self, backend: Backend, token_ids: I64, slots: I32) -> None:
+        self._backend, self._ids, self._slots = backend, token_ids, slots
+        self._before = len(token_ids) - MOST
+        self._context = backend.open_context(len(token_ids))
+        self._step(0, self._before, 1)
+
+    def _step(self, position: int, count: int, logits: int | None = None) -> F32:
         places = slice(position, position + count)
-        context.begin(token_ids[places], position, apart=True)
+        self._context.begin(self._ids[places], position, apart=True)
         try:
-            return context.finish(slots[places], count if logits is None else logits)
+            return self._context.finish(self._slots[places], count if logits is None else logits)
         except NotFiniteError:  # possible with made-up rows; takes as long
             return np.full((count, 1), np.nan, np.float32)
 
-    step(0, before, 1)
-    alone = np.concatenate([step(before + n, 1).copy() for n in range(MOST)])
-    same = [np.array_equal(step(before, size), alone[:size]) for size in SIZES]
-    least = dict.fromkeys((1, *SIZES), np.inf)
-    for _ in range(ROUNDS):
-        for size in least:
-            step(before, 1)  # as in use: steps of other sizes come after steps of one
-            started = time.perf_counter()
-            step(before, size)
-            least[size] = min(least[size], time.perf_counter() - started)
-    times = (
-        np.maximum.accumulate([*least.values()]) / least[1]
-    )  # no step takes less than a smaller one
-    first = token_ids[before : before + 1], slots[before : before + 1]
-    return StepCosts(
-        seconds=least[1],
-        times=dict(zip(least, times.round(2).tolist(), strict=True)),
-        same_bits=all(same),
-        same_in_batches=_same_in_batches(backend, context, before, *first, step(before, 1).copy()),
-    )
+    def same_bits(self) -> bool:
+        """Return whether a token's logits are the same in a step of several as in a step alone."""
+        alone = [self._step(self._before + n, 1).copy() for n in range(MOST)]
+        return all(
+            np.array_equal(self._step(self._before, size), np.concatenate(alone[:size]))
+            for size in SIZES
+        )
 
+    def costs(self, *, same_bits: bool) -> StepCosts:
+        """Return times of steps, and whether steps of several sequences compute the same bits."""
+        least = dict.fromkeys((1, *SIZES), np.inf)
+        for _ in range(ROUNDS):
+            for size in least:
+                self._step(self._before, 1)  # as in use: steps of other sizes follow steps of one
+                started = time.perf_counter()
+                self._step(self._before, size)
+                least[size] = min(least[size], time.perf_counter() - started)
+        # No step takes less than a smaller one.
+        times = np.maximum.accumulate([*least.values()]) / least[1]
+        return StepCosts(
+            seconds=least[1],
+            times=dict(zip(least, times.round(2).tolist(), strict=True)),
+            same_bits=same_bits,
+            same_in_batches=self._same_in_batches(),
+        )
 
-def _same_in_batches(
-    backend: Backend, context: BackendContext, before: int, token: I64, slot: I32, alone: F32
-) -> bool:
-    """True if each of several sequences has the logits that it has alone."""
-    with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes memory at once
-        batch = backend.open_batch(MOST, context.length)
-        for n in range(1, MOST + 1):
-            batch.join(context, before)
-            batch.begin(0, token.repeat(n), np.full(n, before))
-            if not np.array_equal(batch.finish(slot.repeat(n, 0)), alone.repeat(n, 0)):
-                return False
-        return True
-    return False
+    def _same_in_batches(self) -> bool:
+        """Return whether each of several sequences has the logits that it has alone."""
+        before, alone = self._before, self._step(self._before, 1).copy()
+        token, slot = self._ids[before : before + 1], self._slots[before : before + 1]
+        with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes memory at once
+            batch = self._backend.open_batch(MOST, self._context.length)
+            for n in range(1, MOST + 1):
+                batch.join(self._context, before)
+                batch.begin(0, token.repeat(n), np.full(n, before))
+                if not np.array_equal(batch.finish(slot.repeat(n, 0)), alone.repeat(n, 0)):
+                    return False
+            return True
+        return False

@@ -32,6 +32,7 @@ class OrtBackend:
 
     kv: type of keys and values in the graphs. apart: graphs of steps of several tokens. They are opened
     when one is first needed, and so are those that only prompts need. opened: called once graphs are open.
+    sparing: take little memory for that.
     """
 
     def __init__(
@@ -44,13 +45,19 @@ class OrtBackend:
         apart: Graphs | None = None,
         opened: Callable[[], None] = lambda: None,
         rows: Rows = "",
+        sparing: bool = False,
     ) -> None:
         # Otherwise, onnxruntime adds biases within products, and joins factors, which rounds otherwise.
         as_built = not config.biases and config.streams == 1
 
         def opener(chosen: Graphs) -> Sessions:
             sessions = open_sessions(
-                chosen, threads, [CPU], whole_steps=bool(config.ranges), as_built=as_built
+                chosen,
+                threads,
+                [CPU],
+                whole_steps=bool(config.ranges),
+                as_built=as_built,
+                sparing=sparing,
             )
             opened()
             return sessions

@@ -143,7 +143,8 @@ class OrtLoader:
         else:
             more = prepared.apart_steps, prepared.give_back_read_pages
             rows = prepared.record.rows
-            backend = OrtBackend(config, graphs, slots, cpus, kv, *more, rows=rows)
+            limited = self._options.memory is not None
+            backend = OrtBackend(config, graphs, slots, cpus, kv, *more, rows=rows, sparing=limited)
             files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]
             if (stream := self._stream(files)) is not None:
                 # Costs of steps are others then, so `auto` guesses nothing.

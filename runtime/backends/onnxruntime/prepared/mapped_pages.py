@@ -1,4 +1,4 @@
-"""Pages of mapped files in the memory of this process. Linux alone tells which they are."""
+"""Pages of mapped files in the memory of this process, which only Linux tells, and packed matrices in them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from stem_edge.system.memory import PROC
 PAGEMAP = PROC / "self" / "pagemap"
 ENTRY_NBYTES = 8  # of a page in PAGEMAP
 OF_FILE = np.uint64(61)  # bit of an entry, below those for swap and memory
+PLACE = re.compile(rb"\|(\d+);(\d+);\d+")  # of a packed piece, in a graph: offset; bytes; checksum
 
 
 class MappedPart(NamedTuple):
@@ -64,3 +66,8 @@ def give_back_mapped(files: Mapping[Path, int]) -> None:
             if one.start < stop and not is_written(pagemap.fileno(), one.start, stop):
                 nbytes = ctypes.c_size_t(stop - one.start)
                 advise(ctypes.c_void_p(one.start), nbytes, mmap.MADV_DONTNEED)
+
+
+def packed_places(graph: Path) -> list[tuple[int, int]]:
+    """Return offset and bytes of each packed piece of a prepared graph, in the order of use. Raises OSError."""
+    return [(int(one[1]), int(one[2])) for one in PLACE.finditer(graph.read_bytes())]

@@ -7,60 +7,23 @@ matrices are multiplied in blocks of rows, to the same bits, a block of 16 MB ea
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd, prod
+from math import prod
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.graph.ir import CONTRIB, Graph, Node, Tensor
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
-from stem_edge.graph.weight_plan import LARGE_ALIGNMENT
 from stem_edge.runtime.backends.interface import BEFORE, MOST, SIZES
 from stem_edge.runtime.backends.memory_plan import Needs, Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 
-BLOCK_NBYTES = 1 << 24
+GROUP_NBYTES = 1 << 24  # of packing.py, which imports more than a load needs
+
 # Files hold every matrix plain and packed, and packing pads a little. The matrix under way is on disk once
 # more, in a file of its own. In memory it is packed, read to be saved, and packed again to be compared.
 # Seconds a GB are measured (docs/results.md).
 FILES_OVER_DATA, COPIES_OF_MATRIX, PREPARING_SECONDS_PER_GB = 2.2, 3, 30
 WORKER_NBYTES = 40 << 20  # Python with numpy and onnxruntime
-
-
-def in_blocks(graph: Graph) -> Graph:
-    """Return a graph whose float32 matrices of more than two blocks are in tensors of one block."""
-    made = replace(graph, nodes=[], tensors=dict(graph.tensors))
-    for node in graph.nodes:
-        tensor = graph.tensors.get(node.inputs[1]) if node.op == "FusedMatMul" else None
-        if tensor is None or tensor.data is not None or tensor.nbytes <= 2 * BLOCK_NBYTES:
-            made.nodes.append(node)
-            continue
-        del made.tensors[tensor.name]
-        parts = [_product(made, node, block) for block in _blocks(tensor)]
-        made.add("Concat", parts, node.outputs[0], axis=-1)
-    return made
-
-
-def _product(graph: Graph, node: Node, block: Tensor) -> str:
-    inputs, name = [node.inputs[0], graph.weight(block)], f"{block.name}.product"
-    return graph.node(node.op, inputs, [name], CONTRIB, **node.attributes)
-
-
-def _blocks(tensor: Tensor) -> list[Tensor]:
-    """Return blocks of the rows of a tensor [N, K], each beginning where files can be mapped."""
-    rows = tensor.dims[0]
-    row_nbytes = tensor.nbytes // rows
-    unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, row_nbytes)
-    step = max(unit, BLOCK_NBYTES // row_nbytes // unit * unit)
-    return [
-        replace(
-            tensor,
-            name=f"{tensor.name}.{number}",
-            dims=(min(step, rows - at), *tensor.dims[1:]),
-            offset=tensor.offset + at * row_nbytes,
-        )
-        for number, at in enumerate(range(0, rows, step))
-    ]
 
 
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
@@ -74,7 +37,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     )
     # Logits of steps of each size, and the copies that are compared.
     steps += (2 * sum(SIZES) + MOST) * FLOAT * footprint.model.vocab_size
-    matrix = min(FLOAT * largest_product(footprint.model), 2 * BLOCK_NBYTES)
+    matrix = min(FLOAT * largest_product(footprint.model), 2 * GROUP_NBYTES)
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
     return Preparing(
         disk=int(FILES_OVER_DATA * (nbytes + matrix)),

@@ -1,23 +1,26 @@
-"""Packs the matrices of a graph one at a time, so that it takes the memory of one of them.
+"""Packs the matrices of a graph, a few at a time, so that little memory is taken.
 
-onnxruntime packs all matrices of a graph when it loads it, and can save what it packed, but holds
-all of them in memory meanwhile. So each matrix is loaded and saved in a separate graph, and the
-packed forms are put together in the file of weights of the whole graph.
+onnxruntime packs all matrices of a graph when it loads it, and can save what it packed, but holds all of
+them in memory meanwhile. So groups of matrices are loaded and saved as graphs of their own, and their packed
+forms are put together in the weight file of the whole graph.
 
-On loading, onnxruntime packs each plain matrix again and compares it with the packed form in the same
-file. So plain matrices are copied, though the bundle has them. They are read only then, and lie apart from
-packed ones: where memory is short, the system drops pages and reads them again with their neighbours.
+When it loads a prepared graph, onnxruntime packs each plain matrix again and compares it with the packed form
+in the same file. So plain matrices are copied, though the bundle has them. They are read only then, and lie
+apart from packed ones: where memory is short, the system drops pages and reads them again with their neighbours.
 
-Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices when it loads a graph
-(providers/session.py), in memory. So they are written as u8 there.
+Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices in memory when it loads a
+graph (providers/session.py). So they are written as u8 there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import gcd
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,11 +30,10 @@ import numpy.typing as npt
 from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged
-from stem_edge.graph.encoder import encode
-from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
-from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.graph.encoder import PACKED, encode, with_length
+from stem_edge.graph.ir import CONTRIB, ElementType, Graph, Node, Tensor
+from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, WeightPlan
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     GraphSource,
@@ -48,8 +50,12 @@ ACTIVATIONS = {
 }
 # onnxruntime copies a packed matrix that begins elsewhere in the file, instead of mapping it.
 PACKED_ALIGNMENT = 256
+GROUP_NBYTES = 1 << 24  # of matrices that are packed together; a larger one is packed alone
 PIECE_NBYTES = 8 << 20  # copied at once
 CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
+# Packed form of a tensor, as onnxruntime writes it (undocumented): key|offset;bytes;checksum|...
+FORM = re.compile(rb"[^|]*(\|\d+;\d+;\d+)+")
+NAME, KEY, VALUE = 8, 1, b"\x12"  # fields in onnx.proto, and the tag of one
 
 
 class OtherProductsError(Exception):
@@ -68,22 +74,16 @@ class Packer:
 
         Raises OtherProductsError, OSError, and what `open_session` raises.
         """
-        path = self.folder / name
-        if any(tensor.file and tensor not in self._placed for tensor in graph.tensors.values()):
-            path.with_name(f"{name}.data").touch()
-            self._gather(graph, WeightPlan(f"{name}.data"))
-        path.write_bytes(encode(self._over_packed(graph)))
-
-    def _gather(self, graph: Graph, plan: WeightPlan) -> None:
-        """Write the weights of a graph: plain matrices, then everything else, and packed matrices."""
-        nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
         fresh = {n: t for n, t in graph.tensors.items() if t.file and t not in self._placed}
-        with (self.folder / plan.file).open("r+b") as file:
-            for name in sorted(fresh, key=lambda name: name not in nodes):
-                self._copy_plain(fresh[name], file, plan)
-        for node in nodes.values():
-            if node.inputs[1] in fresh:
-                self._pack_matrix(_alone(graph, node), plan)
+        if fresh:
+            plan, nodes = WeightPlan(f"{name}.data"), _packing(graph, fresh)
+            matrices = {node.inputs[1] for node in nodes}
+            with (self.folder / plan.file).open("w+b") as file:
+                for tensor in sorted(fresh, key=lambda tensor: tensor not in matrices):
+                    self._copy_plain(fresh[tensor], file, plan)
+            for group in _groups(nodes, fresh):
+                self._pack_group(_products_of(graph, group), plan)
+        (self.folder / name).write_bytes(encode(self._over_packed(graph)))
 
     def _copy_plain(self, tensor: Tensor, file: IO[bytes], plan: WeightPlan) -> None:
         place = _place(plan, tensor.nbytes)
@@ -95,8 +95,8 @@ class Packer:
             if not _copy(source, tensor.offset, file, place, tensor.nbytes, flip=widened):
                 raise damaged(path, f"ends before byte {end:,}")
 
-    def _pack_matrix(self, graph: Graph, plan: WeightPlan) -> None:
-        """Append the packed forms of a graph of one product, and compare its products with them.
+    def _pack_group(self, graph: Graph, plan: WeightPlan) -> None:
+        """Append the packed forms of a graph of products, and compare its products with them.
 
         The file is closed before it is compared: Windows refuses to read one that others may write.
         """
@@ -107,14 +107,12 @@ class Packer:
                 saved.with_name("graph.onnx.data").open("rb") as source,
                 (self.folder / plan.file).open("r+b") as file,
             ):
-                for name, form in packed_forms(saved).items():
-                    tensor = graph.tensors[name]
-                    text = _append(form, source, file, plan)
+                for name, form in packed_forms(saved.read_bytes(), graph.tensors).items():
+                    tensor, text = graph.tensors[name], _append(form, source, file, plan)
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
-        found = self._products(graph)
-        for first, second in zip(expected, found, strict=True):
+        for name, first, second in zip(graph.outputs, expected, self._products(graph), strict=True):
             if not np.array_equal(first, second, equal_nan=True):
-                raise OtherProductsError(graph.nodes[0].outputs[0])
+                raise OtherProductsError(name)
 
     def _over_packed(self, graph: Graph) -> Graph:
         """Return a graph over the weights in the folder, which are in the order of use."""
@@ -126,29 +124,108 @@ class Packer:
         return replace(graph, nodes=nodes, tensors=tensors)
 
     def _products(self, graph: Graph, save_to: Path | None = None) -> list[F32]:
-        """Return products of noise, of one token and of several."""
+        """Return each product of noise, of one token and of several side by side."""
         source = GraphSource("product", encode(self._over_packed(graph)), self.folder)
         stepped = bool(self._bundle.manifest.model.ranges)
         session = open_session(source, self._threads, [CPU], save_to=save_to, whole_steps=stepped)
-        (x,) = graph.inputs
         try:
-            return [session.run(None, {x: noise})[0] for noise in _noise(graph)]
+            found = [session.run(None, _noise(graph, tokens)) for tokens in CHECKED_TOKENS]
+            return [np.concatenate(each, axis=1) for each in zip(*found, strict=True)]
         finally:
             del session
             return_freed_memory()
 
 
-def _alone(graph: Graph, node: Node) -> Graph:
-    """Return a graph of one product of a graph, with activations as its input."""
-    tensors = {name: graph.tensors[name] for name in node.inputs if name in graph.tensors}
-    alone = Graph(nodes=[node], tensors=tensors)
-    dims = tensors[node.inputs[1]].dims
-    width = dims[-1] if node.attributes.get("transB") else dims[0]
-    if node.op == "MatMulNBits":
-        width = node.size("K")
-    alone.input(node.inputs[0], ACTIVATIONS[node.op], [1, "T", width])
-    alone.output(node.outputs[0], np.float32, None)
-    return alone
+def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
+    """Return tensor -> text that says where its packed form is, in a graph that onnxruntime saved.
+
+    In a tensor (onnx.proto), external_data comes after the name. Raises ValueError.
+    """
+    heads = {name: with_length(NAME, name.encode()) for name in names}
+    starts = sorted((at, name) for name, head in heads.items() if (at := saved.find(head)) >= 0)
+    key, found = with_length(KEY, PACKED.encode()) + VALUE, dict[str, str]()
+    for (start, name), (stop, _) in pairwise([*starts, (len(saved), "")]):
+        if (at := saved.find(key, start, stop)) >= 0:
+            low, high = saved[at + len(key) : at + len(key) + 2]
+            size, skipped = (low, 1) if low < 128 else (low - 128 + (high << 7), 2)
+            text = saved[at + len(key) + skipped :][:size]
+            if not FORM.fullmatch(text):
+                raise ValueError(f"packed form {text!r}")
+            found[name] = text.decode()
+    return found
+
+
+def in_blocks(graph: Graph) -> Graph:
+    """Return a graph whose float32 matrices of more than two groups' bytes are in tensors of a group's.
+
+    A head of 128,256 rows would take 1 GB at once. Products have the same bits.
+    """
+    made = replace(graph, nodes=[], tensors=dict(graph.tensors))
+    for node in graph.nodes:
+        tensor = graph.tensors.get(node.inputs[1]) if node.op == "FusedMatMul" else None
+        if tensor is None or tensor.data is not None or tensor.nbytes <= 2 * GROUP_NBYTES:
+            made.nodes.append(node)
+            continue
+        del made.tensors[tensor.name]
+        parts = [_product(made, node, block) for block in _blocks(tensor)]
+        made.add("Concat", parts, node.outputs[0], axis=-1)
+    return made
+
+
+def _product(graph: Graph, node: Node, block: Tensor) -> str:
+    inputs, name = [node.inputs[0], graph.weight(block)], f"{block.name}.product"
+    return graph.node(node.op, inputs, [name], CONTRIB, **node.attributes)
+
+
+def _blocks(tensor: Tensor) -> list[Tensor]:
+    """Return blocks of the rows of a tensor [N, K], each beginning where files can be mapped."""
+    rows = tensor.dims[0]
+    row_nbytes = tensor.nbytes // rows
+    unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, row_nbytes)
+    step = max(unit, GROUP_NBYTES // row_nbytes // unit * unit)
+    return [
+        replace(
+            tensor,
+            name=f"{tensor.name}.{number}",
+            dims=(min(step, rows - at), *tensor.dims[1:]),
+            offset=tensor.offset + at * row_nbytes,
+        )
+        for number, at in enumerate(range(0, rows, step))
+    ]
+
+
+def _packing(graph: Graph, fresh: Collection[str]) -> list[Node]:
+    """Return one node for each matrix that is to be packed."""
+    nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
+    return [node for name, node in nodes.items() if name in fresh]
+
+
+def _groups(nodes: Sequence[Node], tensors: dict[str, Tensor]) -> Iterator[list[Node]]:
+    group, nbytes = list[Node](), 0
+    for node in nodes:
+        size = tensors[node.inputs[1]].nbytes
+        if group and nbytes + size > GROUP_NBYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(node)
+        nbytes += size
+    if group:
+        yield group
+
+
+def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    """Return a graph of some products of a graph, each with activations of its own as an input."""
+    names = {name for node in nodes for name in node.inputs}
+    made = Graph(tensors={n: t for n, t in graph.tensors.items() if n in names})
+    for number, node in enumerate(nodes):
+        dims = made.tensors[node.inputs[1]].dims
+        width = dims[-1] if node.attributes.get("transB") else dims[0]
+        if node.op == "MatMulNBits":
+            width = node.size("K")
+        made.nodes.append(replace(node, inputs=[x := f"activations.{number}", *node.inputs[1:]]))
+        made.input(x, ACTIVATIONS[node.op], [1, "T", width])
+        made.output(node.outputs[0], np.float32, None)
+    return made
 
 
 def _widened(node: Node) -> Node:
@@ -156,16 +233,17 @@ def _widened(node: Node) -> Node:
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 
-def _noise(graph: Graph) -> Iterator[npt.NDArray[Any]]:
-    (value,) = graph.inputs.values()
-    *_, width = value.shape or ()
-    rng = np.random.default_rng(0)
-    for tokens in CHECKED_TOKENS:
-        size = (1, tokens, int(width))
-        if value.type == ElementType.UINT8:
-            yield rng.integers(0, 256, size, np.uint8)
-        else:
-            yield rng.standard_normal(size, np.float32)
+def _noise(graph: Graph, tokens: int) -> dict[str, npt.NDArray[Any]]:
+    rng, found = np.random.default_rng(0), dict[str, npt.NDArray[Any]]()
+    for name, value in graph.inputs.items():
+        size = (1, tokens, int((value.shape or (0,))[-1]))
+        whole = value.type == ElementType.UINT8
+        found[name] = rng.integers(0, 256, size, np.uint8) if whole else _normal(rng, size)
+    return found
+
+
+def _normal(rng: np.random.Generator, size: tuple[int, ...]) -> F32:
+    return rng.standard_normal(size, np.float32)
 
 
 def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:

@@ -23,12 +23,15 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, STEP, apart_step
 from stem_edge.graph.special.apart import apart
-from stem_edge.runtime.backends.interface import BEFORE, MOST, SIZES
+from stem_edge.runtime.backends.interface import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
-from stem_edge.runtime.backends.onnxruntime.prepared.packable import in_blocks
-from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import (
+    OtherProductsError,
+    Packer,
+    in_blocks,
+)
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,
@@ -38,7 +41,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     prepared_file,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source, joined_parts
-from stem_edge.runtime.backends.step_measure import measure_steps
+from stem_edge.runtime.backends.step_measure import MeasuredSteps
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.child import end_with_parent
 from stem_edge.system.memory import give_back_freed_blocks
@@ -47,6 +50,7 @@ from stem_edge.tables.windows import last_rows
 
 # Of a layer, from which on two rows take little longer than one: matrices are read from memory then.
 LAYER_NBYTES = 4 << 20
+MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
 REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
 )
@@ -95,7 +99,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
     """Return the record with measurements of steps, over placeholders for rows, if the context is long enough."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
-    length = min(BEFORE + MOST, config.max_context)
+    length = min(MEASURED_TOKENS, config.max_context)
     if length <= MOST:
         return prepared.record
     slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
@@ -108,15 +112,20 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     if window := config.row_window:
         rows = last_rows(ids, rows, 0, window, config.eos_ids)
     graphs = prepared.graph_sources(bundle, prefill=False, kv=kv)
-    backend = OrtBackend(config, graphs, slots, threads, kv, prepared.apart_steps, rows="any")
-    costs = measure_steps(backend, ids, rows)
-    chosen: Rows = "any" if costs.same_bits and costs.same_in_batches else ""
-    if not costs.same_bits and _pays_for_even_rows(bundle):
+    apart_steps = prepared.apart_steps
+    backend = OrtBackend(config, graphs, slots, threads, kv, apart_steps, rows="any", sparing=True)
+    steps = MeasuredSteps(backend, ids, rows)
+    chosen: Rows = "any"
+    if not (same := steps.same_bits()) and _pays_for_even_rows(bundle):
         backend.loaded = replace(backend.loaded, rows="even")
-        even = measure_steps(backend, ids, rows)
-        costs, chosen = (even, "even") if even.same_bits else (costs, "")
-    steps = msgspec.structs.replace(costs, threads=threads)
-    return msgspec.structs.replace(prepared.record, steps=steps, rows=chosen)
+        even = MeasuredSteps(backend, ids, rows)
+        if same := even.same_bits():
+            steps, chosen = even, "even"
+    costs = steps.costs(same_bits=same)
+    if chosen == "any" and not (same and costs.same_in_batches):
+        chosen = ""
+    costs = msgspec.structs.replace(costs, threads=threads)
+    return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen)
 
 
 def _pays_for_even_rows(bundle: Bundle) -> bool:

@@ -27,8 +27,10 @@ from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import only_prompts
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER
-from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
-from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_places
+from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
+    give_back_mapped,
+    packed_places,
+)
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest

@@ -25,8 +25,8 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
     PAGEMAP,
     is_written,
     mappings,
+    packed_places,
 )
-from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_places
 from stem_edge.system.memory import available_memory
 
 # Smaller matrices are not worth a system call. The matrices that the system is asked for ahead take AHEAD

@@ -1,4 +1,4 @@
-"""Matrices packed one at a time have the forms that onnxruntime gives them in the whole graph."""
+"""Matrices packed a few at a time have the forms that onnxruntime gives them in the whole graph."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import EMBED
-from stem_edge.runtime.backends.onnxruntime.prepared import (
-    packing,
-)
-from stem_edge.runtime.backends.onnxruntime.prepared.packable import in_blocks
-from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms, packed_places
-from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
+from stem_edge.runtime.backends.onnxruntime.prepared import packing
+from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import packed_places
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer, in_blocks
 from stem_edge.runtime.backends.onnxruntime.providers import session
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source, joined_parts
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 
 GEMMA_3N, GEMMA_4, NO_VNNI = "Gemma 3n", "Gemma 4", "products saturate"
 INT4 = {"type": usual_format("int4", head="int8", block_size=64), "prefill_graph": True}
@@ -93,6 +90,7 @@ def test_the_forms_of_the_whole_graph(
     if name == NO_VNNI:
         monkeypatch.setattr(session, "products_saturate", lambda: True)
         monkeypatch.setattr(packing, "products_saturate", lambda: True)
+    monkeypatch.setattr(packing, "GROUP_NBYTES", 10_000)  # several groups of several matrices
     bundle = export(name, tiny_checkpoint, tmp_path, options)
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     alone.mkdir()
@@ -105,22 +103,6 @@ def test_the_forms_of_the_whole_graph(
         assert found and found == matrices(whole / part)
 
 
-def test_no_session_has_more_than_one_matrix(
-    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, counts = open_session, list[int]()
-
-    def watch(source: GraphSource, *rest: Any, **options: Any) -> Any:
-        counts.append(len(onnx.load_model_from_string(source.data).graph.node))
-        return real(source, *rest, **options)
-
-    monkeypatch.setattr(packing, "open_session", watch)
-    packer = Packer(small, tmp_path, 1)
-    for name, graph in parts(small).items():
-        packer.pack(name, graph)
-    assert len(counts) > 20 and set(counts) == {1}
-
-
 def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
     packer, graphs = (
         Packer(small, tmp_path, 1),
@@ -129,11 +111,10 @@ def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_pa
     for name, graph in graphs.items():
         packer.pack(name, graph)
     assert {path.name for path in tmp_path.glob("*.data")} == {"step.data", "prefill.data"}
-    forms = packed_forms(tmp_path / "step")
     places = [place for place, _ in packed_places(tmp_path / "step")]
     assert not any(place % packing.PACKED_ALIGNMENT for place in places)  # else they are copied
     first = min(places)
     for tensor in onnx.load(tmp_path / "step", load_external_data=False).graph.initializer:
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        if tensor.name in forms:
+        if "prepacked_0" in entries:
             assert int(entries["offset"]) + int(entries["length"]) <= first

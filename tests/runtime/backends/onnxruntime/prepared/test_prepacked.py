@@ -31,9 +31,9 @@ from stem_edge.errors import BackendError
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
 from stem_edge.runtime.backends.onnxruntime import prepared
+from stem_edge.runtime.backends.onnxruntime.prepared import packing, preparing
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
-from stem_edge.runtime.backends.onnxruntime.prepared import preparing
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     RECORD,
@@ -230,11 +230,12 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
 def test_a_failure_leaves_nothing(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    real, packed = Packer._pack_matrix, list[str]()
+    monkeypatch.setattr(packing, "GROUP_NBYTES", 10_000)  # several groups
+    real, packed = Packer._pack_group, list[str]()
 
     def pack(packer: Packer, graph: Graph, *rest: Any) -> None:
-        packed.extend(graph.outputs)
-        if len(packed) == 5:
+        packed.append(next(iter(graph.outputs)))
+        if len(packed) == 3:
             raise error
         real(packer, graph, *rest)
 
@@ -242,7 +243,7 @@ def test_a_failure_leaves_nothing(
         prepare_worker.make(opened, folder, 1, "fp32")
 
     monkeypatch.setattr(preparing, "_run_worker", work)
-    monkeypatch.setattr(Packer, "_pack_matrix", pack)
+    monkeypatch.setattr(Packer, "_pack_group", pack)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else BackendError):
         preparing.make(open_bundle(bundle), tmp_path, 1)
     assert not folders(tmp_path)
