@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
     from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.lookups.open_edits import OpenEdits
-    from stem_edge.runtime.speculation.speculation import Speculation
 
 
 class Answering(ModelText):
@@ -75,6 +74,11 @@ class Answering(ModelText):
         self.engine.check_usable()
         with self._opened_edits().added(tuple(as_edit(self.bundle, edit) for edit in edits)):
             yield self
+
+    @property
+    def kv_nbytes(self) -> int:
+        """Bytes of keys and values in use: of calls under way, and of prompts that are kept for later calls."""
+        return self._prefixes.nbytes
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -211,10 +215,6 @@ class Answering(ModelText):
                             return
         except MemoryError as error:
             raise_out_of_memory(error, "to generate", LESS_MEMORY)
-
-    def speculate(self, speculation: Speculation | None) -> None:
-        """Guess ahead with this in later answers; None: a step has one token."""
-        self.stepping = self.stepping._replace(speculation=speculation)
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
-from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.engine import Guesses
+from stem_edge.runtime.backends.interface import SIZES
+from stem_edge.runtime.backends.options import Draft, LoadOptions
 from stem_edge.runtime.loading import load_with
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.text.codec import same_start
@@ -51,18 +49,22 @@ def _ways(
     path: str | Path, options: LoadOptions, new: int
 ) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of each way, and the function that runs it and compares its answers."""
-    with load_with(path, options) as model:
+    with load_with(path, replace(options, speculate=False)) as model:
         prompts, costs = _prompts(model, new), model.stepping.costs
-        own = model.stepping.speculation
-        model.speculate(None)
         expected = _fresh(model, prompts, new)
-        model.speculate(own)
+    with load_with(path, options) as model:
         yield "kept prompts", lambda: _compared(_after_beginnings(model, prompts, new), expected)
         yield "sequences together", lambda: _compared(_in_batches(model, prompts, new), expected)
-        if costs is not None and costs.same_bits:
-            yield "drafts", lambda: _compared(_drafted(model, prompts, expected, costs), expected)
-        else:
-            yield "drafts", lambda: f"{NOT_RUN}: steps of several tokens round differently"
+    if costs is not None and costs.same_bits:
+        texts = [[*ids, *answer] for ids, answer in zip(prompts, expected, strict=True)]
+
+        def drafted() -> list[Ids]:
+            with load_with(path, replace(options, speculate=_replay(texts))) as model:
+                return _fresh(model, prompts, new)
+
+        yield "drafts", lambda: _compared(drafted(), expected)
+    else:
+        yield "drafts", lambda: f"{NOT_RUN}: steps of several tokens round differently"
 
     def restarted() -> list[Ids]:
         with tempfile.TemporaryDirectory() as folder:
@@ -133,34 +135,13 @@ def _in_batches(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
     return found
 
 
-def _drafted(
-    model: Model, prompts: Sequence[Ids], expected: Sequence[Ids], costs: StepCosts
-) -> list[Ids]:
-    """Answer with drafts in each step, most of which are right."""
-    own, found = model.stepping.speculation, list[Ids]()
-    try:
-        for ids, answer in zip(prompts, expected, strict=True):
-            model.speculate(_Replay([*ids, *answer], costs))  # type: ignore[arg-type]
-            found += _fresh(model, [ids], len(answer))
-    finally:
-        model.speculate(own)
-    return found
+def _replay(texts: Sequence[Ids]) -> Draft:
+    """Return what drafts from known texts, alternating between the sizes of steps; one in WRONG is wrong."""
+    steps, drafted = count(), count(1)
 
+    def draft(seen: Sequence[int], room: int) -> Ids:
+        size, at = SIZES[next(steps) % len(SIZES)] - 1, len(seen)
+        known = next((text[at : at + size] for text in texts if text[:at] == list(seen)), [])
+        return [token ^ (next(drafted) % WRONG == 0) for token in known]
 
-class _Replay(Guesses):
-    """Drafts from a known text, alternating between the sizes of steps; one in WRONG is wrong."""
-
-    def __init__(self, text: Ids, costs: StepCosts) -> None:
-        self.costs, self.most = costs, MOST - 1
-        self._text, self._steps, self._drafted = text, count(), count(1)
-
-    @contextmanager
-    def begin(self, *_: object) -> Iterator[Guesses]:
-        """Lend itself."""
-        yield self
-
-    def after(self, seen: Sequence[int], room: int) -> list[int]:
-        size = SIZES[next(self._steps) % len(SIZES)] - 1
-        known = self._text[len(seen) : len(seen) + size] if size <= room else []
-        known = known if len(known) == size else []
-        return [token ^ (next(self._drafted) % WRONG == 0) for token in known]
+    return draft

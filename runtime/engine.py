@@ -111,9 +111,7 @@ class Engine:
         self._process = os.getpid()
         self.backend, self.rows, self.planned_chunk = backend, rows, chunk_tokens
         self.planned_logits = logit_tokens or chunk_tokens
-        self.uses_prefill = (
-            True  # False lets the graphs that decode process prompts, too: for comparisons
-        )
+        self.uses_prefill = True  # False, for comparisons: the graphs that decode compute prompts
         # Re-entrant, because a signal handler that interrupts a step in this thread must not wait.
         self._lock = threading.RLock()
         self._busy = self._closing = False

@@ -89,6 +89,8 @@ def load(
     speculate: guess the next tokens, from the text so far and by the bundle's own assistant if it has one,
         and compute several in one step as long as that pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
         otherwise, which changes answers (docs/python.md), and measures what steps cost if preparing has not.
+        Or a function that drafts: it is called with all token ids so far and the most that it may draft, and
+        returns the ids that it expects; all of them are computed.
         Default: auto, which guesses only where preparing found the bits of plain decoding.
     draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; it takes
         part of `memory`. Asks for guesses as speculate=True does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -27,8 +28,10 @@ Folder: TypeAlias = str | Path | None
 # How onnxruntime holds matrices on the CPU: mapped from files where that is worth it; else packed in memory;
 # else as in their file, where each step takes many times as long.
 Weights: TypeAlias = Literal["prepared", "packed", "stored"]
-# Whether to guess the next tokens, or at most how many for a step.
-Speculate: TypeAlias = Literal["auto"] | int
+# Returns drafts of the tokens that follow a prompt and its answer so far, at most as many as the number.
+Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
+# Whether to draft tokens, or at most how many for a step, or the function that drafts them.
+Speculate: TypeAlias = Literal["auto"] | int | Draft
 
 
 INTERNAL = frozenset(
@@ -76,12 +79,11 @@ class LoadOptions:
                 f"slots is {self.slots}, but resident keeps the rows of every token; leave out one "
                 "of the two"
             )
-        if self.speculate != "auto" and not (
-            isinstance(self.speculate, int) and self.speculate >= 0
-        ):
+        number = isinstance(self.speculate, int) and self.speculate >= 0
+        if not (number or self.speculate == "auto" or callable(self.speculate)):
             raise InputError(
-                f"speculate is {shown(self.speculate)}; expected 'auto', True, False, or the most tokens to "
-                "draft for a step"
+                f"speculate is {shown(self.speculate)}; expected 'auto', True, False, the most tokens to "
+                "draft for a step, or a function that drafts"
             )
         if self.draft is not None and not self.speculate:
             raise InputError("draft is for guessing; give it without speculate, or leave it out")

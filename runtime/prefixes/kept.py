@@ -125,6 +125,14 @@ class Prefixes:
         self._write(dropped)
         return reservation
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the KV caches of calls under way, of batches, and of kept contexts."""
+        with self._lock:
+            self._collect()
+            contexts = sum(prefix.nbytes for prefix in [*self._kept, *self._lent])
+            return contexts + self._reserved_nbytes()
+
     def make_room(self, context: Context | None = None, tokens: int = 1) -> None:
         """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
         with self._lock:
@@ -258,7 +266,7 @@ class Prefixes:
     def _evict(self) -> list[Prefix]:
         """Take out the oldest contexts until all that remain take no more than the limit."""
         dropped = list[Prefix]()
-        while len(self._kept) > MOST_KEPT or (self._kept and self._nbytes() > self.limit):
+        while len(self._kept) > MOST_KEPT or (self._kept and self.nbytes > self.limit):
             dropped.append(self._kept.pop(0))
         return dropped
 
@@ -269,13 +277,6 @@ class Prefixes:
             if self._folder is not None:
                 with self._folder_lock:
                     self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
-
-    def _nbytes(self) -> int:
-        return sum(prefix.nbytes for prefix in self._kept) + self._taken()
-
-    def _taken(self) -> int:
-        """Return the bytes of calls under way, which nothing can give way to."""
-        return sum(prefix.nbytes for prefix in self._lent) + self._reserved_nbytes()
 
     def _reserved_nbytes(self) -> int:
         return sum(reservation.nbytes for reservation in self._reserved)

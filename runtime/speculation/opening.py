@@ -21,7 +21,7 @@ from stem_edge.runtime.speculation.assistant_drafts import Assistant, Assisted
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 from stem_edge.runtime.speculation.drafts import Source
 from stem_edge.runtime.speculation.model_drafts import Drafter
-from stem_edge.runtime.speculation.speculation import Speculation
+from stem_edge.runtime.speculation.speculation import CallerDrafts, Speculation
 
 TRIES = 3  # of an assistant, the fastest counts
 
@@ -63,6 +63,8 @@ def open_speculation(
 
     load: loads the bundle that drafts.
     """
+    if callable(options.speculate):
+        return CallerDrafts(options.speculate, footprint.model.vocab_size, costs)
     if costs is None:
         costs = measured(engine, plan, footprint.model.vocab_size)
     if costs is None or (options.exact and not costs.same_bits):

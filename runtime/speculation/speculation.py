@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.backends.interface import MOST, StepCosts
+from stem_edge.runtime.backends.options import Draft
 from stem_edge.runtime.engine import NO_GUESSES, Context, Guesses
 from stem_edge.runtime.speculation.drafts import Drafts, Source
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
@@ -53,6 +55,22 @@ class Speculation:
         with ExitStack() as last_first:
             for source in self.sources:
                 last_first.callback(source.close)
+
+
+class CallerDrafts(Speculation, Guesses):
+    """Drafts from a function of the caller's: all are computed, up to the first that is no token."""
+
+    def __init__(self, draft: Draft, vocab_size: int, costs: StepCosts | None) -> None:
+        super().__init__(costs or StepCosts(seconds=1.0, times={}, same_bits=False), MOST - 1)
+        self._draft, self._vocab_size = draft, vocab_size
+
+    @contextmanager
+    def begin(self, prompt: Sequence[int], length: int, context: Context) -> Iterator[Guesses]:
+        yield self
+
+    def after(self, seen: Sequence[int], room: int) -> list[int]:
+        drafts = self._draft(seen, room)[:room]
+        return list(takewhile(lambda token: 0 <= token < self._vocab_size, drafts))
 
 
 class GatedGuesses(Guesses):

@@ -10,7 +10,7 @@ from typing import Any
 
 import models
 import pytest
-from guessing import ToldSpeculation, answered
+from guessing import Told, answered
 from installed import DEMO, needs_ggml
 from models import GGML, ORT
 
@@ -29,55 +29,67 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def told() -> Told:
+    """Drafts of the model: none, until a test tells them."""
+    return Told()
+
+
 @pytest.fixture(params=[ORT, pytest.param(GGML, marks=needs_ggml)])
-def model(shared: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
+def model(told: Told, shared: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
     path = models.bundle_of("windows", request.param, shared)
-    with stem_edge.load(path, engine=request.param, threads=1, sequences=2) as model:
+    options: Any = {"engine": request.param, "threads": 1, "sequences": 2, "speculate": told}
+    with stem_edge.load(path, **options) as model:
         yield model
 
 
 @pytest.mark.parametrize("wrong", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_tokens_are_those_of_plain_decoding(model: Model, sampling: str, wrong: int) -> None:
+def test_tokens_are_those_of_plain_decoding(
+    model: Model, told: Told, sampling: str, wrong: int
+) -> None:
     options: Any = {"max_new_tokens": 60, **SAMPLING[sampling]}
     plain = answered(model, PROMPT, **options)
-    assert answered(model, PROMPT, ToldSpeculation(PROMPT + plain[1], wrong), **options) == plain
+    assert model.stats.drafted_tokens == 0
+    told.tell(PROMPT + plain[1], wrong)
+    assert answered(model, PROMPT, **options) == plain
     assert model.stats.drafted_tokens > model.stats.accepted_tokens
 
 
-def test_steps_take_as_many_tokens_as_were_drafted(model: Model) -> None:
+def test_steps_take_as_many_tokens_as_were_drafted(model: Model, told: Told) -> None:
     plain = answered(model, PROMPT, max_new_tokens=41)
-    told = ToldSpeculation(PROMPT + plain[1], sizes=[7])
-    assert answered(model, PROMPT, told, max_new_tokens=41) == plain
+    told.tell(PROMPT + plain[1], sizes=[7])
+    assert answered(model, PROMPT, max_new_tokens=41) == plain
     # The first token comes from the prompt; the last step has room for four tokens after its first.
     assert (model.stats.decode_steps, model.stats.accepted_tokens) == (5, 35)
     assert model.stats.drafted_tokens == 35
 
 
-def test_every_place_where_an_answer_ends(model: Model) -> None:
+def test_every_place_where_an_answer_ends(model: Model, told: Told) -> None:
     options: dict[str, Any] = {"temperature": 3.0, "seed": 2}
     text, whole, _ = answered(model, PROMPT, **options, max_new_tokens=24)
-    told = ToldSpeculation(PROMPT + whole, 7, sizes=[7])
+    told.tell(PROMPT + whole, 7, sizes=[7])
     for most in range(1, len(whole)):
-        _, ids, reason = answered(model, PROMPT, told, **options, max_new_tokens=most)
+        _, ids, reason = answered(model, PROMPT, **options, max_new_tokens=most)
         assert (ids, reason) == (whole[:most], "length")
     for place in range(0, len(text) - 2, 2):
         stop: Any = {"stop": [text[place : place + 2]], "max_new_tokens": 24}
+        told.tell(())
         expected = answered(model, PROMPT, **options, **stop)
-        told = ToldSpeculation(PROMPT + whole, sizes=[7])
-        assert answered(model, PROMPT, told, **options, **stop) == expected
+        told.tell(PROMPT + whole, sizes=[7])
+        assert answered(model, PROMPT, **options, **stop) == expected
 
 
-def test_a_context_that_is_full(model: Model) -> None:
+def test_a_context_that_is_full(model: Model, told: Told) -> None:
     length = model.plan.context_length
     prompt = (PROMPT * 9)[: length - 9]
     plain = answered(model, prompt, max_new_tokens=40)
     assert (len(plain[1]), plain[2]) == (10, "length")
-    told = ToldSpeculation(prompt + plain[1], sizes=[7])
-    assert answered(model, prompt, told, max_new_tokens=40) == plain
+    told.tell(prompt + plain[1], sizes=[7])
+    assert answered(model, prompt, max_new_tokens=40) == plain
 
 
-def test_drafted_tokens_look_up_edited_rows(model: Model) -> None:
+def test_drafted_tokens_look_up_edited_rows(model: Model, told: Told) -> None:
     plain = answered(model, PROMPT, max_new_tokens=60)
     written = max((token for token in plain[1] if 32 < token < 127), key=plain[1].count)
     edit = stem_edge.make_edit(
@@ -85,13 +97,13 @@ def test_drafted_tokens_look_up_edited_rows(model: Model) -> None:
     )
     with model.edited(edit):
         edited = answered(model, PROMPT, max_new_tokens=60)
-        told = ToldSpeculation(PROMPT + edited[1], 5)
-        assert answered(model, PROMPT, told, max_new_tokens=60) == edited != plain
+        told.tell(PROMPT + edited[1], 5)
+        assert answered(model, PROMPT, max_new_tokens=60) == edited != plain
 
 
-def test_an_answer_that_is_left_or_joined_by_another(model: Model) -> None:
+def test_an_answer_that_is_left_or_joined_by_another(model: Model, told: Told) -> None:
     plain = answered(model, PROMPT, max_new_tokens=24)
-    model.speculate(ToldSpeculation(PROMPT + plain[1], sizes=[7]))
+    told.tell(PROMPT + plain[1], sizes=[7])
     for count in range(1, 5):
         chunks = model.generate(PROMPT, max_new_tokens=24)
         for _ in range(count):
@@ -101,6 +113,18 @@ def test_an_answer_that_is_left_or_joined_by_another(model: Model) -> None:
     for number, chunk in model.generate_many(iter([PROMPT, PROMPT]), max_new_tokens=24):
         found.setdefault(number, []).extend(chunk.token_ids)
     assert found == {0: plain[1], 1: plain[1]}
+
+
+@pytest.mark.parametrize("drafts", [[999, -1, 3], [5, 260]])
+def test_drafts_that_are_no_tokens(drafts: list[int], shared: Path) -> None:
+    path, found = (
+        models.bundle_of("windows", ORT, shared),
+        list[tuple[str, list[int], str | None]](),
+    )
+    for speculate in (False, lambda seen, room: drafts):
+        with stem_edge.load(path, threads=1, speculate=speculate) as model:
+            found.append(answered(model, PROMPT, max_new_tokens=9))
+    assert found[0] == found[1]
 
 
 def test_a_smaller_bundle_drafts(tiny_bundle: Path) -> None:

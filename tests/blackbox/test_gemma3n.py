@@ -13,8 +13,9 @@ from exact_models import GEMMA_3N, TOLERANCE_OF_GEMMA, off, published
 from formats import export_as, format_with, usual_format
 from hf_folders import make_gemma3n, written
 from installed import needs_ggml
+from loading import load_fixed
 from oracle import dequantized
-from prompt_graph import load_with
+from prompt_graph import without_prompt_graph
 from tiers import slow_but
 
 import stem_edge
@@ -54,7 +55,8 @@ def test_quantized_graphs_compute_with_the_weights_they_store(
 ) -> None:
     """Compare with the reference on dequantized weights, with activations that are not rounded."""
     format = usual_format(kind, head="fp32")
-    bundle = export_as(random_model, tmp_path / "bundle", format, rows="fp32")
+    options: Any = {"rows": "fp32", "prefill_graph": False}
+    bundle = export_as(random_model, tmp_path / "bundle", format, **options)
     ids = np.random.default_rng(0).integers(310, size=40).tolist()
     source, stored = read_checkpoint(random_model), dequantized(bundle)
     assert {"streams.3.altup_in", "layers.5.laurel_out", "layers.0.ple_context"} <= stored.keys()
@@ -66,7 +68,7 @@ def test_quantized_graphs_compute_with_the_weights_they_store(
         return node(graph, *args, **attributes)
 
     monkeypatch.setattr(Graph, "node", exact)
-    with load_with(tmp_path / "bundle", prefill=False) as loaded:
+    with load_fixed(tmp_path / "bundle") as loaded:
         assert off(loaded.logits(ids), expected) < TOLERANCE_OF_GEMMA
 
 
@@ -86,8 +88,9 @@ def test_quantized_graphs_are_near_the_model(
     expected = forward(source.config, source.backbone, source.rows, ids)
     options: dict[str, Any] = {"rows": "int8", "prefill_graph": True, "max_kl": 9}
     export_as(random_model, tmp_path / "bundle", usual_format(kind), **options)
-    for prefill in (True, False):
-        with load_with(tmp_path / "bundle", prefill=prefill) as loaded:
+    without_prompt_graph(tmp_path / "bundle", tmp_path / "one graph")
+    for prefill, path in ((True, "bundle"), (False, "one graph")):
+        with load_fixed(tmp_path / path) as loaded:
             found = loaded.logits(ids)
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[prefill]
 

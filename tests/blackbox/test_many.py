@@ -161,11 +161,14 @@ def test_calls_that_are_left_or_whose_model_is_closed(
     expected = alone(model, PROMPTS[:3], **NEW)
     many = model.generate_many(prompts, **NEW)
     assert len(list(islice(many, taken))) == taken
+    assert taken == 0 or model.kv_nbytes > 0
     many.close()
     many = model.generate_many(prompts, **NEW)
     list(islice(many, taken))
     del many
     gc.collect()
+    model.forget_prefixes()
+    assert model.kv_nbytes == 0
     assert together(model, PROMPTS[:3], **NEW) == expected
     many = model.generate_many(prompts, **NEW)
     list(islice(many, taken))

@@ -24,7 +24,6 @@ class Case:
     path: str
     engine: EngineName
     slots: int | None = 16
-    prefill: bool | None = None
     texts: bool = False  # also use the tokenizer and the chat template
 
 

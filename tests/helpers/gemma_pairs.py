@@ -14,8 +14,6 @@ from all_borrowed import sharing_all
 from hf_folders import GEMMA, make_gemma, randomized, written
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-from stem_edge.numerics.quantize import F32
-
 V, CLUSTERS, BEST = 320, 16, 3  # tokens of both; clusters of tokens, and those that are scored
 SIZES: dict[str, Any] = {
     "vocab_size": V, "vocab_size_per_layer_input": V, "max_position_embeddings": 1024,
@@ -28,15 +26,6 @@ ASSISTANT: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Drafted(NamedTuple):
-    """What was drafted: the target's state before, tokens, scores of all tokens, and states after each."""
-
-    before: F32
-    tokens: list[int]
-    scores: list[F32]
-    states: list[F32]
-
-
 class Pair(NamedTuple):
     """A target and its assistant in transformers, and their folders."""
 
@@ -44,37 +33,21 @@ class Pair(NamedTuple):
     assistant: Any
     folder: Path
 
-    def drafts(self, seen: Sequence[int], count: int) -> Drafted:
+    def drafts(self, seen: Sequence[int], count: int) -> list[int]:
         """Return what transformers drafts after a text of which all but the last token is computed."""
-        states = list[F32]()
-
-        def forward(**inputs: Any) -> Any:
-            found = self.assistant(**inputs)
-            states.append(found.last_hidden_state[0, 0].numpy())
-            return found
-
         given = transformers.GenerationConfig(max_length=len(seen) + count + 1)
         with torch.no_grad(), patch.object(self.assistant, "generation_config", given):
             given.num_assistant_tokens = count
             generator = SinglePositionMultiTokenCandidateGenerator(
                 self.assistant, self.target.get_input_embeddings(), given
             )
-            generator.assistant_model = _Recording(self.assistant, forward)
             ids = torch.tensor([seen])
             outputs = self.target(
                 ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True
             )
-            found, scores = generator.get_candidates(ids, {}, outputs, False, 0)
-        before = outputs.hidden_states[-1][0, -1].numpy()
-        return Drafted(before, found[0, len(seen) :].tolist(), list(scores[0].numpy()), states)
-
-
-class _Recording:
-    def __init__(self, model: Any, forward: Any) -> None:
-        self.device, self._forward = model.device, forward
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self._forward(**inputs)
+            found, _ = generator.get_candidates(ids, {}, outputs, False, 0)
+        drafts: list[int] = found[0, len(seen) :].tolist()
+        return drafts
 
 
 def make_pair(folder: Path, *, clusters: int = CLUSTERS, **changes: Any) -> Pair:

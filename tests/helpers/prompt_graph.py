@@ -1,17 +1,21 @@
-"""Loading a bundle with a choice of the graph that processes prompts."""
+"""Bundles whose decoding graph computes prompts, too."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
-from typing import Any
 
-from loading import load_fixed
-
-from stem_edge.runtime import Model
+from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.graph.decode import PREFILL_DATA
 
 
-def load_with(path: str | Path, *, prefill: bool, **options: Any) -> Model:
-    """Load a bundle; without `prefill`, the graphs that decode process prompts, too."""
-    model = load_fixed(path, **options)
-    model.engine.uses_prefill = prefill
-    return model
+def without_prompt_graph(bundle: Path, out: Path) -> Path:
+    """Copy a bundle, and leave out its graph for prompts."""
+    shutil.copytree(bundle, out)
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    if manifest["files"].pop(PREFILL_DATA, None):
+        manifest["backbone"]["prefill"] = False
+        (out / PREFILL_DATA).unlink()
+        (out / MANIFEST).write_text(json.dumps(manifest))
+    return out

@@ -67,13 +67,6 @@ def resident(cache: RowCache) -> set[int]:
     return set(every.tolist()) - set(cache.find(every).missing.numbers.tolist())
 
 
-def check_slots(cache: RowCache) -> None:
-    """Check that every cached record has a slot of its own."""
-    slots = cache.find(np.arange(cache.layout.records)).slots
-    held = slots[slots >= 0].tolist()
-    assert len(set(held)) == len(held)
-
-
 def rows_of(model: Model) -> TableRows:
     """The rows of a model with tables."""
     assert isinstance(model.engine.rows, TableRows)

@@ -12,7 +12,7 @@ from typing import Any
 
 import models
 import numpy as np
-from guessing import ToldSpeculation
+from guessing import Told
 from models import DEVICE, Kind
 from oracle import Answer, Oracle, RowOf
 from servers import client_of
@@ -158,15 +158,16 @@ def from_file(case: Case) -> None:
 
 def drafted(case: Case) -> None:
     """Every third draft is wrong."""
-    with case.load() as model:
+    told = Told()
+    with case.load(speculate=told) as model:
         drafts = right = 0
         for ids in case.prompts:
+            told.tell(())
             plain = answered(model, ids)
-            model.speculate(ToldSpeculation([*ids, *plain.ids], 3))
+            told.tell([*ids, *plain.ids], 3)
             case.check(ids, answered(model, ids))
             drafts += model.stats.drafted_tokens
             right += model.stats.accepted_tokens
-            model.speculate(None)
         assert drafts > right > 10
 
 

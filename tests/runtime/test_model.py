@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from installed import DEMO
 from loading import load_fixed
-from prompt_graph import load_with
+from prompt_graph import without_prompt_graph
 
 import stem_edge
 from stem_edge.errors import InputError
@@ -103,14 +104,13 @@ def test_options_and_params_are_the_same_thing(model: Model) -> None:
     assert model.generate_text("The capital of France is", stop=".") == " Paris"
 
 
-def test_logprobs_are_of_the_model_not_of_the_filters() -> None:
-    model = load_with(DEMO, prefill=False)
+def test_logprobs_are_of_the_model_not_of_the_filters(tmp_path: Path) -> None:
+    model = load_fixed(without_prompt_graph(DEMO, tmp_path / "demo"))
     prompt = model.tokenize("The capital of Chad is")
     chunks = list(model.generate(prompt, max_new_tokens=3, logprobs=2, temperature=0.5, top_k=1))
     found = [one for chunk in chunks for one in chunk.logprobs or []]
     ids = [token for chunk in chunks for token in chunk.token_ids]
-    with load_with(DEMO, prefill=False) as plain:
-        logits = plain.logits(prompt + ids).astype(np.float64)[len(prompt) - 1 :]
+    logits = model.logits(prompt + ids).astype(np.float64)[len(prompt) - 1 :]
     for one, token, row in zip(found, ids, logits, strict=False):
         expected = row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
         assert one.token_id == token

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from installed import DEMO
 from loading import load_fixed
-from prompt_graph import load_with
+from prompt_graph import without_prompt_graph
 
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvType
 from stem_edge.runtime import Model
-from stem_edge.runtime.scoring import Pair, Score, Scorer
+from stem_edge.runtime.scoring import Pair, Score, Scorer, cut
 
 # Of a sum of log probabilities, per token. Where it was measured 1e-5 would do; kernels of other
 # processors may round lone tokens in another way, and int8 activations make steps of that. A wrong
@@ -22,12 +24,13 @@ TOLERANCE = 0.05
 
 
 @pytest.fixture(params=["demo", "demo without prefill graph", "tiny", "dense"])
-def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
     """A model: quantized with two graphs or one, or float32 with or without tables."""
     name = request.param.split()[0]
     bundle = DEMO if name == "demo" else request.getfixturevalue(f"{name}_bundle")
-    prefill = "without" not in request.param
-    with load_with(bundle, prefill=prefill) as loaded:
+    if "without" in request.param:
+        bundle = without_prompt_graph(bundle, tmp_path / "copy")
+    with load_fixed(bundle) as loaded:
         yield loaded
 
 
@@ -160,3 +163,12 @@ def test_bad_pairs_are_refused_before_anything_is_computed(
     with pytest.raises(InputError, match=message):
         scorer.scores([([1], [2]), pair])
     assert scorer.processed == 0
+
+
+def test_a_prompt_is_cut_into_pairs_with_no_token_left_alone() -> None:
+    for length, size in product(range(1, 40), (4, 5, 6, 16, 17, 128)):
+        chunks = cut(np.arange(length), size)
+        assert np.concatenate(chunks).tolist() == list(range(length))
+        assert all(len(chunk) <= size for chunk in chunks)
+        assert all(len(chunk) % 2 == 0 for chunk in chunks[:-1])
+        assert len(chunks[-1]) > 1 or length == 1

@@ -107,8 +107,8 @@ def of_text(data: bytes) -> st.SearchStrategy[bytes]:
 
 # Engine, file, number of cases, what changes it, how it is loaded.
 FILES: list[tuple[EngineName, str, int, Changes, dict[str, Any]]] = [
-    ("onnxruntime", BACKBONE_DATA, 12, of_numbers, {"prefill": True}),
-    ("onnxruntime", PREFILL_DATA, 8, of_numbers, {"prefill": True}),
+    ("onnxruntime", BACKBONE_DATA, 12, of_numbers, {}),
+    ("onnxruntime", PREFILL_DATA, 8, of_numbers, {}),
     ("onnxruntime", SHARD, 6, of_numbers, {}),
     ("onnxruntime", TOKEN_COUNTS, 4, of_numbers, {}),
     ("ggml", GGUF, 10, of_numbers, {}),
@@ -211,7 +211,7 @@ def test_the_longest_lists(bundles: dict[EngineName, Path], forged: Forged) -> N
     for change in changes:
         written = json.dumps(told | change).encode()
         out = sealed(bundles["onnxruntime"], forged.bundle(), {MANIFEST: written})
-        assert not forged.check(Case(str(out), "onnxruntime", prefill=True))
+        assert not forged.check(Case(str(out), "onnxruntime"))
 
 
 @engines
@@ -237,8 +237,7 @@ def test_the_deepest_model(engine: EngineName, forged: Forged) -> None:
     )
     out = forged.bundle()
     write_model(out, engine, deep, backbone=backbone)
-    prefill = True if engine == "onnxruntime" else None
-    assert not forged.check(Case(str(out), engine, prefill=prefill))
+    assert not forged.check(Case(str(out), engine))
 
 
 def test_tokenizer_config(bundles: dict[EngineName, Path], forged: Forged) -> None:

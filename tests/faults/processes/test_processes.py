@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("watchdog")
 # By _exit, as multiprocessing does, because onnxruntime crashes a fork that leaves by exit().
 FORK = """
 import gc, os, sys, threading, time, warnings
-import numpy as np, stem_edge
+import stem_edge
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the fault
 model = stem_edge.load(sys.argv[1], slots=16, threads=2)
 stream = model.generate([5, 6, 7], max_new_tokens=12)
@@ -42,7 +42,7 @@ for how in ("close", "drop", "nothing"):
         children.append(child)
         continue
     said = []
-    for way in (lambda: next(stream), lambda: model.generate([1]), lambda: model.engine.make([])):
+    for way in (lambda: next(stream), lambda: model.generate([1]), lambda: model.logits([1])):
         try:
             way()
         except stem_edge.errors.InputError as error:
@@ -123,33 +123,30 @@ def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
 WAITING = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-import numpy as np, stem_edge
+from stem_edge.files import disk
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
-with load_with(sys.argv[1], LoadOptions(slots=16, threads=1, warm_start=False,
-                    overlap=sys.argv[2] == "prefetch")) as model:
+what = sys.argv[1]
+with load_with(sys.argv[2], LoadOptions(slots=16, threads=1, warm_start=False,
+                    overlap=what == "prefetch")) as model:
     list(model.generate([1, 2], max_new_tokens=4))
-    base, real = model.engine.rows.store, model.engine.rows.store.read
-    def read(numbers, whole=None):
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(1)  # cannot be interrupted, but comes back
-        else:
-            print("waiting", flush=True)
-            time.sleep(600)
-        return real(numbers)
-    if sys.argv[2] == "turn":
-        threading.Thread(target=lambda: model.engine.in_turn(lambda: time.sleep(600)), daemon=True).start()
+    pread, waited = disk.pread, []
+    def wait(*asked):
+        if not waited and what != "turn":
+            waited.append(print("waiting", flush=True))
+        # A thread that reads ahead cannot be interrupted, but comes back.
+        time.sleep(1 if what == "prefetch" and threading.current_thread() is not threading.main_thread() else 600)
+        return pread(*asked)
+    disk.pread = wait
+    if what == "turn":
+        threading.Thread(target=model.logits, args=([50],), daemon=True).start()
         time.sleep(0.2)
         print("waiting", flush=True)
-    elif sys.argv[2] == "prefetch":
-        base.read = lambda *asked: (print("waiting", flush=True), read(*asked))[1]
-    else:
-        base.read = read
     try:
         list(model.generate(list(range(100, 110)), max_new_tokens=4))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-        if sys.argv[2] == "turn":
+        if what == "turn":
             import os; os._exit(0)  # the step of the other thread, which never ends, bars closing
 """
 
@@ -162,7 +159,7 @@ def test_k8_ctrl_c_ends_a_wait_for_flash_and_for_another_thread(
 ) -> None:
     """Takes under two seconds on an idle machine. Prompts: tests/stem_edge/commands/test_main.py."""
     child = subprocess.Popen(
-        [sys.executable, "-c", WAITING, str(tiny_bundle), wait], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WAITING, wait, str(tiny_bundle)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "waiting\n"

@@ -1,11 +1,10 @@
-"""Catalogue K1 to K4, K7, K10, K11: many threads with one row cache."""
+"""Catalogue K1, K3, K4, K7, K10, K11: many threads with one row cache."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,18 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_disk import Counter, slow, watch
 from installed import FDS
 from loading import load_fixed
-from stores import check_slots, rows_of
-from threads import poison, run_script, together, tokens
+from threads import run_script, together, tokens
 from tiers import slow_but
 
 from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
-from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.rows.cache import Found
-from stem_edge.runtime.rows.records import Flags
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 PROMPTS = [[5, 6, 7, start, start + 1] for start in range(10, 250, 40)]
@@ -53,84 +49,60 @@ def model(tiny_bundle: Path) -> Iterator[Model]:
         yield loaded
 
 
-def on_read(model: Model, before: Callable[[I64], object]) -> None:
-    """Call `before` for each read of records, in the thread that reads."""
-    store = rows_of(model).store
-    real = type(store).read.__get__(store)
+def test_k1_64_threads_that_miss_the_same_row_read_it_once(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = Counter()
 
-    def read(numbers: I64, whole: Flags | None = None) -> Any:
-        before(numbers)
-        return real(numbers, whole)
-
-    store.read = read  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_k1_64_threads_that_miss_the_same_row_read_it_once(model: Model, ahead: bool) -> None:
-    reads: Counter[int] = Counter()
-
-    def count(numbers: I64) -> None:
-        reads.update(numbers.tolist())
+    def count(name: str) -> None:
+        reads(name)
         time.sleep(0.05)
 
-    on_read(model, count)
-    wanted = np.array([77])
-
-    def step() -> bytes:
-        context = model.engine.open_context(4)
-        if ahead:
-            model.engine.expect(wanted)
-        return model.engine.step(context, wanted).tobytes()
-
-    assert len(set(together([step] * 64))) == 1
-    assert reads == {77: 1}
+    watch(monkeypatch, ["pread"], count)
+    assert len(set(together([lambda: model.logits([77]).tobytes()] * 64))) == 1
+    assert len(reads) == 1
 
 
-def test_k2_no_step_reads_a_slot_that_is_being_written(load: Load) -> None:
-    """Slots are poisoned from eviction to the end of writing, and the writer lingers."""
-    model = load(slots=8)
-    alone = [tokens(model, prompt) for prompt in PROMPTS]
-    storage = poison(model, lambda: time.sleep(0.001))
-    assert together([partial(tokens, model, prompt) for prompt in PROMPTS]) == alone
-    assert storage.writes > 20
-    check_slots(rows_of(model).cache)
-
-
-@pytest.mark.parametrize("error", [RowReadError, MemoryError, ValueError, SystemExit])
+@pytest.mark.parametrize("error", [OSError(5, "broken"), MemoryError(), ValueError(), SystemExit()])
 def test_k3_what_the_prefetch_thread_raises_is_repaired_by_reading_again(
-    model: Model, error: type[BaseException]
+    model: Model, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, main, failed = tokens(model, [5, 6, 7]), threading.current_thread(), [0]
 
-    def fail(_: I64) -> None:
+    def fail(_: str) -> None:
         if threading.current_thread() is not main:
             failed[0] += 1
-            raise error("of the thread")
+            raise error
 
-    on_read(model, fail)
+    watch(monkeypatch, ["pread"], fail)
     tokens(model, list(range(100, 116)))  # to evict what was read
     assert tokens(model, [5, 6, 7]) == expected
     assert failed[0]
-    check_slots(rows_of(model).cache)
 
 
 @pytest.mark.parametrize(
     ("error", "reported"),
-    [(RowReadError, RowReadError), (MemoryError, OutOfMemoryError), (ValueError, ValueError)],
+    [
+        (OSError(5, "broken"), RowReadError),
+        (MemoryError(), OutOfMemoryError),
+        (ValueError(), ValueError),
+    ],
 )
 def test_k3_what_every_read_raises_comes_to_the_caller_and_harms_nothing(
-    model: Model, error: type[Exception], reported: type[Exception]
+    model: Model,
+    error: Exception,
+    reported: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected, failing = tokens(model, [5, 6, 7]), [True]
 
-    def fail(_: I64) -> None:
+    def fail(_: str) -> None:
         if failing[0]:
-            raise error("as every read")
+            raise error
 
-    on_read(model, fail)
-    with pytest.raises(reported, match="as every read"):
+    watch(monkeypatch, ["pread"], fail)
+    with pytest.raises(reported):
         tokens(model, list(range(100, 116)))
-    check_slots(rows_of(model).cache)
     failing[0] = False
     assert tokens(model, [5, 6, 7]) == expected
 
@@ -139,7 +111,7 @@ def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
     """All ways into the model say so, too; closing twice is allowed."""
     model = load()
     stream, unbegun = model.generate([1, 2], max_new_tokens=9), model.generate([1, 2])
-    chunks, context = model.logits_chunks([1, 2]), model.engine.open_context(3)
+    chunks = model.logits_chunks([1, 2])
     next(stream)
     model.close()
     model.close()
@@ -150,10 +122,6 @@ def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
         lambda: model.generate([1]),
         lambda: model.logits([1]),
         lambda: model.edited().__enter__(),
-        lambda: model.engine.open_context(3),
-        lambda: model.engine.step(context, np.array([1])),
-        lambda: model.engine.expect(np.array([1])),
-        lambda: model.engine.make([]),
     ]
     for way in ways:
         with pytest.raises(InputError, match="this model is closed; load it again"):
@@ -161,15 +129,17 @@ def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
     assert list(stream) == []
 
 
-def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:
+def test_k4_close_waits_for_the_step_of_another_thread(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load(slots=16)
     reading, gate = threading.Event(), threading.Event()
 
-    def wait(_: I64) -> None:
+    def wait(_: str) -> None:
         reading.set()
         gate.wait(60)
 
-    on_read(model, wait)
+    watch(monkeypatch, ["pread"], wait)
     ended: list[BaseException] = []
 
     def generate() -> None:
@@ -195,41 +165,38 @@ def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:
         model.logits([1])
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overlap: bool) -> None:
+def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A handler, as of SIGTERM, runs in the thread whose step is under way."""
-    model = load(overlap=overlap)
-    context, cache = model.engine.open_context(8), rows_of(model).cache
-    model.engine.step(context, np.array([1]))
-    real, refused = cache.use, list[str]()
+    model, refused = load(overlap=False), list[str]()
 
-    def use(records: I64, found: Found) -> None:
+    def handler(_: str) -> None:
         try:
             model.logits([1])
         except InputError as error:
             refused.append(str(error))
         model.close()
-        real(records, found)
 
-    cache.use = use  # type: ignore[method-assign]
-    assert np.isfinite(model.engine.step(context, np.array([2]))).all()  # it ends as it should
-    assert refused == ["a signal handler cannot use the model mid-step; return first"]
+    chunks = model.logits_chunks([3, 4])
+    watch(monkeypatch, ["pread"], handler)
+    assert np.isfinite(next(chunks)).all()  # it ends as it should
+    assert refused[0] == "a signal handler cannot use the model mid-step; return first"
     with pytest.raises(InputError, match="closed"):
-        model.engine.step(context, np.array([3]))
+        model.logits([1, 2])
 
 
 EXIT = """
 import sys, threading, time
-import numpy as np, stem_edge
-from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.loading import load_with
-model = load_with(sys.argv[1], LoadOptions(slots=16, threads=2, warm_start=False))
+import stem_edge
+from stem_edge.files import disk
+model = stem_edge.load(sys.argv[1], slots=16, threads=2)
 stream = model.generate([5, 6, 7], max_new_tokens=50)
 next(stream)
 if "prefetch" in sys.argv:
-    base, real = model.engine.rows.store, model.engine.rows.store.read
-    base.read = lambda *asked: (time.sleep(0.5), real(*asked))[1]
-    model.engine.expect(np.array([200, 201]))
+    pread = disk.pread
+    disk.pread = lambda *asked: (time.sleep(0.5), pread(*asked))[1]
+    next(stream)  # which has the next row read
 def work():
     try:
         while True:
@@ -252,11 +219,11 @@ def test_k4_the_interpreter_ends_with_a_generation_under_way(
 
 
 def census(model: Model) -> tuple[int, int, int]:
-    """Count threads, open files and composed records."""
+    """Count threads, open files and bytes of keys and values."""
     gc.collect()
-    model.engine.make([])  # to forget released records
+    model.forget_prefixes()
     fds = list(FDS.iterdir()) if FDS.is_dir() else []
-    return threading.active_count(), len(fds), rows_of(model).made
+    return threading.active_count(), len(fds), model.kv_nbytes
 
 
 @pytest.mark.slow
@@ -278,17 +245,17 @@ def test_k7_a_thousand_generations_that_are_cancelled_leave_nothing(
     assert census(model) == before
     assert before is not None and before[2] == 0
     assert tokens(model, [5, 6, 7]) == expected
-    check_slots(rows_of(model).cache)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("slots", slow_but([40], [16, 40, 300]))
+@pytest.mark.parametrize("slots", slow_but([8], [8, 16, 40, 300]))
 def test_k10_threads_caches_and_prefetching_change_no_token(
-    load: Load, slots: int, overlap: bool
+    load: Load, slots: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with load(resident=True, overlap=False) as whole:
         expected = [tokens(whole, prompt) for prompt in PROMPTS]
     model = load(slots=slots, overlap=overlap)
+    slow(monkeypatch, ["pread"], 0.001)
     assert [tokens(model, prompt) for prompt in PROMPTS] == expected
     assert together([partial(tokens, model, prompt) for prompt in PROMPTS]) == expected
 

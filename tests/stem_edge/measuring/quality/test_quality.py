@@ -12,7 +12,7 @@ import pytest
 from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 from loading import load_fixed
-from prompt_graph import load_with
+from prompt_graph import without_prompt_graph
 
 import stem_edge
 from stem_edge.errors import InputError
@@ -40,7 +40,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def log_probabilities(bundle: Path, ids: list[int]) -> F64:
-    with load_with(bundle, prefill=False, warm_start=False) as model:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        load_fixed(without_prompt_graph(bundle, Path(folder, "copy")), warm_start=False) as model,
+    ):
         logits = model.logits(ids).astype(np.float64)
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     found: F64 = np.log(probabilities / probabilities.sum(axis=1, keepdims=True))
