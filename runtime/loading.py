@@ -35,10 +35,10 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.keys import keys_of
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Records
+from stem_edge.runtime.rows.records import READ_AT_ONCE
 from stem_edge.runtime.rows.rows import Rows, TableRows
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
@@ -244,8 +244,8 @@ def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
     return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
 
 
-def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> Records:
-    rows, flash = bundle.manifest.model.prompt_rows, options.flash
+def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore:
+    rows, flash = bundle.manifest.model.prompt_rows, options.emulate_flash
     return open_store(bundle.file(TABLES), format, flash, rows, bundle.tables)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
@@ -13,13 +13,10 @@ from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, contexts
-from stem_edge.runtime.rows.shards import FlashName
+from stem_edge.runtime.rows.files import FlashName
 from stem_edge.shown import shown
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
@@ -97,10 +94,12 @@ class LoadOptions:
         self._check_tables()
 
     def _check_tables(self) -> None:
-        _ = self.flash  # refuses other names
-        if self.tables is None:
+        if self.emulate_flash is None:
             return
-        if self.emulate_flash is not None:
+        from stem_edge.runtime.rows.emulated_flash import check_flash
+
+        check_flash(self.emulate_flash)
+        if self.tables is not None:
             raise InputError(
                 "emulate_flash is for tables in the bundle's folder; leave it out with tables elsewhere"
             )
@@ -119,15 +118,6 @@ class LoadOptions:
         if self.speculate == "auto" and self.draft is None:
             return costs is not None and costs.same_bits
         return bool(self.speculate)
-
-    @property
-    def flash(self) -> EmulatedFlash | None:
-        """A slower device that reads are delayed as by. Raises InputError."""
-        if self.emulate_flash is None:
-            return None
-        from stem_edge.runtime.rows.emulated_flash import open_flash
-
-        return open_flash(self.emulate_flash)
 
     @property
     def cpus(self) -> int:

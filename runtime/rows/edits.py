@@ -13,18 +13,23 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags
+from stem_edge.runtime.rows.store import RowStore
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.composing import compose, token_of, tokens_of
 from stem_edge.tables.rows import RowLookup
 
 
-class EditedStore(Records):
-    """Records of a store and of edits. Row ids up to the store's last token are token ids."""
+class EditedStore:
+    """Records of a store and of edits; methods as RowStore has them.
 
-    def __init__(self, store: Records) -> None:
+    Row ids up to the store's last token are token ids; greater ones stand for made records.
+    """
+
+    def __init__(self, store: RowStore) -> None:
         self.base, self.tokens = store, store.tokens
         self.splits, self.distant = store.splits, store.distant
+        self.counters, self.stop, self.close = store.counters, store.stop, store.close
         self.layout = store.layout  # its `records` counts no made records
         self.numbers = store.layout.records  # one more than the greatest number ever assigned
         self._lookups: dict[int, RowLookup] = {}  # number of a made record -> its sources
@@ -120,12 +125,3 @@ class EditedStore(Records):
     def ahead(self, numbers: I64, whole: Flags) -> None:
         stored = numbers < self.layout.records
         self.base.ahead(numbers[stored], whole[stored])
-
-    def counters(self) -> RowCounters:
-        return self.base.counters()
-
-    def stop(self) -> None:
-        self.base.stop()
-
-    def close(self) -> None:
-        self.base.close()

@@ -1,17 +1,20 @@
-"""Emulated flash: reads from a fast disk delayed as if by a slower device.
+"""Emulated flash: reads of files delayed as if by a slower device.
 
-Only delays are emulated, from four stated numbers; real devices also have caches, background writes
-and heat, and begin reads that are asked for ahead. Figures measured with it must be labelled "emulated".
+Only delays are emulated, from four stated numbers. Real devices also have caches, background writes
+and heat, and begin reads that are hinted. Figures measured with it must be labelled "emulated".
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.rows.shards import FlashName
+from stem_edge.numerics.quantize import U8
+from stem_edge.runtime.rows.files import ByteRange, FlashName, ShardFiles
+from stem_edge.tables.shards import ShardGrid
 
 
 class FlashProfile(NamedTuple):
@@ -33,27 +36,26 @@ PROFILES: dict[FlashName, FlashProfile] = {
 }
 
 
-class EmulatedFlash:
-    """A device that serves one batch of reads after the other; threads may wait for it together."""
+class SlowFiles(ShardFiles):
+    """Shards on a device of a profile, which serves one batch of reads after another."""
 
-    def __init__(self, profile: FlashProfile) -> None:
-        self._profile, self._lock, self._free_at = profile, threading.Lock(), 0.0
+    def __init__(self, grids: Sequence[ShardGrid], flash: FlashName) -> None:
+        check_flash(flash)
+        self._profile, self._lock, self._free_at = PROFILES[flash], threading.Lock(), 0.0
+        super().__init__(grids)
 
-    def wait(self, started: float, reads: int, nbytes: int) -> None:
-        """Sleep until a batch requested at `started` (perf_counter) would have arrived."""
+    def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
+        started, found = time.perf_counter(), super().read(pieces, buffers)
         bandwidth, latency, depth, rate = self._profile
-        requests = max(latency * -(-reads // depth), reads / rate)
+        requests = max(latency * -(-len(pieces) // depth), len(pieces) / rate)
         with self._lock:
             begin = max(started, self._free_at)
-            self._free_at = begin + requests + nbytes / bandwidth
-            until = self._free_at
+            self._free_at = until = begin + requests + sum(p.nbytes for p in pieces) / bandwidth
         time.sleep(max(0.0, until - time.perf_counter()))
+        return found
 
 
-def open_flash(name: FlashName | None) -> EmulatedFlash | None:
-    """Make the device of a profile. Raises InputError."""
-    if name is None:
-        return None
+def check_flash(name: str) -> None:
+    """Raise InputError unless there is such a profile."""
     if name not in PROFILES:
         raise InputError(f"emulate_flash is {name!r}; expected one of {', '.join(PROFILES)}")
-    return EmulatedFlash(PROFILES[name])

@@ -21,9 +21,7 @@ from stem_edge.errors import InputError
 from stem_edge.ngrams.rows import NgramTable
 from stem_edge.ngrams.store import open_ngrams
 from stem_edge.numerics.quantize import F32, I64, U8
-from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.records import RowCounters
-from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.store import RowStore, open_shards
 
 # Pages that are read together: 8 MB of memory, and more than keeps a drive busy.
@@ -36,21 +34,16 @@ class NgramRows:
     A context manager; closing releases files. Raises BundleError.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        url: str | None = None,
-        flash: FlashName | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, url: str | None = None) -> None:
         store = open_ngrams(Path(path))
-        self.tables = store.format.tables
-        self._class_of, self._stores = store.class_of, list[RowStore]()
-        device = open_flash(flash)
+        self.tables, self._class_of, self._stores = (
+            store.format.tables,
+            store.class_of,
+            list[RowStore](),
+        )
         with ExitStack() as opened:
             for pages in store.tables:
-                shards = open_shards(pages, url)
-                self._stores.append(opened.enter_context(RowStore(pages, shards, device)))
+                self._stores.append(opened.enter_context(RowStore(pages, open_shards(pages, url))))
             opened.pop_all()
 
     @property
@@ -122,20 +115,13 @@ def _gathered(table: NgramTable, store: RowStore, keys: I64) -> Iterator[tuple[I
         yield places, rows[page, keys[places] % table.rows_per_page]
 
 
-def open_rows(
-    path: str | Path,
-    *,
-    url: str | None = None,
-    flash: FlashName | None = None,
-) -> NgramRows:
+def open_rows(path: str | Path, *, url: str | None = None) -> NgramRows:
     """Open tables of n-grams that `stem-edge export --tables-only` wrote. Raises BundleError.
 
         with stem_edge.open_rows("rows") as rows:
             rows.prefetch(ids)
             vectors = rows.rows(ids)  # float32 [T, heads * width]
 
-    url: where the shards are, if the folder has descriptions alone, for fsspec; nothing is prefetched
-        then. flash: name of a device whose speed
-        is emulated, as `load` takes it.
+    url: where the shards are, if the folder has descriptions alone, for fsspec; nothing is prefetched then.
     """
-    return NgramRows(path, url=url, flash=flash)
+    return NgramRows(path, url)

@@ -5,7 +5,7 @@ record lies in them is arithmetic. Opening requests nothing. The ranges of a ste
 time. The row store checks each record's crc32c, and repeats a read that failed once.
 
 fsspec finds credentials and proxies in its own configuration and the environment; a bundle never names
-either.
+either. It also caches on disk, if the URL asks for that (blockcache::https://...).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ import numpy as np
 from stem_edge.errors import InputError
 from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Traffic
-from stem_edge.runtime.rows.shards import Advice, ByteRange, Fill
+from stem_edge.runtime.rows.files import Advice, ByteRange
+from stem_edge.runtime.rows.records import READ_AT_ONCE, RowCounters
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableStore
 
@@ -35,105 +35,95 @@ URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error's words
 
 
 class RemoteShards:
-    """Shards of a table store below a URL. Raises InputError if nothing here can read it."""
+    """Shards of a table store below a URL; methods as ShardFiles has them. Raises InputError if nothing here can read it."""
 
     advice = Advice(
         "check the network and the address; credentials are those that fsspec finds",
         "check that the URL is that of this bundle's tables, the folder tables.zarr itself",
         "check that the URL is that of this bundle's tables, and that nothing changed them",
     )
+    distant = True
 
     def __init__(self, tables: TableStore, url: str) -> None:
         from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
         files, self._root = open_url(url)
-        self._url, self.traffic = printable_url(url), Traffic()
-        # A file that reads megabytes ahead would fetch many records for one; a cache in the URL is meant.
+        self._url, self._counted = printable_url(url), RowCounters()
+        # A file that reads megabytes ahead would fetch many records for one, unless the URL asks for a cache.
         self._options = {} if files.async_impl or "::" in url else {"cache_type": "none"}
         self._files = files if files.async_impl else AsyncFileSystemWrapper(files, False)
         # Name below the URL, and size, of each shard of all arrays.
-        self._shards: list[tuple[str, int]] = [
+        self._shards = [
             (f"{grid.root.name}/c/{shard}/0", grid.shard_nbytes(shard))
             for grid in tables.grids
             for shard in range(grid.shards)
         ]
-        self._web_files: dict[int, Any] = {}
-        self._closing, self._under_way = threading.Event(), set[Future[bytes]]()
+        self._closing, self._under_way = threading.Event(), set[Future[Any]]()
 
     def name(self, shard: int) -> str:
         return f"{self._url}/{self._shards[shard][0]}"
 
-    def ahead(self, pieces: Sequence[ByteRange]) -> Fill:
-        """Start reading pieces. Each can be filled without another request."""
-        started = {piece: self._start(piece) for piece in set(pieces)}
-
-        def fill(piece: ByteRange, buffer: U8) -> int:
-            return _put(started.get(piece) or self._start(piece), buffer)
-
-        return fill
-
-    def fill(self, piece: ByteRange, buffer: U8) -> int:
-        return _put(self._start(piece), buffer)
-
-    def _start(self, piece: ByteRange) -> Future[bytes]:
+    def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
         if self._closing.is_set():
-            raise OSError("the table store is closed")
-        reading = asyncio.run_coroutine_threadsafe(self._read(piece), self._files.loop)
+            return [OSError("the table store is closed")] * len(pieces)
+        wanted = list(dict.fromkeys(pieces))
+        reading = asyncio.run_coroutine_threadsafe(self._read_all(wanted), self._files.loop)
         self._under_way.add(reading)
-        reading.add_done_callback(self._under_way.discard)
-        return reading
+        try:
+            answers = dict(zip(wanted, reading.result(), strict=True))
+        except CancelledError:
+            return [OSError("the table store is closed")] * len(pieces)
+        finally:
+            self._under_way.discard(reading)
+        return [_put(answers[piece], buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
 
-    async def _read(self, piece: ByteRange) -> bytes:
+    async def _read_all(self, pieces: list[ByteRange]) -> list[bytes | BaseException]:
+        found = await asyncio.gather(*map(self._read_one, pieces), return_exceptions=True)
+        nbytes = sum(len(answer) for answer in found if isinstance(answer, bytes))
+        self._counted += RowCounters(network_bytes=nbytes, network_reads=len(pieces))
+        return found
+
+    async def _read_one(self, piece: ByteRange) -> bytes:
         """Read a range, fewer bytes only at the shard's end."""
-        self.traffic.requests += 1
         name, nbytes = self._shards[piece.shard]
         path, start, stop = f"{self._root}/{name}", piece.offset, piece.offset + piece.nbytes
         if "https" in self._files.protocol:
-            reading = (await self._web_file(piece.shard, path, nbytes)).async_fetch_range(
-                start, stop
-            )
+            # Its file reads no more than the range, even if the server ignores ranges and sends the shard.
+            from fsspec.implementations.http import HTTPFile
+
+            session = await self._files.set_session()
+            options = {"size": nbytes, "cache_type": "none", "loop": self._files.loop}
+            file = HTTPFile(self._files, path, session, 1, **options, **self._files.kwargs)
+            reading = file.async_fetch_range(start, stop)
         else:
             reading = self._files._cat_file(path, start=start, end=stop, **self._options)
         found: bytes = await asyncio.wait_for(reading, LIMIT_SECONDS)
-        self.traffic.nbytes += len(found)
         return found[: piece.nbytes]
 
-    async def _web_file(self, shard: int, path: str, nbytes: int) -> Any:
-        """Return fsspec's file of a web server, which reads no more than a range of the answer.
-
-        Its file system would read a whole shard if the server ignored ranges.
-        """
-        from fsspec.implementations.http import HTTPFile
-
-        if shard not in self._web_files:
-            files = self._files
-            session = await files.set_session()
-            options = {"size": nbytes, "cache_type": "none", "loop": files.loop, **files.kwargs}
-            self._web_files[shard] = HTTPFile(files, path, session, 1, **options)
-        return self._web_files[shard]
+    def ahead(self, pieces: Sequence[ByteRange]) -> None:
+        """Nothing: a network has no cache that could fill."""
 
     def forget(self, piece: ByteRange) -> None:
         """Wait a moment, because a network may be disturbed for longer than one read."""
         self._closing.wait(PAUSE_SECONDS)
 
+    def counters(self) -> RowCounters:
+        return self._counted
+
     def stop(self) -> None:
-        """End requests under way, and refuse others."""
         self._closing.set()
         for reading in list(self._under_way):
             reading.cancel()
 
-    def close(self) -> None:
-        self.stop()
+    close = stop
 
 
-def _put(reading: Future[bytes], buffer: U8) -> int:
-    """Copy a range into a buffer. Raises OSError, whatever the protocol's library raises."""
-    try:
-        found = reading.result()
-    except Exception as error:
-        raise OSError(_words(error)) from error
-    buffer[: len(found)] = np.frombuffer(found, np.uint8)
-    return len(found)
+def _put(answer: bytes | BaseException, buffer: U8) -> int | OSError:
+    """Copy a range into a buffer; any error of the protocol's library becomes an OSError."""
+    if isinstance(answer, bytes):
+        buffer[: len(answer)] = np.frombuffer(answer, np.uint8)
+        return len(answer)
+    return OSError(_words(answer))
 
 
 def reading_nbytes(layout: RecordLayout) -> int:
@@ -172,7 +162,7 @@ def printable_url(url: str) -> str:
     return one_line(f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0].rstrip('/')}")
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) or getattr(error, "status", None) == NOT_FOUND:
         return "there is no such file"
     said = one_line(URL.sub(lambda found: printable_url(found[0]), str(error)))

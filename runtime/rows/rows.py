@@ -25,8 +25,9 @@ from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.rows.background import Background
 from stem_edge.runtime.rows.cache import Found, RowCache
 from stem_edge.runtime.rows.keys import RowKeys
-from stem_edge.runtime.rows.records import Missing, Records, RowCounters
+from stem_edge.runtime.rows.records import Missing, RowCounters
 from stem_edge.runtime.rows.slots import Staged
+from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
@@ -116,11 +117,12 @@ class TableRows(Rows):
     """
 
     def __init__(
-        self, store: Records, cache: RowCache, *, overlap: bool = True, keys: RowKeys | None = None
+        self, store: RowStore, cache: RowCache, *, overlap: bool = True, keys: RowKeys | None = None
     ) -> None:
         super().__init__(keys)
-        self.store, self.cache = store, cache
-        self._edits: EditedStore | None = None  # over the table store, once there are edits
+        self.store: RowStore | EditedStore = store
+        self._tables, self.cache = store, cache
+        self._edits: EditedStore | None = None  # over the tables, once there are edits
         self._stall_seconds = 0.0
         self._background = Background("stem-edge-prefetch") if overlap else None
         self._reading: tuple[Missing, Future[Staged]] | None = None
@@ -224,7 +226,7 @@ class TableRows(Rows):
                 return NO_IDS
             from stem_edge.runtime.rows.edits import EditedStore  # for edits alone
 
-            self.store = edits = self._edits = EditedStore(self.store)
+            self.store = edits = self._edits = EditedStore(self._tables)
         made = edits.make(lookups)
         try:
             self._forget_unused(edits)

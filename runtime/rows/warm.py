@@ -20,7 +20,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.files.plain_files import read_plain
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.records import Records
+from stem_edge.runtime.rows.store import RowStore
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 from stem_edge.tables.token_counts import (
     Uses,
@@ -37,7 +37,7 @@ SECONDS = 1.0
 
 def fill(
     cache: RowCache,
-    store: Records,
+    store: RowStore,
     records: I64 | range,
     batch_size: int,
     seconds: float = math.inf,
@@ -55,7 +55,7 @@ def fill(
             cache.install(missing, store.read(*missing), slots)
 
 
-def known_uses(bundle: Bundle, store: Records, cache_dir: str | Path | None) -> Uses | None:
+def known_uses(bundle: Bundle, store: RowStore, cache_dir: str | Path | None) -> Uses | None:
     """Counted uses of records, if there are any."""
     model = bundle.manifest.model
     path = uses_file(cache_folder(cache_dir), bundle)

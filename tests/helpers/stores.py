@@ -12,7 +12,7 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.records import Flags, Records
+from stem_edge.runtime.rows.records import Flags, RowCounters
 from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
@@ -33,8 +33,8 @@ class MemoryStore(RowStore):
         self.tokens, self._index = layout.records, None
         self.reads: list[list[int]] = []
         self.begun: list[list[int]] = []
-        self.bytes_read, self.splits = 0, False
-        self.traffic, self.distant = None, False
+        self.splits = self.distant = False
+        self.bytes_read = 0
         self.closed = False
 
     def before(self, numbers: I64) -> None:
@@ -48,6 +48,9 @@ class MemoryStore(RowStore):
 
     def ahead(self, numbers: I64, whole: Flags) -> None:
         self.begun.append(numbers.tolist())
+
+    def counters(self) -> RowCounters:
+        return RowCounters(bytes_read=self.bytes_read)
 
     def stop(self) -> None:
         """Nothing is under way."""
@@ -144,7 +147,7 @@ def write_store(
     return format
 
 
-def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int = 0) -> Records:
+def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int = 0) -> RowStore:
     """Open a table store in one of the ways that records are read.
 
     way: pread; far: its shards through fsspec; memory: these in fsspec's memory.

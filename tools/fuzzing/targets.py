@@ -24,7 +24,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
-from stem_edge.runtime.rows.shards import ShardFiles
+from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.special import dense_twin
 from stem_edge.tables.store import open_table_store

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.rows.shards import FlashName
+from stem_edge.runtime.rows.files import FlashName
 
 
 @dataclass(frozen=True)

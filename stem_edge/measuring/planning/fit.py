@@ -37,7 +37,7 @@ from stem_edge.runtime.backends.onnxruntime.needs import crowding
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequences
 from stem_edge.runtime.load_plan import open_text
 from stem_edge.runtime.rows.emulated_flash import PROFILES
-from stem_edge.runtime.rows.shards import FlashName
+from stem_edge.runtime.rows.files import FlashName
 from stem_edge.system.memory import available_memory, memory_limit, own_memory, usable_cpus
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store

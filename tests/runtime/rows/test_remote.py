@@ -58,9 +58,8 @@ def test_each_record_is_one_request_and_opening_makes_none(server: RangeServer) 
         assert len(server.requests) == V
         assert np.array_equal(store.read(ids(7, 7, 39)), RECORDS[[7, 7, 39]])
         assert len(server.requests) == V + 2
-        traffic = store.traffic
-        assert traffic is not None
-        assert (traffic.requests, traffic.nbytes) == (V + 2, (V + 2) * STRIDE)
+        counted = store.counters()
+        assert (counted.network_reads, counted.network_bytes) == (V + 2, (V + 2) * STRIDE)
 
 
 # What goes wrong -> what the error says if it stays.
@@ -104,7 +103,7 @@ def test_a_server_without_ranges_sends_no_shard(server: RangeServer) -> None:
     server.fault = lambda number, path: "no ranges"
     with open_far(server) as store:
         refused(lambda: store.read(ids(5)), RowReadError, "serves no ranges")
-        assert store.traffic is not None and store.traffic.nbytes == 0
+        assert store.counters().network_bytes == 0
 
 
 def test_what_is_not_wanted_any_more_neither_fails_a_step_nor_is_waited_for(

@@ -152,6 +152,24 @@ def mixed(tmp_path: Path) -> U8:
     return np.concatenate([frequent, widened])
 
 
+def test_opening_reads_of_each_shard_its_last_four_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index grows with the records, and where they lie is arithmetic."""
+    layout = msgspec.structs.replace(LAYOUT, records=5000)
+    format = write_store(tmp_path, layout, np.zeros((5000, layout.record_nbytes), np.uint8), 2000)
+    pread, read = disk.pread, list[int]()
+
+    def counted(descriptor: int, buffer: memoryview, offset: int) -> int:
+        if disk.size(descriptor) > 1 << 16:
+            read.append(len(buffer))
+        return pread(descriptor, buffer, offset)
+
+    monkeypatch.setattr(disk, "pread", counted)
+    open_store(tmp_path, format).close()
+    assert sum(read) == 3 * 4
+
+
 @everywhere
 def test_rare_records_are_widened(reads: Way, system: str, mixed: U8, tmp_path: Path) -> None:
     with closing(open_way(tmp_path, MIXED, reads)) as store:

@@ -14,7 +14,7 @@ from stores import resident, rows_of
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.runtime.rows.shards import ShardFiles
+from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.warm import uses_file
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.token_counts import Uses, encode_counts, read_uses, write_uses
@@ -64,10 +64,10 @@ def test_what_was_used_is_counted(tmp_path: Path) -> None:
 def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any) -> int:
-        raise OSError(5, "Input/output error")
+    def broken(self: ShardFiles, pieces: list[Any], buffers: Any) -> list[OSError]:
+        return [OSError(5, "Input/output error")] * len(pieces)
 
-    monkeypatch.setattr(ShardFiles, "fill", broken)
+    monkeypatch.setattr(ShardFiles, "read", broken)
     with load_fixed(bundle) as model:
         with pytest.raises(stem_edge.errors.RowReadError):
             model.logits(list(b"ab"))

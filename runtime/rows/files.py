@@ -1,0 +1,116 @@
+"""Bytes of the shards of a table store in the bundle's folder. remote.py has the same interface.
+
+Files are read by `pread`, which reports a bad disk as an error; a memory map would end the process.
+On Linux posix_fadvise(WILLNEED) for every record lets the kernel read at full queue depth, and the
+reads that follow find the pages in memory. Elsewhere a small pool of threads reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, NamedTuple
+
+from stem_edge.files import disk
+from stem_edge.numerics.quantize import U8
+from stem_edge.runtime.rows.records import RowCounters
+from stem_edge.tables.shards import ShardGrid
+
+FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]  # devices of emulated_flash.py
+# Enough to keep a phone's flash busy; going from 8 to 32 gained little where it was measured.
+POOL_THREADS = 8
+
+
+class ByteRange(NamedTuple):
+    """Some bytes of a shard."""
+
+    shard: int  # counted through all arrays
+    offset: int
+    nbytes: int
+
+
+class Advice(NamedTuple):
+    """Advice for bytes that cannot be read, are too few, or are damaged."""
+
+    unreadable: str
+    short: str
+    damaged: str
+
+
+class ShardFiles:
+    """Shards in the bundle's folder, all of them open. Threads may read at once. Raises BundleError."""
+
+    advice = Advice(
+        "check the storage device",
+        "the file was truncated while open: copy it again",
+        "the file is damaged: run stem-edge verify, then copy or export the bundle again",
+    )
+    distant = False  # True if bytes come over a network
+
+    def __init__(self, grids: Sequence[ShardGrid]) -> None:
+        self._paths = [str(grid.shard_path(n)) for grid in grids for n in range(grid.shards)]
+        self._opened, self._nbytes = list[int](), 0
+        self._pool: ThreadPoolExecutor | None = None
+        try:
+            for grid in grids:
+                for shard in range(grid.shards):
+                    # All that a load needs of the index, which has 29 MB for Gemma 3n E2B.
+                    self._opened.append(grid.open_shard(shard, whole_index=False))
+        except BaseException:
+            self.close()
+            raise
+        if not hasattr(os, "posix_fadvise"):
+            self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
+
+    def name(self, shard: int) -> str:
+        """Name of a shard in messages."""
+        return self._paths[shard]
+
+    def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
+        """Fill a buffer [nbytes] with each piece; return the bytes read, or the error, of each.
+
+        Fewer bytes are read only at the end of a shard.
+        """
+        self._nbytes += sum([piece.nbytes for piece in pieces])
+        if len(pieces) > 1:
+            if self._pool is not None:
+                return list(self._pool.map(self._fill, pieces, buffers))
+            self.ahead(pieces)
+        return list(map(self._fill, pieces, buffers))
+
+    def _fill(self, piece: ByteRange, buffer: U8) -> int | OSError:
+        try:
+            return disk.fill(self._opened[piece.shard], buffer.data, piece.offset)
+        except OSError as error:
+            return error
+
+    def ahead(self, pieces: Sequence[ByteRange]) -> None:
+        """Ask the system to begin reading; returns at once, guarantees nothing."""
+        if hasattr(os, "posix_fadvise"):
+            for piece in pieces:
+                self._advise(piece, os.POSIX_FADV_WILLNEED)
+
+    def forget(self, piece: ByteRange) -> None:
+        """Make the next read of a piece that was damaged fetch it from where it is stored."""
+        if hasattr(os, "posix_fadvise"):  # elsewhere its cached copy is read again
+            self._advise(piece, os.POSIX_FADV_DONTNEED)
+
+    def _advise(self, piece: ByteRange, advice: int) -> None:
+        with contextlib.suppress(OSError):  # some file systems take no advice
+            os.posix_fadvise(self._opened[piece.shard], piece.offset, piece.nbytes, advice)
+
+    def counters(self) -> RowCounters:
+        """Bytes read since opening."""
+        return RowCounters(bytes_read=self._nbytes)
+
+    def stop(self) -> None:
+        """Reads of files end by themselves."""
+
+    def close(self) -> None:
+        """Release files and threads; later reads fail."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        while self._opened:  # popped, so that closing twice cannot close a descriptor in new use
+            disk.close(self._opened.pop())
