@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -12,22 +12,24 @@ import numpy as np
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
+from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.decoding import Stepping, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import Answer, Chunk, Chunks
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.scheduler import Scheduler
+from stem_edge.runtime.scheduling.stepping import Stepping
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.edit_files.file import Edit
-    from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
+    from stem_edge.runtime.grammars.constraint import Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.lookups.open_edits import OpenEdits
 
@@ -142,13 +144,31 @@ class Answering(ModelText):
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.
         """
-        params = self.chosen(params_of(params, options))
-        ids = self._prompt_ids(prompt)
-        lookups, eos_ids = self._lookups(ids, stem_ids), self.config.eos_ids
-        length = self._prompts.length(ids, params)
-        answer = Answer(ids, params, eos_ids, self._constraint(params))
-        chunks = Chunks(self._text, params, eos_ids)
-        return self._chunks(ids, answer, lookups, length, chunks)
+        return self._chunks(self.request(prompt, params, stem_ids=stem_ids, **options))
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stem_ids: Sequence[StemId] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Request:
+        """Make a request for a scheduler; arguments, and errors at once, as for generate."""
+        return self._request(prompt, params_of(params, options), stem_ids)
+
+    def _request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        stem_ids: Sequence[StemId] | None,
+        edits: Changes | None = None,
+    ) -> Request:
+        ids, params = self._prompt_ids(prompt), self.chosen(params)
+        lookups, length = self._lookups(ids, stem_ids, edits), self._prompts.length(ids, params)
+        constraint = None if params.grammar is None else self._grammars.open(params.grammar)
+        own = self._text, self.config.eos_ids, constraint
+        return Request(ids, params, lookups, length, *own)
 
     def generate_text(
         self,
@@ -185,9 +205,6 @@ class Answering(ModelText):
         """Raise InputError for a grammar that no answer can follow; what is compiled is kept."""
         self._grammars.open(grammar)
 
-    def _constraint(self, params: SamplingParams) -> GrammarConstraint | None:
-        return None if params.grammar is None else self._grammars.open(params.grammar)
-
     @cached_property
     def _grammars(self) -> Grammars:
         from stem_edge.runtime.grammars.constraint import Grammars  # needs an optional package
@@ -198,23 +215,19 @@ class Answering(ModelText):
         self.engine.check_usable()
         return self._prompts.ids(prompt)
 
-    def _chunks(
-        self, prompt: list[int], answer: Answer, lookups: Lookups, length: int, chunks: Chunks
-    ) -> Generator[Chunk]:
-        """Yield an answer's chunks; end at a stop text."""
-        exact, lent = self.stepping.exact, self._prefixes.lent(prompt, lookups.places, length)
-        guessing = partial(self.stepping.guessing, prompt, length, exact=exact)
+    def _chunks(self, request: Request) -> Generator[Chunk]:
+        """Yield the chunks of an answer, computed by a scheduler with one place."""
+        length, record = self.plan.context_length, self._recorder()
+        scheduler = Scheduler(self.engine, self._prefixes, self.stepping, record, length)
         try:
-            with self._recorder() as record, lookups, lent as context, guessing(context) as guesses:
-                own = self.engine, context, answer, lookups, record, guesses
-                for token in sample_tokens(*own, exact=self.stepping.one_by_one(exact=exact)):
-                    self._prefixes.make_room(context, MOST)
-                    if (chunk := chunks.push(token)) is not None:
-                        yield chunk
-                        if chunk.finish_reason:
-                            return
-        except MemoryError as error:
-            raise_out_of_memory(error, "to generate", LESS_MEMORY)
+            scheduler.submit(request)
+            while scheduler.busy:
+                for _, chunk in scheduler.step():
+                    if chunk.error is not None:
+                        raise chunk.error
+                    yield chunk
+        finally:
+            scheduler.close()
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""

@@ -21,7 +21,6 @@ from stem_edge.runtime.backends.engines import ENGINES, EngineLoader, choose_eng
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
-from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     draft_of,
@@ -40,6 +39,7 @@ from stem_edge.runtime.rows.rows import Rows, TableRows
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
+from stem_edge.runtime.scheduling.stepping import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder

@@ -6,16 +6,18 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.runtime.answering import Answering
+from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
-from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.lookups.lookups import Changes, StemId
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
+from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
-    from stem_edge.runtime.batching.opening import Prompt, StemIds
-    from stem_edge.runtime.batching.request import Request
-    from stem_edge.runtime.batching.scheduler import Scheduler
     from stem_edge.runtime.conversations.conversation import Conversation
+    from stem_edge.runtime.scheduling.many import Prompt, StemIds
     from stem_edge.runtime.speculation.model_drafts import Drafter
     from stem_edge.runtime.text.chat import Messages
 
@@ -65,16 +67,15 @@ class Model(Answering):
         go on. So does a prompt that generate would refuse; but if all prompts are given as a list, it
         raises InputError at once, as bad options do.
         """
-        from stem_edge.runtime.batching.opening import params_of_each, requests, run
+        from stem_edge.runtime.scheduling.many import numbered, params_of_each, requests
 
         edits = Changes() if self._open_edits is None else self._open_edits.now()
 
         def request(prompt: Prompt, params: SamplingParams, stem_ids: StemIds) -> Request:
-            ids = self._prompt_ids(prompt)
-            return self._request(ids, params, self._lookups(ids, stem_ids, edits))
+            return self._request(prompt, params, stem_ids, edits)
 
         found = requests(request, prompts, params_of_each(params, options), stem_ids)
-        return run(self.scheduler(sequences, exact=exact), found)
+        return numbered(self.scheduler(sequences, exact=exact), found)
 
     def generate_texts(
         self,
@@ -90,7 +91,7 @@ class Model(Answering):
 
         Raises the first error of any of them.
         """
-        from stem_edge.runtime.batching.opening import texts
+        from stem_edge.runtime.scheduling.many import texts
 
         many = self.generate_many(
             prompts, params, sequences=sequences, exact=exact, stem_ids=stem_ids, **options
@@ -105,31 +106,20 @@ class Model(Answering):
         steady: round answers alike whether others run or not, so that none guesses. Model.stats has
         the figures of all its requests. Raises InputError, OutOfMemoryError.
         """
-        from stem_edge.runtime.batching.opening import open_scheduler
-
-        own = self.bundle, self.engine, self.plan, self._prefixes, self.stepping, self._recorder()
-        return open_scheduler(*own, sequences=sequences, exact=exact, steady=steady)
-
-    def request(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        stem_ids: Sequence[StemId] | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> Request:
-        """Make a request for a scheduler; arguments, and errors at once, as for generate."""
-        params = params_of(params, options)
-        ids = self._prompt_ids(prompt)
-        return self._request(ids, params, self._lookups(ids, stem_ids))
-
-    def _request(self, ids: list[int], params: SamplingParams, lookups: Lookups) -> Request:
-        from stem_edge.runtime.batching.request import Request
-
-        params = self.chosen(params)
-        length, eos_ids = self._prompts.length(ids, params), self.config.eos_ids
-        return Request(
-            ids, params, lookups, length, self._text, eos_ids, constraint=self._constraint(params)
+        check_sequences(sequences)
+        footprint, device = footprint_of(self.bundle.manifest, self.plan.engine), self.plan.device
+        if device is not None:  # which has memory for so many full contexts
+            footprint, sequences = footprint.without_windows(), min(sequences, self.plan.sequences)
+        sequences, stepping = min(sequences, self.engine.rows.step_sequences), self.stepping
+        return Scheduler(
+            self.engine,
+            self._prefixes,
+            stepping if exact is None else stepping._replace(exact=exact),
+            self._recorder(),
+            self.plan.context_length,
+            sequences,
+            footprint.with_kv(self.plan.kv).kv_nbytes,
+            steady=steady,
         )
 
     def save_conversation(self, path: str | Path, conversation: Conversation) -> None:

@@ -133,16 +133,14 @@ class BackendBatch(Protocol):
     Each prompt is computed in a context, which then joins.
     """
 
-    copies: bool  # whether `join` copies, so that the context is free again
-
     def join(self, context: BackendContext, tokens: int) -> None:
-        """Add a sequence in the next place, with what a context has of its first tokens.
+        """Add a context with its first tokens in the next place. It takes no step alone until it leaves.
 
         Raises OutOfMemoryError; the batch is then as before.
         """
 
     def leave(self, place: int) -> None:
-        """Remove a sequence; the last one moves to its place, and its own place is freed."""
+        """Remove a context, with the tokens that it joined with; the last one moves to its place."""
 
     def begin(
         self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
@@ -166,8 +164,11 @@ class Backend(Protocol):
     def open_context(self, length: int) -> BackendContext:
         """Return an empty context for up to `length` tokens."""
 
-    def open_batch(self, size: int, length: int) -> BackendBatch:
-        """Return an empty batch for up to `size` sequences of up to `length` tokens."""
+    def open_batch(self, size: int, length: int) -> BackendBatch | None:
+        """Return an empty batch for up to `size` sequences of up to `length` tokens.
+
+        None if this backend cannot step several sequences together.
+        """
 
     def close(self) -> None:
         """Release the backbone."""

@@ -78,8 +78,13 @@ class MeasuredSteps:
         token, slot = self._ids[before : before + 1], self._slots[before : before + 1]
         with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes memory at once
             batch = self._backend.open_batch(MOST, self._context.length)
+            known = self._context.kept(before)
+            if batch is None or not known:
+                return False
             for n in range(1, MOST + 1):
-                batch.join(self._context, before)
+                context = self._backend.open_context(self._context.length)
+                context.restore(known, before)
+                batch.join(context, before)
                 batch.begin(0, token.repeat(n), np.full(n, before))
                 if not np.array_equal(batch.finish(slot.repeat(n, 0)), alone.repeat(n, 0)):
                     return False

@@ -23,7 +23,7 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.prefixes.prefix import Prefix, PromptKey, Reservation
+from stem_edge.runtime.prefixes.prefix import Prefix, PromptKey
 from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class Prefixes:
         self._kept: list[Prefix] = []
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
         self._lent = WeakSet[Prefix]()
-        self._reserved = WeakSet[Reservation]()
         self._ended: deque[tuple[Prefix, bool]] = deque()  # and whether to keep it
 
     @cached_property
@@ -104,34 +103,22 @@ class Prefixes:
         self._lend(prefix, length)
         yield prefix.context
 
-    def fits(self, nbytes: int, without: Context | None = None) -> bool:
-        """Return whether `nbytes` bytes fit beside calls under way, once all kept contexts are dropped.
+    def fits(self, nbytes: int) -> bool:
+        """Return True if `nbytes` bytes fit in addition to calls under way, once all kept contexts are dropped.
 
-        Calls may go on to the ends of their contexts. without: one that is not counted.
+        Calls may go on to the ends of their contexts.
         """
         with self._lock:
             self._collect()
-            lent = [prefix for prefix in self._lent if prefix.context is not without]
-            most = sum(prefix.nbytes + prefix.growth for prefix in lent)
-            return most + self._reserved_nbytes() + nbytes <= self.limit
-
-    def reserve(self, nbytes: int) -> Reservation:
-        """Count memory of a batch; kept contexts give way to it."""
-        reservation = Reservation(nbytes)
-        with self._lock:
-            self._collect()
-            self._reserved.add(reservation)
-            dropped = self._evict()
-        self._write(dropped)
-        return reservation
+            most = sum(prefix.nbytes + prefix.growth for prefix in self._lent)
+            return most + nbytes <= self.limit
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the KV caches of calls under way, of batches, and of kept contexts."""
+        """Bytes of the KV caches of calls under way, and of kept contexts."""
         with self._lock:
             self._collect()
-            contexts = sum(prefix.nbytes for prefix in [*self._kept, *self._lent])
-            return contexts + self._reserved_nbytes()
+            return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))
 
     def make_room(self, context: Context | None = None, tokens: int = 1) -> None:
         """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
@@ -203,10 +190,24 @@ class Prefixes:
             del prefix
             return self._take(prompt, length)  # which no longer finds this file
         if best is not None:
-            prefix.context.backend.restore(best.context.backend.kept(tokens), tokens)
-            prefix.context.position = tokens
+            prefix.copy(best, tokens)
             self.give_back(best)  # used last, so that it stays
+        elif saved is None:
+            self._copy_running(prefix)
         return prefix
+
+    def _copy_running(self, prefix: Prefix) -> None:
+        """Copy what a call under way has computed of a prompt, such as another answer to it."""
+        with self._lock:
+            running = [one for one in self._lent if one is not prefix]
+        if not running:
+            return
+
+        def copy() -> None:  # while no call computes
+            best = max(running, key=lambda one: one.reusable(prefix.prompt))
+            prefix.copy(best, best.reusable(prefix.prompt))
+
+        self._engine.in_turn(copy)
 
     def _lend(self, prefix: Prefix, length: int) -> Prefix:
         """Let kept contexts give way to one for up to `length` tokens, as far as its prompt goes."""
@@ -258,7 +259,7 @@ class Prefixes:
             prefix, keep = self._ended.popleft()
             self._lent.discard(prefix)
             if keep and prefix.computed:
-                prefix.reserve(prefix.context.position)
+                prefix.settle()
                 with suppress(OutOfMemoryError, MemoryError):  # then it is not kept
                     prefix.context.backend.rest()  # not when it ends, which may be as Python exits
                     self._kept.append(prefix)
@@ -277,6 +278,3 @@ class Prefixes:
             if self._folder is not None:
                 with self._folder_lock:
                     self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
-
-    def _reserved_nbytes(self) -> int:
-        return sum(reservation.nbytes for reservation in self._reserved)

@@ -105,6 +105,17 @@ class Prefix:
         self.prompt = prompt
         self.context.rewind(tokens)
 
+    def copy(self, other: Prefix, tokens: int) -> None:
+        """Take over the first tokens of another context into this one, which is empty."""
+        if arrays := other.context.backend.kept(tokens) if tokens else []:
+            self.context.backend.restore(arrays, tokens)
+            self.context.position = tokens
+
+    def settle(self) -> None:
+        """Count the memory that the context has, once its call has ended."""
+        self.nbytes, self._reserved = self.context.backend.nbytes, 0
+        self.reserve(self.context.position)
+
     def reserve(self, tokens: int) -> None:
         """Count the memory that the context takes once it has `tokens` tokens.
 
@@ -113,15 +124,5 @@ class Prefix:
         if tokens > self._reserved:
             self._reserved = in_steps(tokens)
             backend = self.context.backend
-            self.nbytes = backend.nbytes_of(min(self._reserved, backend.length))
-
-
-class Reservation:
-    """Bytes that a sequence of a batch takes beside contexts, until it is released or dropped."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-
-    def release(self) -> None:
-        """Give the bytes back; takes no lock."""
-        self.nbytes = 0
+            nbytes = backend.nbytes_of(min(self._reserved, backend.length))
+            self.nbytes = max(self.nbytes, nbytes)

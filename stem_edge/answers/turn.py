@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.errors import InputError
-from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Request
 from stem_edge.sampling import CONVERSATION
 from stem_edge.text.messages import checked_messages, checked_tools
 from stem_edge.text.thoughts import LAST_TOKENS

@@ -16,11 +16,11 @@ from stem_edge.answers.turn import prepare
 from stem_edge.batches.rows import Result, Row, answered, failed
 from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
-from stem_edge.runtime.batching.pump import Pump
-from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.scheduling.many import run
+from stem_edge.runtime.scheduling.request import Request
 
 # Computes a batch: takes rows as it needs them, and yields a result for each, in any order.
 Answers: TypeAlias = Callable[[Iterable[Row]], Iterator[Result]]
@@ -71,18 +71,23 @@ def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) 
     that cannot be answered gives an error as its result. Raises errors that end the model, such as a
     lost device.
     """
-    settings = settings or Settings()
-    pump = Pump[_Task](model.scheduler(settings.sequences, steady=True))
+    settings, tasks = settings or Settings(), dict[Request, _Task]()
+    scheduler = model.scheduler(settings.sequences, steady=True)
 
     def begin(row: Row) -> Result | None:
         try:
             task = _task(model, row, settings)
         except StemEdgeError as error:
             return failed(row, openai_error(error))
-        pump.submit(task.request, task)
+        tasks[task.request] = task
+        scheduler.submit(task.request)
         return None
 
-    return _until_lost(pump.run(iter(rows), begin, _Task.push))
+    def push(request: Request, chunk: Chunk) -> Result | DeviceLostError | None:
+        ended = chunk.finish_reason is not None
+        return (tasks.pop(request) if ended else tasks[request]).push(chunk)
+
+    return _until_lost(run(scheduler, iter(rows), begin, push))
 
 
 def _until_lost(results: Generator[Result | DeviceLostError]) -> Iterator[Result]:

@@ -22,10 +22,10 @@ from stem_edge.answers.refusals import (
     public,
 )
 from stem_edge.errors import DeviceLostError, StemEdgeError
-from stem_edge.runtime.batching.pump import Pump
-from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.serving.budget import give_back, memory_limit
 from stem_edge.serving.jobs import ServerJob
 from stem_edge.serving.reply import Reply
@@ -55,7 +55,8 @@ class Compute:
     ) -> None:
         self.sequences, self._waiting = sequences, waiting
         self._open_model, self._closes, self._ended = open_model, closes, ended
-        self._found: tuple[Model, Pump[Reply]] | None = None  # once it is loaded
+        self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
+        self._replies = dict[Request, Reply]()  # that have not ended
         self.failure: Exception | None = None  # why there is no model, or none any more
         self._jobs = deque[ServerJob]()
         self._lock = threading.RLock()  # of accepted work, so that all of it learns of the end
@@ -86,28 +87,24 @@ class Compute:
     @property
     def busy(self) -> int:
         """Count of answers and other work that have not ended."""
-        return self._answers + len(self._jobs)
+        return len(self._replies) + len(self._jobs)
 
     @property
     def running(self) -> int:
         """Count of answers that have begun."""
-        return max(0, self._answers - self.queued)
-
-    @property
-    def _answers(self) -> int:
-        return len(self._found[1].owners) if self._found is not None else 0
+        return max(0, len(self._replies) - self.queued)
 
     @property
     def places(self) -> int:
         """Count of answers that can be computed together."""
-        return self._found[1].scheduler.size if self._found is not None else self.sequences
+        return self._found[1].size if self._found is not None else self.sequences
 
     @property
     def queued(self) -> int:
         """Count of requests that have not begun."""
-        return self._found[1].scheduler.waiting if self._found is not None else 0
+        return self._found[1].waiting if self._found is not None else 0
 
-    def check(self, more: int) -> tuple[Model, Pump[Reply]]:
+    def check(self, more: int) -> tuple[Model, Scheduler]:
         """Return what computes if there is room for more requests; see `submit` for errors.
 
         Called before requests are made, too, so that no client can have too many made.
@@ -135,14 +132,15 @@ class Compute:
         Raises BusyError if too many wait, EndingError after `drain`.
         """
         with self._lock:
-            model, pump = self.check(len(requests))
+            model, scheduler = self.check(len(requests))
             counters = model.engine.rows.counters()
             replies = [
                 Reply(request, events(), counters, self._leave, self._ended) for request in requests
             ]
             try:
                 for reply in replies:
-                    pump.submit(reply.request, reply)
+                    self._replies[reply.request] = reply
+                    scheduler.submit(reply.request)
             except BaseException:
                 for reply in replies:
                     reply.close()
@@ -152,7 +150,7 @@ class Compute:
 
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
         """Return what work enters while it has a context of so many tokens; None: ask at its next turn."""
-        return self._loaded()[1].scheduler.room(tokens)
+        return self._loaded()[1].room(tokens)
 
     async def run_job(self, work: Iterator[T | None]) -> list[T]:
         """Return what an iterator yields but None, each by a turn of the compute thread between steps.
@@ -189,7 +187,7 @@ class Compute:
         if thread is not None:
             thread.join(seconds)
 
-    def _loaded(self) -> tuple[Model, Pump[Reply]]:
+    def _loaded(self) -> tuple[Model, Scheduler]:
         if self.failure is not None:
             raise FailedError(UNUSABLE)
         if self._found is None:
@@ -209,7 +207,7 @@ class Compute:
         told: StemEdgeError = EndingError("the server has ended before this answer did")
         try:
             model.limit_texts(memory_limit(model))
-            self._found = model, Pump(model.scheduler(self.sequences))
+            self._found = model, model.scheduler(self.sequences)
             worked = False  # since what answers left behind was given back
             while not self._ending:
                 if not self._wake.wait(REST_SECONDS if worked else None):
@@ -217,7 +215,7 @@ class Compute:
                     worked = False
                     continue
                 self._wake.clear()
-                while not self._ending and (self._found[1].scheduler.busy or self._jobs):
+                while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
                 worked = True
         except BaseException as error:
@@ -239,12 +237,12 @@ class Compute:
             exc_info=None if isinstance(error, StemEdgeError) else error,
         )
 
-    def _turn(self, model: Model, pump: Pump[Reply]) -> None:
+    def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""
         failed = False
         with ExitStack() as held:
             try:
-                self._step(pump)
+                self._step(scheduler)
             except Exception as error:  # none of these can go on
                 held.enter_context(self._lock)  # until there is another scheduler
                 self._end_all(error)
@@ -253,30 +251,34 @@ class Compute:
                 model.engine.check_usable()
                 failed = True
             if failed:  # not above, where the error would keep the memory of the batch
-                self._found = model, Pump(model.scheduler(self.sequences))
+                self._found = model, model.scheduler(self.sequences)
         # One after the other, because each may hold a context.
         if self._jobs and not self._jobs[0].step():
             self._jobs.popleft()
 
-    def _step(self, pump: Pump[Reply]) -> None:
-        for reply, chunk in pump.step():
+    def _step(self, scheduler: Scheduler) -> None:
+        for request, chunk in scheduler.step():
+            take = self._replies.get if chunk.finish_reason is None else self._replies.pop
+            if (reply := take(request, None)) is None:
+                continue  # cancelled meanwhile
             reply.push(chunk)
             if isinstance(chunk.error, DeviceLostError):
                 raise chunk.error
 
     def _leave(self, reply: Reply) -> None:
         """Cancel an answer after its client has left, unless it has ended."""
-        if self._found is not None and self._found[1].cancel(reply.request) is not None:
+        if self._found is not None:
+            self._found[1].cancel(reply.request)
+        if self._replies.pop(reply.request, None) is not None:
             self._ended(reply)
 
     def _end_all(self, error: Exception) -> None:
         """End all answers and other work with an error."""
         told = public(error)
         if self._found is not None:
-            pump = self._found[1]
-            pump.scheduler.close()
-            for request in list(pump.owners):
-                if (reply := pump.cancel(request)) is not None:
-                    reply.push(Chunk("", [], None, "error", told))
+            self._found[1].close()
+        for request in list(self._replies):
+            if (reply := self._replies.pop(request, None)) is not None:
+                reply.push(Chunk("", [], None, "error", told))
         while self._jobs:
             self._jobs.popleft().fail(told)

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 from stem_edge.answers.events import AnswerEvent, AnswerEvents, Whole
-from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk, FinishReason
 from stem_edge.runtime.rows.records import RowCounters
+from stem_edge.runtime.scheduling.request import Request
 
 
 class Reply:

@@ -15,9 +15,9 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from stem_edge.runtime.batching.batch import RunningBatch
-from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.scheduling.batch import RunningBatch
+from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.connections import config_of
 

@@ -12,7 +12,6 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.engines import EngineEntry
 from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 
@@ -71,9 +70,8 @@ class ToyBackend:
         self.length = length
         return self
 
-    def open_batch(self, size: int, length: int) -> PlainBatch:
-        """Open a batch of contexts."""
-        return PlainBatch()
+    def open_batch(self, size: int, length: int) -> None:
+        """Let sequences be stepped one by one."""
 
     def nbytes_of(self, tokens: int) -> int:
         """Count no memory."""

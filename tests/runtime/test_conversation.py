@@ -114,7 +114,7 @@ def test_an_answer_that_is_cut_short_stays_as_far_as_it_came(loaded: Model) -> N
     assert next(chunks, None) is None
 
 
-@pytest.mark.parametrize(("name", "calls"), [("process", 0), ("step", 1), ("step", 3)])
+@pytest.mark.parametrize(("name", "calls"), [("step", 0), ("step", 1), ("step", 3)])
 def test_an_interrupt_keeps_what_was_handed_out(
     loaded: Model, monkeypatch: pytest.MonkeyPatch, name: str, calls: int
 ) -> None:
@@ -132,7 +132,7 @@ def test_an_interrupt_keeps_what_was_handed_out(
         for chunk in conversation.send(FRANCE, max_new_tokens=8):
             seen += chunk.text
     assert whole.startswith(seen)
-    assert bool(seen) == (name == "step")
+    assert bool(seen) == (calls > 0)
     # Nothing is kept of a turn without any answer, so that it can be sent again.
     assert conversation.messages == ([user(FRANCE), assistant(seen)] if seen else [])
 

@@ -40,8 +40,6 @@ class GgmlBatch(BackendBatch):
     Q5_0 and Q4_0, and with K-quants up to 7 tokens (repacked Q4_K: up to 3), but not in F32 or F16.
     """
 
-    copies = False
-
     def __init__(self, model: GgmlModel) -> None:
         self._steps, self._caches = GgmlSteps(model), list[KvCache]()
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
-from stem_edge.runtime.backends.onnxruntime.context import KvArrays, KvWindow, OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext, Place
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 
 
@@ -22,49 +22,44 @@ class OrtBatch(BackendBatch):
     Raises OutOfMemoryError.
     """
 
-    copies = True
-
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
         self._evens = loaded.rows != "any"
         self._size, self._kv = size, KvArrays(loaded, size + size % 2, length)
         self._graphs = BoundGraphs(loaded, length, self._kv.part)
-        self._windows: list[KvWindow] = []  # of each sequence
-        self._filled: list[int] = []  # tokens of each sequence
+        self._contexts: list[OrtContext] = []  # in their places
+        self._joined: list[int] = []  # tokens that each had when it joined
+        self._filled: list[int] = []  # tokens that each has now
 
     def join(self, context: BackendContext, tokens: int) -> None:
-        place = len(self._filled)
+        place = len(self._contexts)
         if not isinstance(context, OrtContext) or place == self._size or tokens > self._kv.length:
             raise ValueError(
                 f"{tokens} tokens of a {type(context).__name__} are to join {place} sequences; "
                 f"expected up to {self._kv.length} of an OrtContext, and {self._size} sequences"
             )
-        self._kv.copy(place, context.kv, 0, tokens, context.window.dropped)
-        window = self._kv.window(place)
-        window.follow(context.window)
-        self._windows.append(window)
+        context.rest()  # because the batch has memory for its steps
+        context.move(Place(self._kv, place), tokens)
+        self._contexts.append(context)
+        self._joined.append(tokens)
         self._filled.append(tokens)
 
     def leave(self, place: int) -> None:
-        last, tokens = len(self._filled) - 1, self._filled[-1]
-        if place < last:
-            self._kv.copy(place, self._kv, last, tokens, self._windows[last].dropped)
-            self._windows[place].follow(self._windows[last])
-            self._filled[place] = tokens
-        self._windows.pop()
-        self._filled.pop()
-        self._kv.free(last)
-        if place < last:
-            self._kv.free(place, tokens)
+        context = self._contexts[place]
+        context.move(Place(context.kv), self._joined[place])
+        last, joined, filled = self._contexts.pop(), self._joined.pop(), self._filled.pop()
+        if place < len(self._contexts):
+            last.move(Place(self._kv, place), filled)
+            self._contexts[place], self._joined[place], self._filled[place] = last, joined, filled
 
     def begin(
         self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> None:
         count = len(token_ids)
         # A step of some sequences alone, as after an error, must not write to the next one.
-        padded = self._evens and count % 2 == 1 and first + count == len(self._filled)
+        padded = self._evens and count % 2 == 1 and first + count == len(self._contexts)
         places, dropped = positions.tolist(), list[int]()
         for place, position in enumerate(places, first):
-            dropped.append(self._windows[place].make_room(position, 1))
+            dropped.append(self._contexts[place].window.make_room(position, 1))
             self._filled[place] = position + 1
         self._graphs.begin(token_ids[:, None], places, dropped, first=first, padded=padded)
 

@@ -153,20 +153,15 @@ class KvArrays:
         shapes = ((array[0], array.shape[2]) for array in self.arrays)
         return sum(one.nbytes // rows * min(rows, tokens) for one, rows in shapes)
 
-    def copy(self, place: int, source: KvArrays, other: int, tokens: int, dropped: int) -> None:
-        """Copy what another place, of these arrays or of others, has of a sequence.
+    def move(self, place: int, to: Place, tokens: int, dropped: int) -> None:
+        """Move the first tokens of a sequence to another place, and free the memory of all of it here.
 
-        dropped: of its first tokens, how many have left the window.
+        dropped: of these tokens, how many have left the window.
         """
-        for array, found in zip(self.arrays, source.arrays, strict=True):
-            rows = tokens - dropped if source._is_short(found) else tokens
-            array[place, :, :rows] = found[other, :, :rows]
-
-    def free(self, place: int, tokens: int = 0) -> None:
-        """Give the memory of a sequence after its first tokens back to the system."""
-        for array in self.arrays:
-            for head in array[place]:
-                free_pages(head[tokens:])
+        for array, other in zip(self.arrays, to.kv.arrays, strict=True):
+            rows = max(0, tokens - dropped) if self._is_short(array) else tokens
+            other[to.number, :, :rows] = array[place, :, :rows]
+            free_pages(array[place])  # before the next, so that memory holds little twice
 
     def _is_short(self, array: npt.NDArray[Any]) -> bool:
         rows: int = array.shape[2]
@@ -177,8 +172,15 @@ class KvArrays:
 FEW_TOKENS = MOST
 
 
+class Place(NamedTuple):
+    """Where the keys and values of a sequence are."""
+
+    kv: KvArrays
+    number: int = 0
+
+
 class OrtContext:
-    """KV cache and hidden states of one generation."""
+    """KV cache and hidden states of one generation, which a batch moves to a place of its own."""
 
     def __init__(self, loaded: Loaded, length: int) -> None:
         self.length = length
@@ -187,7 +189,7 @@ class OrtContext:
         self._padded = loaded.rows == "even"
         # First, so that lack of memory shows at once.
         self.kv = KvArrays(loaded, 1 + self._padded, length)
-        self.window = self.kv.window()
+        self.window, self.place = self.kv.window(), Place(self.kv)
         self._graphs = BoundGraphs(loaded, length, self.kv.part)
         self._filled = 0  # tokens computed so far
 
@@ -220,14 +222,22 @@ class OrtContext:
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         """Return views [heads, tokens, width]."""
-        if self.earliest or any(array.shape[2] < tokens for array in self.kv.arrays):
+        kv, place = self.place
+        if self.earliest or any(array.shape[2] < tokens for array in kv.arrays):
             return []
-        return [array[0, :, :tokens] for array in self.kv.arrays]
+        return [array[place, :, :tokens] for array in kv.arrays]
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array
         self._filled = max(self._filled, tokens)
+
+    def move(self, to: Place, tokens: int) -> None:
+        """Move the first tokens to another place, and go on from there."""
+        window = to.kv.window(to.number)
+        window.follow(self.window)
+        self.place.kv.move(self.place.number, to, tokens, window.dropped)
+        self.place, self.window, self._filled = to, window, tokens
 
     def together(self, position: int) -> int:
         return self.window.together(position)

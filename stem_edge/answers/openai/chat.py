@@ -11,8 +11,8 @@ from stem_edge.answers.openai.shapes import head, usage
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.answers.token_texts import TokenTexts
 from stem_edge.answers.turn import Prepared, ToolChoice, prepare
-from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.request import Request
 from stem_edge.text.messages import FIELDS
 
 # Field -> what to do instead; refused, because an answer without it would be another one.

@@ -12,10 +12,10 @@ from stem_edge.answers.openai.shapes import head, usage
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.answers.token_texts import TokenTexts
 from stem_edge.answers.turn import check_grammar, seeded
-from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Request
 
 DEFAULT_TOKENS = 16  # as OpenAI's
 

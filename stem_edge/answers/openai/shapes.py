@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import stem_edge
-from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.scheduling.request import Request
 
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"

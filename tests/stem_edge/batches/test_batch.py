@@ -20,8 +20,8 @@ import stem_edge
 from stem_edge.batches.output import ResultFile
 from stem_edge.batches.rows import count_rows, read_rows
 from stem_edge.errors import BundleError, InputError, RowReadError, StemEdgeError
-from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.request import Request
 
 Written = Callable[..., Path]
 SPAIN = "The capital of Spain is"

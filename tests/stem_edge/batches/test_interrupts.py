@@ -11,9 +11,9 @@ import pytest
 
 from stem_edge.batches.answering import Settings, answer
 from stem_edge.batches.rows import Row
-from stem_edge.runtime.batching.pump import interrupts_held
-from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.many import interrupts_held
+from stem_edge.runtime.scheduling.scheduler import Scheduler
 
 
 class Thing:

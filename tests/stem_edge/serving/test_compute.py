@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 
 import stem_edge
 from stem_edge.errors import BundleError, DeviceLostError
-from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.serving import app
 from stem_edge.serving.compute import Compute
 

@@ -12,8 +12,8 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.serving import app
 from stem_edge.serving.routes.pages import PATHS
 

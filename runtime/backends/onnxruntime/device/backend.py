@@ -18,7 +18,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import BackendBatch, BackendContext, Resumes, check_logits
+from stem_edge.runtime.backends.interface import BackendContext, Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
@@ -26,7 +26,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
 )
-from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.system.memory import return_freed_memory
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -51,9 +50,8 @@ class DeviceBackend:
         self.memory.collect()
         return DeviceContext(self, length)
 
-    def open_batch(self, size: int, length: int) -> BackendBatch:
-        """Return an empty batch, which computes one sequence at a time."""
-        return PlainBatch()
+    def open_batch(self, size: int, length: int) -> None:
+        """Return None, because the graphs compute one sequence at a time."""
 
     def close(self) -> None:
         """Release the sessions and the slots."""

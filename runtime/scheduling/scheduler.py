@@ -7,54 +7,56 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.batching.batch import Rounding, RunningBatch
-from stem_edge.runtime.batching.lone import Lone, Sizes
-from stem_edge.runtime.batching.queue import Queue
-from stem_edge.runtime.batching.request import Guessing, Request, next_step, out_of_memory
+from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.prefix import in_steps
+from stem_edge.runtime.scheduling.batch import RunningBatch
+from stem_edge.runtime.scheduling.queue import Queue
+from stem_edge.runtime.scheduling.request import Request, computed, together
+from stem_edge.runtime.scheduling.stepping import Stepping
 from stem_edge.runtime.stats import Recorder
+from stem_edge.system.memory import raise_out_of_memory
 
 
 class Scheduler:
     """Decodes up to `size` sequences together. One thread steps; any thread may submit and cancel.
 
     Requests begin in the order of submission, one prompt at a time, once there is a place and
-    memory: keys and values of all running sequences, and of a prompt until it is copied, stay within
-    the limit of `prefixes`. If nothing runs, other work (`room`) included, any request may begin.
+    memory: keys and values of all sequences stay within the limit of `prefixes`. If nothing runs, other work (`room`) included, any request may begin.
 
-    A sequence that runs alone stays in its context and guesses, as Model.generate does; a unit of work
-    may then give several tokens. When another one begins, it joins the batch and stops guessing. If
-    there is no memory to copy it, the other one waits for its end.
+    A sequence that runs alone stays in its context and drafts, so a unit of work may give several
+    tokens. When another one begins, it joins the batch and stops drafting.
 
-    nbytes_of: number of tokens -> bytes of keys and values. length: most tokens of a sequence.
-    record: counts tokens and times. Raises OutOfMemoryError.
+    length: most tokens of a sequence. nbytes_of: number of tokens -> bytes of keys and values. record:
+    counts tokens and times. steady: a sequence is in the batch even if it is the only one, so that
+    tokens do not depend on how many there are. Raises OutOfMemoryError.
     """
 
     def __init__(
         self,
         engine: Engine,
         prefixes: Prefixes,
-        nbytes_of: Callable[[int], int],
+        stepping: Stepping,
         record: Recorder,
-        guessing: Guessing,
-        *,
-        size: int,
         length: int,
-        rounding: Rounding,
+        size: int = 1,
+        nbytes_of: Callable[[int], int] = lambda tokens: 0,
+        *,
+        steady: bool = False,
     ) -> None:
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
-        self._engine, self._prefixes, self._record = engine, prefixes, record
-        self._steady = rounding.steady and not rounding.apart and self.size > 1
-        self._batch = RunningBatch(engine, self.size, length, apart=rounding.apart)
-        self._sizes = Sizes(nbytes_of, length)
+        self._engine, self._prefixes, self._stepping = engine, prefixes, stepping
+        self._record, self._length, self._nbytes_of = record, length, nbytes_of
+        self._forced = MOST if stepping.same_bits or not stepping.exact else 0
+        self._steady = steady and not stepping.exact and self.size > 1
+        self._batch = RunningBatch(engine, self.size, length, apart=not stepping.batches)
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
-        self._lone = Lone(engine, prefixes, self._sizes, record, guessing, exact=rounding.exact)
+        self._lone: Request | None = None  # runs alone, in its own context
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
@@ -78,31 +80,31 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do; any thread may ask."""
+        """True if a step has anything to do; any thread may ask."""
         return bool(self._queue or self._running or self._prompt is not None)
 
     @property
     def waiting(self) -> int:
-        """Count of requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._queue)
 
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
         """Return what other work enters while it has a context of this length; None if it must wait.
 
         For the thread that steps, which asks again after a step. Without memory for both, other work
-        and requests begin in turns.
+        and requests alternate.
         """
-        nbytes = self._sizes.nbytes(tokens)
+        nbytes = self._nbytes(tokens)
         return self._queue.other(lambda: self._idle or self._prefixes.fits(nbytes))
 
     @property
     def _idle(self) -> bool:
-        """Tell whether nothing known here has a context; others may, for ever."""
+        """True if nothing known here has a context; others may, for ever."""
         return not self._running and self._prompt is None and not self._queue.others
 
     @property
     def free(self) -> int:
-        """Count of places that no request has or waits for."""
+        """Number of places that no request has or waits for."""
         return self.size - len(self._running) - len(self._queue) - (self._prompt is not None)
 
     def step(self) -> list[tuple[Request, Chunk]]:
@@ -118,10 +120,10 @@ class Scheduler:
             self._prompt_next = False
             with self._errors_of(self._prompt):
                 self._process_chunk(self._prompt)
-        elif (lone := self._lone.request) is not None:
-            with self._errors_of(lone):
-                self._decode_alone(lone)
-        elif (decode := next_step(self._running)) is not None:
+        elif self._lone is not None:
+            with self._errors_of(self._lone):
+                self._decode_alone(self._lone)
+        elif (decode := together(self._running)) is not None:
             self._prompt_next = self._prompt is not None
             self._decode(decode)
         self._admit()
@@ -130,12 +132,12 @@ class Scheduler:
 
     def close(self) -> None:
         """End all requests and give everything back; takes no lock, and may be called again."""
+        self._batch.close()
         for request in [*self._running, self._prompt]:
             if request is not None:
                 request.end()
-        self._running, self._prompt, self._lone.request = [], None, None
+        self._running, self._prompt, self._lone = [], None, None
         self._queue.close()
-        self._batch.close()
 
     def _drop_cancelled(self) -> None:
         for request in [*self._running, self._prompt]:
@@ -146,26 +148,27 @@ class Scheduler:
     def _admit(self) -> None:
         """Begin the request at the front of the queue, if there is room for it."""
         while self._prompt is None and len(self._running) < self.size:
-            request, lone = self._queue.first, self._lone.request
+            request = self._queue.first
             if request is None or not self._fits(request):
                 return
-            if lone is not None and not self._moved(lone):
-                return
+            if self._lone is not None:
+                with self._errors_of(self._lone):
+                    self._join(self._lone)
             self._prompt = request  # first, so that `close` finds it
             self._queue.begin()
             with self._errors_of(request):
-                beside, copies = bool(self._running), self._batch.copies
-                whole = beside and not copies
-                request.begin(self._engine, self._prefixes, request.length, whole=whole)
-                if beside and copies:
-                    request.reserve(self._prefixes, self._sizes.nbytes(request.length))
-                elif not beside:
+                beside = bool(self._running)
+                request.begin(self._engine, self._prefixes, whole=beside)
+                if not beside:
                     self._expect(request.steps[0])
 
+    def _nbytes(self, tokens: int) -> int:
+        """Return the bytes of keys and values of a sequence."""
+        return self._nbytes_of(min(in_steps(tokens), self._length))
+
     def _fits(self, request: Request) -> bool:
-        """Tell whether a request can begin, once one that runs alone has joined the batch."""
-        beside = bool(self._running) and self._batch.copies
-        return self._idle or self._lone.lets_begin(request, beside=beside)
+        """Return True if there is memory for a request, or nothing that could give way to it."""
+        return self._idle or self._prefixes.fits(self._nbytes(request.length))
 
     def _process_chunk(self, request: Request) -> None:
         """Process the next chunk of a prompt; after the last one, the sequence joins the others."""
@@ -176,7 +179,7 @@ class Scheduler:
             request.context,
             step.token_ids,
             step.logits,
-            next_step(self._running) or rest,
+            together(self._running) or rest,
             row_ids=step.row_ids,
             prefill=request.prefill,
         )
@@ -187,7 +190,7 @@ class Scheduler:
             self._record.prefilled(tokens, request.cached_tokens, seconds)
             request.choose(logits[0])
             self._record.sampled()
-            self._expect(next_step([*self._running, request]))
+            self._expect(together([*self._running, request]))
             if self._hand_out(request):
                 if self._running:
                     self._join(request)
@@ -197,31 +200,45 @@ class Scheduler:
                 self._prompt = None
 
     def _begin_alone(self, request: Request) -> None:
-        request.release()
-        self._lone.request = request
-        copies = self._batch.copies
-        if self._steady and (not copies or self._lone.leaves(request, 0)):
-            self._lone.move(request, self._join, copies=copies)
+        if self._steady:
+            self._join(request)
+        else:
+            self._lone = request
+            request.guess(self._stepping.guessing)
 
     def _join(self, request: Request) -> None:
-        """Move a sequence into the batch; there must be memory for it."""
-        self._batch.join(request.context, request.position)
+        """Let a sequence decode with the others; it stops drafting."""
+        self._prefixes.make_room(request.context, request.context.room)
+        self._batch.join(request.context)
         request.stop_guessing()
-        if self._batch.copies:
-            request.free_context()
-            self._prefixes.make_room()
-
-    def _moved(self, lone: Request) -> bool:
-        """Let the sequence that runs alone join the batch; tell whether another can begin."""
-        with self._errors_of(lone):
-            return self._lone.move(lone, self._join, copies=self._batch.copies)
-        return True  # because it has ended
+        self._lone = None
 
     def _decode_alone(self, request: Request) -> None:
-        for sampled in self._lone.step(request):
-            request.take(sampled)
+        """Process the token chosen last with drafts, and choose those that follow."""
+        started = time.perf_counter() - request.draft_seconds
+        self._prefixes.make_room(request.context, MOST)
+        step, request.next = request.next or self._drafted(request), None
+        step, logits = computed(self._engine, request.context, step)
+        drafts = step.token_ids[1:].tolist()
+        seconds = time.perf_counter() - started
+        self._record.decoded(seconds, records=step.records, drafted=len(drafts))
+        for drafted in request.verify(logits, drafts):
+            self._record.sampled(drafted=drafted)
+            if not drafted and request.goes_on:
+                self._expect_alone(request)
             if not self._hand_out(request):
                 return
+
+    def _drafted(self, request: Request) -> Step:
+        return request.drafted(min(self._engine.logit_tokens, MOST), self._forced)
+
+    def _expect_alone(self, request: Request) -> None:
+        """Start reading the rows of the next step, with drafts if they are quickly known."""
+        started = time.perf_counter()
+        if request.guesses.quick:
+            request.next = self._drafted(request)
+        self._expect(request.next or request.last)
+        request.draft_seconds = time.perf_counter() - started
 
     def _decode(self, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
@@ -239,14 +256,14 @@ class Scheduler:
                 request.choose(logits)
                 self._record.sampled()
         if self._prompt is None:
-            self._expect(next_step(self._running))
+            self._expect(together(self._running))
         for request in running:
             if not request.ended:
                 with self._errors_of(request):
                     self._hand_out(request)
 
     def _hand_out(self, request: Request) -> bool:
-        """Hand out the token chosen last once its text is certain; tell whether more follow."""
+        """Hand out the token chosen last once its text is certain; return True if more follow."""
         chunk = request.hand_out()
         if chunk is not None and not request.cancelled:
             self._chunks.append((request, chunk))
@@ -263,8 +280,10 @@ class Scheduler:
     def _errors_of(self, request: Request) -> Iterator[None]:
         """Let an error end this request alone, unless the model is closed."""
         try:
-            with out_of_memory("to generate", LESS_MEMORY):
+            try:
                 yield
+            except MemoryError as error:
+                raise_out_of_memory(error, "to generate", LESS_MEMORY)
         except StemEdgeError as error:
             self._engine.check_usable()
             self._end(request, error)
@@ -274,8 +293,8 @@ class Scheduler:
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Take a request out, and give back what it holds."""
         place = self._running.index(request) if request in self._running else None
-        if request is self._lone.request:
-            self._lone.request = None
+        if request is self._lone:
+            self._lone = None
         elif place is not None:
             self._batch.leave(place)
         request.end(error)  # while it is in the lists: if this is interrupted, `close` ends it

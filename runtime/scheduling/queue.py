@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.scheduling.request import Request
 
 
 class Queue:

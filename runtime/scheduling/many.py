@@ -1,69 +1,26 @@
-"""Making the scheduler of a loaded model, and many prompts through it, taken as places become free."""
+"""Many prompts through a scheduler: submitted as places become free, their chunks handed out."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from functools import partial
+from contextlib import closing, contextmanager
 from itertools import repeat
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import check_sequences
-from stem_edge.runtime.batching.batch import Rounding
-from stem_edge.runtime.batching.pump import Pump
-from stem_edge.runtime.batching.request import Request
-from stem_edge.runtime.batching.scheduler import Scheduler
-from stem_edge.runtime.decoding import Stepping
-from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import StemId
-from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
-from stem_edge.runtime.stats import Recorder
-
-
-def open_scheduler(
-    bundle: Bundle,
-    engine: Engine,
-    plan: MemoryPlan,
-    prefixes: Prefixes,
-    stepping: Stepping,
-    record: Recorder,
-    *,
-    sequences: int,
-    exact: bool | None,
-    steady: bool,
-) -> Scheduler:
-    """Return a scheduler with as many places as memory allows, as Model.scheduler says."""
-    check_sequences(sequences)
-    footprint = footprint_of(bundle.manifest, plan.engine)
-    if plan.device is not None:
-        footprint = footprint.without_windows()
-    sequences = min(sequences, engine.rows.step_sequences)
-    exact = stepping.exact if exact is None else exact
-    batches = not exact or stepping.same_in_batches
-    if plan.device is not None:  # where contexts take their memory at once
-        sequences, batches = min(sequences, plan.sequences), False
-    return Scheduler(
-        engine,
-        prefixes,
-        footprint.with_kv(plan.kv).kv_nbytes,
-        record,
-        partial(stepping.guessing, exact=exact),
-        size=sequences,
-        length=plan.context_length,
-        rounding=Rounding(
-            stepping.one_by_one(exact=exact), apart=not batches, steady=steady and not exact
-        ),
-    )
-
+from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.scheduler import Scheduler
 
 Prompt: TypeAlias = str | Sequence[int]
 StemIds: TypeAlias = Sequence[StemId] | None
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+END: Any = object()  # after the last item
 
 
 def params_of_each(
@@ -120,24 +77,55 @@ def _made(
             yield InputError(f"prompt {number}: {error}")
 
 
-def run(
+def numbered(
     scheduler: Scheduler, found: Iterable[Request | InputError]
 ) -> Generator[tuple[int, Chunk]]:
     """Return (number, chunk) of requests, which begin in their order; closes the scheduler at the end."""
-    pump = Pump[int](scheduler)
+    numbers = dict[Request, int]()
 
     def begin(item: tuple[int, Request | InputError]) -> tuple[int, Chunk] | None:
         number, request = item
         if isinstance(request, InputError):
             return number, Chunk("", [], None, "error", request)
-        pump.submit(request, number)
+        numbers[request] = number
+        scheduler.submit(request)
         return None
 
-    return pump.run(enumerate(found), begin, lambda number, chunk: (number, chunk))
+    def push(request: Request, chunk: Chunk) -> tuple[int, Chunk]:
+        ended = chunk.finish_reason is not None
+        return numbers.pop(request) if ended else numbers[request], chunk
+
+    return run(scheduler, enumerate(found), begin, push)
+
+
+def run(
+    scheduler: Scheduler,
+    items: Iterator[Item],
+    begin: Callable[[Item], Result | None],
+    push: Callable[[Request, Chunk], Result | None],
+) -> Generator[Result]:
+    """Begin items as places become free; yield all results, and close the scheduler at the end.
+
+    items: nothing decodes while it waits for the next one. begin: submits the request of an item, or
+    returns its result if it has none. push: accepts a chunk, and returns a result if there is one now.
+    """
+    more = True
+    try:
+        while more or scheduler.busy:
+            while more and scheduler.free > 0:
+                more = (item := next(items, END)) is not END
+                if more and (result := begin(item)) is not None:
+                    scheduler.check_usable()  # otherwise every item could be refused
+                    yield result
+            with interrupts_held():  # until nothing is left of requests that have ended
+                results = [push(request, chunk) for request, chunk in scheduler.step()]
+            yield from (result for result in results if result is not None)
+    finally:
+        scheduler.close()
 
 
 def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
-    """Return the texts of all that `run` yields, by number. Raises the first error of any."""
+    """Return the texts of all that `numbered` yields, by number. Raises the first error of any."""
     found: dict[int, str] = {}
     with closing(many):
         for number, chunk in many:
@@ -145,3 +133,31 @@ def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
                 raise chunk.error
             found[number] = found.get(number, "") + chunk.text
     return [found[number] for number in range(len(found))]
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold back a first Ctrl-C until the block ends; a second one raises KeyboardInterrupt at once.
+
+    Python drops exceptions in callbacks, such as a weak set's when one of its members goes. Does
+    nothing outside the main thread, and where Ctrl-C has another handler.
+    """
+    usual = signal.default_int_handler
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            raise KeyboardInterrupt

@@ -1,0 +1,210 @@
+"""A prompt and its answer, and what they hold while they are computed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES
+from stem_edge.runtime.engine import NO_GUESSES, Context, Engine, Guesses, Step
+from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled
+from stem_edge.runtime.lookups.lookups import Lookups
+from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.text.codec import TextCodec
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.grammars.constraint import GrammarConstraint
+
+# Lends the drafts for an answer to a prompt, by the most tokens of both and the context.
+Guessing: TypeAlias = Callable[[Sequence[int], int, Context], AbstractContextManager[Guesses]]
+
+
+class Request:
+    """A prompt to continue, made by Model.request for Scheduler.submit, once.
+
+    The thread that steps the scheduler writes its figures; other threads may read them.
+
+    length: most tokens of prompt and answer that are processed. constraint: limits the answer.
+    """
+
+    answer: Answer  # this and the following are there once it has begun
+    chunks: Chunks
+    context: Context
+    sampled: Sampled  # the token chosen last
+    last: Step  # of that token, which is not yet processed
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        lookups: Lookups,
+        length: int,
+        codec: TextCodec,
+        eos_ids: Collection[int],
+        constraint: GrammarConstraint | None = None,
+    ) -> None:
+        self.prompt, self.lookups, self.length = prompt, lookups, length
+        self.cancelled = False  # set by any thread
+        self.ended = False  # no more chunks come
+        self.steps = deque[Step]()  # of the prompt, still to do
+        self.next: Step | None = None  # while it is alone: `last` with drafts, once they are known
+        self.prompt_seconds = 0.0  # of the steps of the prompt
+        self.draft_seconds = 0.0  # that it took to know `next`
+        self.cached_tokens = 0  # of the prompt, which an earlier call had computed
+        self.new_tokens = 0
+        self.decode_seconds = 0.0  # between the first new token and the latest
+        self._first = 0.0  # time of the first new token
+        self._params, self._codec, self._eos_ids = params, codec, eos_ids
+        self._constraint = constraint
+        self.guesses = NO_GUESSES
+        self._lent: AbstractContextManager[Context] | None = None
+        self._guessing: AbstractContextManager[Guesses] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of the prompt."""
+        return len(self.prompt)
+
+    @property
+    def prompt_computed(self) -> bool:
+        """True once the prompt has been computed."""
+        return self.new_tokens > 0
+
+    @property
+    def prefill(self) -> bool:
+        """True if the graph for prompts computes the prompt, where there is one."""
+        return len(self.prompt) >= PREFILL_FROM
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the token chosen last is to be processed."""
+        return self.sampled.finish_reason is None
+
+    @property
+    def position(self) -> int:
+        """Place of the token chosen last in the text."""
+        return len(self.answer.seen) - 1
+
+    def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool) -> None:
+        """Take a context, and cut the prompt into steps.
+
+        whole: take the memory of a full context at once, rather than as it fills.
+        """
+        self.answer = Answer(self.prompt, self._params, self._eos_ids, self._constraint)
+        self.chunks = Chunks(self._codec, self._params, self._eos_ids)
+        self.lookups.__enter__()
+        lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
+        self.context = lent.__enter__()
+        self._lent = lent
+        self.cached_tokens = self.context.position
+        row_ids = self.lookups.prompt
+        self.steps.extend(engine.steps(self.prompt, row_ids, computed=self.cached_tokens))
+
+    def guess(self, guessing: Guessing) -> None:
+        """Draft from now on, while it runs alone."""
+        lent = guessing(self.prompt, self.length, self.context)
+        self.guesses = lent.__enter__()
+        self._guessing = lent
+
+    def stop_guessing(self) -> None:
+        """Release what drafts hold."""
+        self.guesses, self.next = NO_GUESSES, None
+        guessing, self._guessing = self._guessing, None
+        if guessing is not None:
+            guessing.__exit__(None, None, None)
+
+    def drafted(self, most: int, forced: int) -> Step:
+        """Return the step of the token chosen last with drafts of the tokens after it.
+
+        most: tokens of the step. forced: most tokens without a choice, which are drafts that are right.
+        """
+        seen, room = self.answer.seen, min(self.context.together, most) - 1
+        only = self.answer.forced(min(room, forced))
+        size = max(size for size in (1, *SIZES) if size <= 1 + len(only))
+        drafts = only[: size - 1] or self.guesses.after(seen, room)
+        if not drafts:
+            return self.last
+        tokens = np.array([seen[-1], *drafts])
+        return Step(tokens, self.lookups.after(seen, drafts), len(tokens))
+
+    def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
+        """Choose tokens while they are as drafted, and the next one; yield after each, True for a draft.
+
+        logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same
+        sampler, random numbers and tokens before it. The context then has all tokens but the last.
+        """
+        context, left = self.context, len(drafts)
+        for line, draft in zip(logits, drafts, strict=False):
+            self.sampled = self.answer.choose(line, room=context.room + left)
+            if self.sampled.token_id != draft or not self.goes_on:
+                context.rewind(context.position - left)
+                break
+            left -= 1
+            yield True
+        else:
+            self.sampled = self.answer.choose(logits[-1], room=context.room)
+        self._follow()
+        yield False
+
+    def choose(self, logits: F32) -> None:
+        """Choose the next token by logits [V]. All before it have been processed."""
+        self.sampled = self.answer.choose(logits, room=self.length - len(self.answer.seen))
+        self._follow()
+
+    def _follow(self) -> None:
+        if self.goes_on:
+            seen = self.answer.seen
+            self.last = Step(np.array(seen[-1:], np.int64), self.lookups.after(seen), 1)
+
+    def hand_out(self) -> Chunk | None:
+        """Return a chunk if the token chosen last makes text certain, or is the last of all."""
+        now = time.perf_counter()
+        self._first = self._first or now
+        self.new_tokens, self.decode_seconds = self.new_tokens + 1, now - self._first
+        return self.chunks.push(self.sampled)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Give everything back; takes no lock, and may be called again.
+
+        The context is cached for later prompts unless there was an error.
+        """
+        self.ended = True
+        self.stop_guessing()
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            del self.context
+            lent.__exit__(None if error is None else type(error), error, None)
+        self.lookups.__exit__()
+
+
+def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:
+    """Compute a token and its drafts; the token alone if that fails.
+
+    Otherwise the row of a draft that the answer does not have could end it.
+    """
+    compute = partial(engine.step, context, apart=True)
+    try:
+        return step, compute(step.token_ids, step.logits, row_ids=step.row_ids)
+    except StemEdgeError:
+        if step.logits == 1:
+            raise
+    step = Step(step.token_ids[:1], step.row_ids[:1], 1)
+    return step, compute(step.token_ids, 1, row_ids=step.row_ids)
+
+
+def together(requests: Sequence[Request]) -> Step | None:
+    """Return the step of the tokens that requests chose last, without last tokens; None if it is empty."""
+    steps = [request.last for request in requests if request.goes_on]
+    if not steps:
+        return None
+    tokens, row_ids, _, _ = zip(*steps, strict=True)
+    return Step(np.concatenate(tokens), np.concatenate(row_ids), len(steps))
