@@ -36,6 +36,12 @@ class Steps:
     def open_batch(self, size: int, length: int) -> Steps:
         return Steps(repeat(0.0), off_by=self.batch_off_by)
 
+    def kept(self, tokens: int) -> list[Any]:
+        return [self]
+
+    def restore(self, arrays: Any, tokens: int) -> None:
+        """Take nothing."""
+
     def join(self, context: Any, tokens: int) -> None:
         """Take nothing."""
 
