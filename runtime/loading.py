@@ -240,6 +240,7 @@ def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
         "threads": options.cpus,
         "prefill graph": plan.prefill,
         "repacked": options.repack,
+        "weights": options.weights,  # "stored" ones are multiplied by other kernels
     }
     return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
 

@@ -154,7 +154,7 @@ def test_an_accelerator_has_no_prompt_cache(tmp_path: Path) -> None:
 def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:
     bundle, fingerprints = tmp_path / "bundle", set[str]()
     shutil.copytree(tiny, bundle)
-    choices: list[Any] = [{}, {"kv": "fp16"}, {"threads": 1}]
+    choices: list[Any] = [{}, {"kv": "fp16"}, {"threads": 1}, {"weights": "stored"}]
     for options in choices:
         with load_fixed(bundle, **{"threads": 2, "kv": "fp32"} | options) as model:
             fingerprints.add(model._prefixes.fingerprint)
@@ -164,4 +164,4 @@ def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:
                 (tmp_path / "manifest.json").rename(bundle / "manifest.json")
                 with PrefixFile(tmp_path / "talk") as file:
                     assert file.saved.fingerprint == model._prefixes.fingerprint
-    assert len(fingerprints) == 3
+    assert len(fingerprints) == 4

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from text_codecs import byte_level, saved
@@ -135,6 +136,32 @@ def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = 
     """Collect what each push and the finish return."""
     stream = TokenStream(codec, stop)
     return [*[stream.push(token) for token in token_ids], stream.finish()]
+
+
+def test_a_text_that_always_looks_unfinished_is_decoded_a_few_tokens_at_a_time(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids, decode, sizes = [0xE2] * 1000, codec.decode, list[int]()
+
+    def counted(ids: Sequence[int], **options: Any) -> str:
+        sizes.append(len(ids))
+        return decode(ids, **options)
+
+    expected = codec.decode(token_ids)
+    monkeypatch.setattr(codec, "decode", counted)
+    assert "".join(pieces_of(codec, token_ids)) == expected
+    assert max(sizes) < 32
+
+
+def test_added_tokens_are_listed_once(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library makes an object for each, and Gemma has 6,400."""
+    counted = Mock(wraps=codec._tokenizer)
+    monkeypatch.setattr(codec, "_tokenizer", counted)
+    codec.__dict__.pop("_added", None)
+    for _ in range(20):
+        codec.token_bytes(ADDED)
+        codec.is_silent(ADDED)
+    assert counted.get_added_tokens_decoder.call_count == 1
 
 
 @pytest.mark.parametrize(

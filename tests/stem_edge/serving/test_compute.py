@@ -90,6 +90,22 @@ def test_more_answers_than_can_ever_wait_are_not_made(
     assert not made
 
 
+def test_texts_of_log_probabilities_are_made_beside_the_event_loop(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_loop, token_bytes = list[bool](), Model.token_bytes
+
+    def noted(model: Model, token_id: int) -> bytes:
+        in_loop.append(asyncio._get_running_loop() is not None)
+        return token_bytes(model, token_id)
+
+    monkeypatch.setattr(Model, "token_bytes", noted)
+    for stream in (True, False):
+        asked = ASKED | {"logprobs": 5, "stream": stream}
+        assert b" 200 " in Connection(port, "/v1/completions", asked).read_all()
+    assert len(in_loop) > 12 and not any(in_loop)
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_answers_under_way_are_told_of_the_end(
     program: Starlette, steps: Steps, port: int, stream: bool
