@@ -33,3 +33,7 @@ def test_line_for_people() -> None:
         "prompt 30 tokens at 60/s, new 11 at 2.5/s, first after 600 ms; "
         "rows 75% hits, 2.50 MB read from flash, 25 ms stalled"
     )
+
+
+def test_nothing_is_counted_before_a_call() -> None:
+    assert set(GenerationStats().to_dict().values()) == {0, ""}
