@@ -199,7 +199,8 @@ def _write(job: Job, out: Output) -> None:
         write_backbone(job, out)
     if job.assistant is not None:
         job.assistant.write(out, job.recipe.cpus)
-    bar.begin("trying it" if expected is None else "comparing with the checkpoint")
+    if expected is not None:
+        bar.begin("comparing with the checkpoint")
     return_freed_memory()  # of the pieces, before the engine takes as much
     manifest = accept(job, out, peaks, ids, expected)
     write_file(out.folder / MANIFEST, encode_manifest(manifest))

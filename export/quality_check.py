@@ -30,7 +30,6 @@ from stem_edge.export.job.recipe import BETTER, EXACT, FAR
 from stem_edge.files import disk
 from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
-from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32, F64
 
@@ -47,15 +46,15 @@ def accept(
 
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
     peaks: as planned_format takes them; ids: tokens to compare on; expected: their logits [T, V], None
-        to see only that the bundle computes some.
+        if its values are those of the checkpoint; GGUF blocks are then tried, others were checked when written.
     Raises FarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
     recipe, format, notes = job.recipe, job.format, job.source.notes
-    computed = _logits(job, out, _manifest(job, out, format), ids, pack=expected is not None)
     if expected is None:
-        deque(computed, maxlen=0)
+        if not isinstance(format, BackboneFormat):
+            deque(_logits(job, out, _manifest(job, out, format), ids), maxlen=0)
         return _manifest(job, out, format, notes=notes)
-    decode, first = _compare(expected, computed)
+    decode, first = _compare(expected, _logits(job, out, _manifest(job, out, format), ids))
     prefill, apart = None, None
     greatest = decode["divergence"]
     if job.prefill:
@@ -100,30 +99,24 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
         )
 
 
-def _logits(
-    job: Job, out: Output, manifest: Manifest, ids: list[int], *, pack: bool = True
-) -> Iterator[F32]:
+def _logits(job: Job, out: Output, manifest: Manifest, ids: list[int]) -> Iterator[F32]:
     """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
 
     Each piece overwrites the one before, because those of all tokens can take as much as the model.
-    pack: pack weights in memory; for a single token that, as more slots, is not worth its time and memory.
     """
     # Only here, because an export needs nothing else of what runs bundles.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
 
     path, engine = out.folder / MANIFEST, job.recipe.engine
-    tables = job.table_format
-    slots = min(STEP_TOKENS, tables.tables.records) if tables else None
     write_file(path, encode_manifest(manifest))
     try:
         options = LoadOptions(
             threads=job.recipe.cpus,
             engine=engine,
             context_length=len(ids),
-            slots=None if pack else slots,
             warm_start=False,
-            weights="packed" if pack else "stored",
+            weights="packed",
         )
         with load_with(out.folder, options) as model:
             for found in model.logits_chunks(ids):

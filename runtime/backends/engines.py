@@ -1,6 +1,6 @@
 """The engines: what is known of each before its library is imported, and how it loads a bundle.
 
-An engine is a folder with modules `loader` and `expected`, and an entry in ENGINES. Everything else goes
+An engine is a folder with modules `loader` and `planning`, and an entry in ENGINES. Everything else goes
 through EngineEntry, EngineLoader, Slots, Backend and Needs.
 """
 
@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from types import ModuleType
+from typing import Protocol
 
 from stem_edge import __version__
 from stem_edge.bundle.manifest import BACKBONES, digest, version_of
@@ -23,9 +24,6 @@ from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.expected import Expected
 
 UNSET = (None, False, "cpu")  # values of options that ask for nothing of an engine
 
@@ -75,10 +73,9 @@ class EngineEntry:
         return found | {self.name: self.version()}
 
     @property
-    def expected(self) -> Expected:
-        """Memory that the engine is expected to take, before it runs a bundle."""
-        found: Expected = import_module(f"{self.folder}.expected")
-        return found
+    def planning(self) -> ModuleType:
+        """Module with types to choose from, memory, and prepared files, before it runs a bundle."""
+        return import_module(f"{self.folder}.planning")
 
     def loader(self, bundle: Bundle, options: LoadOptions) -> EngineLoader:
         """Return what loads a bundle, with options that the engine has; it imports the library."""

@@ -86,10 +86,9 @@ class Needs:
     host: Part
     device: DeviceNeeds | None = None
     provider: str = "cpu"  # onnxruntime's execution provider
-    prepared: bool = False  # weights stay in files that were packed beforehand
+    mapped: int = 0  # bytes of weights that every token reads in mapped files
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not loaded, if something bars it
-    repack: bool = False  # weights are rearranged in memory
     preparing: Preparing | None = None  # what is still to be done for that
     saving: str = ""  # advice on needing less, which ends a sentence
 

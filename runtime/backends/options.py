@@ -22,9 +22,8 @@ from stem_edge.units import parse_size
 SMALL_KV: KvType = "int8"
 AUTO = "auto"  # the engine of the bundle's backbone
 Folder: TypeAlias = str | Path | None
-# How onnxruntime holds matrices on the CPU: mapped from files where that is worth it; else packed in memory;
-# else as in their file, where each step takes many times as long.
-Weights: TypeAlias = Literal["prepared", "packed", "stored"]
+# How onnxruntime holds matrices on the CPU: mapped from files if there are many, or packed in memory.
+Weights: TypeAlias = Literal["prepared", "packed"]
 # Returns drafts of the tokens that follow a prompt and its answer so far, at most as many as the number.
 Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
 # Whether to draft tokens, or at most how many for a step, or the function that drafts them.

@@ -11,9 +11,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
-from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
-from stem_edge.errors import BundleError, InputError
-from stem_edge.runtime.text.kept import open_kept
+from stem_edge.errors import InputError
+from stem_edge.runtime.text.kept import keep_by_child, open_kept
 from stem_edge.shown import printable
 from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.units import format_size
@@ -39,7 +38,8 @@ class TextCodec:
 
     vocab_size: vocabulary of the model; all ids in the file must be below it.
     limit: on the memory of this process while it loads. Raises MemoryPlanError.
-    kept: file of this very tokenizer.json on this machine (kept.py), which is written if it is not there.
+    kept: file of this very tokenizer.json on this machine (kept.py). A child writes it if it is not there, so that
+        all loads take as much memory.
     """
 
     room: TextRoom | None = None  # None: as much as there is
@@ -53,16 +53,19 @@ class TextCodec:
     ) -> None:
         self._path, self._lock = path, Lock()  # one setting of the library is no argument
         self._kept = None if kept is None else open_kept(kept)
+        if self._kept is None and kept is not None:
+            keep_by_child(path, vocab_size, kept, limit)
+            self._kept = open_kept(kept)
         if self._kept is not None:
             self._checked = self._kept.checked
         else:
-            self._checked, self._tokenizer = _read(path, vocab_size, limit)
-            if kept is not None:
-                from stem_edge.runtime.text.keeping import keep  # once
+            from stem_edge.runtime.text.keeping import (
+                read_checked,  # not where it was checked before
+            )
 
-                keep(kept, self._checked, self._tokenizer, limit)
+            checked, self._tokenizer = read_checked(path, vocab_size, limit)
             # Drop it, since it is as large as the file.
-            self._checked = msgspec.structs.replace(self._checked, json=b"")
+            self._checked = msgspec.structs.replace(checked, json=b"")
         return_freed_memory()  # since the library frees half of what it took
 
     @property
@@ -212,25 +215,6 @@ class TextCodec:
 
     def _for_ids(self, ids: Sequence[int]) -> Tokenizer:
         return self._tokenizer if self._kept is None else self._kept.for_ids(ids)
-
-
-def _read(
-    path: Path, vocab_size: int | None, limit: int | None
-) -> tuple[CheckedTokenizer, Tokenizer]:
-    from stem_edge.text.tokenizer_gate import check_tokenizer  # not where it was checked before
-
-    checked = check_tokenizer(path, vocab_size)
-    return_freed_memory()  # what checking took, since loading may take as much
-    if limit is not None:
-        checked.memory.check(path, limit)
-    try:
-        return checked, Tokenizer.from_buffer(checked.json)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # a panic of the library is not an Exception
-        raise BundleError(
-            f"{path}: not a tokenizer.json ({_reason(error)}); export the bundle again"
-        ) from None
 
 
 def same_start(first: Sequence[object], second: Sequence[object]) -> int:

@@ -1,9 +1,13 @@
-"""Keeping of a checked tokenizer for later loads (kept.py)."""
+"""Keeping of a checked tokenizer for later loads (kept.py).
+
+As a program, it checks and keeps one: PATH VOCAB_SIZE KEPT LIMIT. What is wrong, the process that waits for it
+finds out itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,13 +18,35 @@ import numpy as np
 from tokenizers import Tokenizer, models
 
 from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
+from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files.disk import write_whole
-from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, Header, key_of, pair_key
-from stem_edge.system.memory import own_memory
+from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, Header, key_of, pair_key, writable
+from stem_edge.shown import printable
+from stem_edge.system.memory import own_memory, return_freed_memory
+from stem_edge.text.tokenizer_gate import check_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 SETTINGS = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", *AFFIXES)
+
+
+def read_checked(
+    path: Path, vocab_size: int | None, limit: int | None
+) -> tuple[CheckedTokenizer, Tokenizer]:
+    """Check a tokenizer.json, and read it. Raises BundleError, MemoryPlanError."""
+    checked = check_tokenizer(path, vocab_size)
+    return_freed_memory()  # what checking took, since loading may take as much
+    if limit is not None:
+        checked.memory.check(path, limit)
+    try:
+        return checked, Tokenizer.from_buffer(checked.json)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of the library is not an Exception
+        said = printable(" ".join(str(error).split())[:300])
+        raise BundleError(
+            f"{path}: not a tokenizer.json ({said}); export the bundle again"
+        ) from None
 
 
 def keep(
@@ -33,7 +59,7 @@ def keep(
     # Taking it apart takes as much memory as loading it, and as long, so find obstacles first.
     if limit is not None and own_memory() + checked.memory.loading > limit:
         return
-    if not isinstance(tokenizer.model, models.BPE) or not _writable(path.parent):
+    if not isinstance(tokenizer.model, models.BPE) or not writable(path.parent):
         return
     if (found := _parts(checked, tokenizer)) is None:
         return
@@ -48,10 +74,12 @@ def keep(
         write_whole(path, prefix + data)
 
 
-def _writable(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder.is_dir() and os.access(folder, os.W_OK)
+def main() -> None:
+    """Keep a tokenizer, unless an error says why not."""
+    path, vocab_size, kept, left = sys.argv[1:]
+    limit = int(left) if left else None
+    checked, tokenizer = read_checked(Path(path), int(vocab_size) if vocab_size else None, limit)
+    keep(Path(kept), checked, tokenizer, limit)
 
 
 def _merges(model: dict[str, Any]) -> Iterator[Sequence[str]]:
@@ -101,3 +129,8 @@ def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dic
         {name: len(array) for name, array in arrays.items()},
     )
     return header, arrays
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(StemEdgeError, OSError, MemoryError):
+        main()

@@ -16,7 +16,7 @@ from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.runtime.backends.engines import ENGINES
-from stem_edge.runtime.backends.ggml.expected import CHOICES
+from stem_edge.runtime.backends.ggml.planning import CHOICES
 from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]

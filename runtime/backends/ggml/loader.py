@@ -101,4 +101,5 @@ def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool
         slot=footprint.slot_nbytes,
     )
     saving = ", or load without repack" if repack else ""
-    return Needs(footprint, context, part, repack=repack, saving=saving)
+    mapped = footprint.step_nbytes - (footprint.repacked_nbytes if repack else 0)
+    return Needs(footprint, context, part, mapped=mapped, saving=saving)

@@ -17,11 +17,10 @@ from stem_edge.runtime.backends.engines import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding, preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import available_memory, memory_limit
@@ -91,20 +90,13 @@ class OrtLoader:
         # The graph for prompts takes prompts, unless it drives the matrices that decode out of memory.
         refused = crowding(footprint, memory_limit()) if bundle.manifest.has_prefill else ""
         prefill = bundle.manifest.has_prefill and not refused
-        guesses = prepared and bool(self._options.speculate)
-        mapped = prepared or self._options.weights == "stored"
+        drafts = prepared and bool(self._options.speculate)
         needs = cpu_needs(
-            footprint, context, threads, prepared=mapped, prefill=prefill, guesses=guesses
+            footprint, context, threads, prepared=prepared, prefill=prefill, drafts=drafts
         )
-        if mapped and not prepared:
-            from stem_edge.runtime.backends.onnxruntime.prepared.packable import unpacked
-
-            needs = unpacked(needs)
         path = bundle.path
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         if prepared and self._prepared is None and self._found is None:
-            from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
-
             needs = replace(needs, preparing=preparing_needs(footprint, threads))
         return replace(needs, prefill_refused=refused, saving=saving)
 
@@ -134,10 +126,6 @@ class OrtLoader:
             from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, source
 
             graphs[io.ASSISTANT] = source(self._bundle, assistant, kv)
-        if self._options.weights == "stored":
-            graphs = {
-                n: g._replace(packed=False) for n, g in graphs.items() if isinstance(g, GraphSource)
-            }
         if prepared is None:
             backend = OrtBackend(config, graphs, slots, cpus, kv)
         else:

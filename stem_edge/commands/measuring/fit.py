@@ -136,7 +136,7 @@ def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
     limit += f" --kv {plan.kv}" * (footprint.kv != footprint.caches.usual)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
-    _, types = ENGINES[footprint.engine].expected.types(footprint)
+    _, types = ENGINES[footprint.engine].planning.types(footprint)
     types += f" --rows {one.tables}" if one.tables else ""
     if footprint.own_types:
         usual = footprint.engine == next(iter(ENGINES))
@@ -150,7 +150,7 @@ def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
 
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
-    shown, _ = ENGINES[one.footprint.engine].expected.types(one.footprint)
+    shown, _ = ENGINES[one.footprint.engine].planning.types(one.footprint)
     return shown + rows
 
 

@@ -65,7 +65,7 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     chosen = next(iter(ENGINES)) if engine == AUTO else engine
     if (kept := _of_own_types(source, ENGINES[chosen].name)) is not None:
         return [kept]
-    found = ENGINES[chosen].expected.footprints(config, partial(_tables, config))
+    found: list[Footprint] = ENGINES[chosen].planning.footprints(config, partial(_tables, config))
     return found if config.stem_layers else found[:-1]  # the last two differ only in their tables
 
 

@@ -23,7 +23,6 @@ from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.planning.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
-from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
     Ask,
@@ -138,7 +137,6 @@ def fit(
     hits, source = _hits(bundle, footprints[0])
     planner = _Fitting(
         root,
-        bundle,
         allowed,
         memory_limit() if stated is None else stated.memory,
         _lengths(footprints[0], context_length),
@@ -170,7 +168,6 @@ class _Fitting:
     """Machine and use that plans are made for."""
 
     path: Path
-    bundle: Bundle | None
     memory: int
     limit: int  # bytes that the device has, of which `memory` may be a part
     contexts: list[int]
@@ -186,8 +183,8 @@ class _Fitting:
         found, refused = list[tuple[Needs, MemoryPlan, int]](), list[MemoryPlanError]()
         for footprint in footprints:
             prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
-            expected = ENGINES[footprint.engine].expected
-            needs_at = expected.needs_at(footprint, self.bundle, prefill=prefill, repack=False)
+            needs = ENGINES[footprint.engine].planning.needs
+            needs_at = partial(needs, footprint, prefill=prefill)
             try:
                 plan, mapped = plan_within(
                     self.path, needs_at, self.memory - later, self.contexts, self.sequences
@@ -201,14 +198,17 @@ class _Fitting:
 
 
 def plan_within(
-    path: Path, needs_at: NeedsAt, memory: int, lengths: Sequence[int], sequences: int = 1
+    path: Path,
+    needs_at: Callable[[int], Needs],
+    memory: int,
+    lengths: Sequence[int],
+    sequences: int = 1,
 ) -> tuple[MemoryPlan, int]:
     """Return the plan of a load, and the mapped weights that `memory` holds beside it.
 
     Raises MemoryPlanError.
     """
-    needs = needs_at(lengths[-1])
-    mapped = ENGINES[needs.footprint.engine].expected.read_in_place(needs)
+    mapped = needs_at(lengths[-1]).mapped
     if mapped >= memory:
         raise MemoryPlanError(
             f"{path}: {format_size(memory)} are too little: every token reads {format_size(mapped)} of "

@@ -55,7 +55,7 @@ class Subject:
         if "engine" not in given:
             return ()
         bundle = open_bundle(self.path, given.get("tables"))
-        found = ENGINES[given["engine"]].expected.prepared_folder(
+        found = ENGINES[given["engine"]].planning.prepared_folder(
             bundle, given.get("cache_dir"), given.get("kv", "auto")
         )
         return () if found is None else (found,)

@@ -212,7 +212,7 @@ def test_what_is_kept_is_compared_only_if_a_text_is_given(
     opened = session._options
 
     def seen(threads: int, settings: Mapping[str, str]) -> Any:
-        packed.append(settings.get(session.AS_STORED) == "0")
+        packed.append(threads)
         return opened(threads, settings)
 
     monkeypatch.setattr(session, "_options", seen)
@@ -220,9 +220,9 @@ def test_what_is_kept_is_compared_only_if_a_text_is_given(
         patch.delattr(exporter, "observe")
         assert main([*command, str(tmp_path / "kept")]) == 0
     assert capsys.readouterr().out.count("kept as stored") == 2
-    assert not any(packed)  # for the sake of one token
+    assert not packed
     assert main([*command, str(tmp_path / "judged"), "--calibration", str(text)]) == 0
-    assert any(packed) == (engine == "onnxruntime")
+    assert bool(packed) == (engine == "onnxruntime")
     reports = []
     for name in ("kept", "judged"):
         manifest = stem_edge.open_bundle(tmp_path / name).manifest

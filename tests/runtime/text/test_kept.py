@@ -57,9 +57,10 @@ KEPT = pytest.mark.parametrize("write", [like_gemma, byte_level, whole_words])
 
 
 def both(folder: Path, write: Callable[[Path], None]) -> tuple[TextCodec, TextCodec]:
-    """Return a codec of the whole tokenizer and, of what it kept, another."""
+    """Return a codec of the whole tokenizer, and one of the file that is kept of it."""
     write(folder)
-    return tuple(TextCodec(folder / "tokenizer.json", None, None, folder / "kept") for _ in "ab")  # type: ignore[return-value]
+    path = folder / "tokenizer.json"
+    return TextCodec(path), TextCodec(path, kept=folder / "kept")
 
 
 @KEPT

@@ -34,6 +34,7 @@ from stem_edge.graph.encoder import PACKED, encode, with_length
 from stem_edge.graph.ir import CONTRIB, ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, WeightPlan
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.onnxruntime.needs import PACKED_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     GraphSource,
@@ -50,7 +51,7 @@ ACTIVATIONS = {
 }
 # onnxruntime copies a packed matrix that begins elsewhere in the file, instead of mapping it.
 PACKED_ALIGNMENT = 256
-GROUP_NBYTES = 1 << 24  # of matrices that are packed together; a larger one is packed alone
+GROUP_NBYTES = PACKED_AT_ONCE  # of matrices that are packed together; a larger one is packed alone
 PIECE_NBYTES = 8 << 20  # copied at once
 CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
 # Packed form of a tensor, as onnxruntime writes it (undocumented): key|offset;bytes;checksum|...

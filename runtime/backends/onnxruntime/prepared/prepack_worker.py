@@ -26,6 +26,7 @@ from stem_edge.graph.special.apart import apart
 from stem_edge.runtime.backends.interface import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
+from stem_edge.runtime.backends.onnxruntime.needs import MEASURED_TOKENS
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import (
     OtherProductsError,
@@ -50,7 +51,6 @@ from stem_edge.tables.windows import last_rows
 
 # Of a layer, from which on two rows take little longer than one: matrices are read from memory then.
 LAYER_NBYTES = 4 << 20
-MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
 REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
 )

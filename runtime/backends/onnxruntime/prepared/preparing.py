@@ -28,7 +28,7 @@ from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import Progress, tell
 from stem_edge.runtime.backends.memory_plan import Preparing
-from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
+from stem_edge.runtime.backends.onnxruntime.needs import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     Prepacked,
     prepared_folder,

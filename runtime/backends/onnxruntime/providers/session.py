@@ -33,7 +33,6 @@ EXACT_PRODUCTS = "session.x64quantprecision"
 LEAST_EXTERNAL_NBYTES = "64"
 # Folder of the weight files of a graph that is given as bytes.
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-AS_STORED = "session.disable_prepacking"
 # Packs several matrices at once, with onnxruntime 1.32 and later; older ones ignore it.
 PACK_IN_PARALLEL = "session.prepack.enable_parallel"
 # Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.
@@ -50,7 +49,6 @@ class GraphSource(NamedTuple):
     data: bytes
     folder: Path
     bundle: Path | None = None  # for messages, if the weight files lie elsewhere, in a hub's cache
-    packed: bool = True  # whether a session copies weights into memory in its own order
 
     def __str__(self) -> str:
         return f"{self.bundle or self.folder} ({self.name})"
@@ -112,7 +110,6 @@ def new_session(
     chosen = {EXACT_PRODUCTS: str(int(products_saturate()))} | dict(settings or {})
     if isinstance(graph, GraphSource):
         chosen[WEIGHTS_FOLDER] = str(graph.folder.absolute())
-        chosen[AS_STORED] = str(int(not graph.packed))
         graph = graph.data
     source = graph if isinstance(graph, bytes) else str(graph)
     options = _options(threads, chosen)
