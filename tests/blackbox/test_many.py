@@ -128,15 +128,20 @@ def test_a_bad_prompt_fails_alone_where_prompts_come_one_by_one(model: Model) ->
     assert together(model, [[1, 2]], **NEW) == {0: expected[0]}
 
 
+@pytest.mark.parametrize("answer", [False, True])
 def test_a_record_that_cannot_be_read_ends_only_those_that_need_it(
-    shared: Path, tmp_path: Path
+    answer: bool, shared: Path, tmp_path: Path
 ) -> None:
+    """A token of the prompt has it, or one that is generated beside others."""
     path = Path(shutil.copytree(models.bundle_of("stem", ORT, shared), tmp_path / "copy"))
     prompts = [[5, 6, start, start + 1] for start in range(10, 250, 40)]
     with stem_edge.load(path, threads=1) as model:
         expected = alone(model, prompts, **NEW)
     used = [{*prompt, *expected[number][:-1]} for number, prompt in enumerate(prompts)]
-    bad = next(t for t in prompts[2] if sum(t in one for one in used) == 1)
+    texts = [{*expected[n]} - {*prompts[n]} if answer else {*prompts[n]} for n in range(6)]
+    alike = [set().union(*used[:n], *used[n + 1 :]) for n in range(6)]
+    at = next(n for n in range(2, 6) if texts[n] & used[n] - alike[n])
+    bad = min(texts[at] & used[at] - alike[at])
     with stem_edge.open_tables(path) as tables:
         row = tables[np.array([bad]), tables.layers[0]].tobytes()
     (shard,) = (
@@ -145,12 +150,13 @@ def test_a_record_that_cannot_be_read_ends_only_those_that_need_it(
     data = shard.read_bytes()
     shard.write_bytes(data.replace(row, bytes(len(row))))
     with stem_edge.load(path, slots=16, sequences=6, threads=1) as model:
-        found = together(model, prompts, **NEW)
+        for exact in (None, True):
+            found = together(model, prompts, exact=exact, **NEW)
+            assert isinstance(found.pop(at), RowReadError)
+            assert found == {number: tokens for number, tokens in expected.items() if number != at}
         with pytest.raises(RowReadError):
             model.generate_texts(prompts, **NEW)
         assert together(model, prompts[:2], **NEW) == {n: expected[n] for n in (0, 1)}
-    assert isinstance(found.pop(2), RowReadError)
-    assert found == {number: tokens for number, tokens in expected.items() if number != 2}
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, repeat([1, 2])], ids=["list", "endless"])

@@ -157,3 +157,5 @@ def test_tokens_without_bytes_of_their_own(tmp_path: Path, decoder: object) -> N
     path = write(tmp_path / "tokenizer.json", decoder=decoder)
     with pytest.raises(InputError, match="joins tokens by spaces"):
         Grammars(TextCodec(path), (1,), 2).open(Grammar.of_regex("a"))
+    with pytest.raises(InputError, match="names no token that ends an answer"):
+        Grammars(TextCodec(path), (), 2).open(Grammar.of_regex("a"))
