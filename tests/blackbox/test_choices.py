@@ -128,7 +128,7 @@ def test_which_ids_a_text_can_have(shared: Path) -> None:
         for given, said in refused:
             with pytest.raises(InputError, match=said):
                 model.logits(given)
-        assert np.array_equal(model.logits([5, 6], stem_ids=[(5, 5), 6]), expected)  # type: ignore[list-item]
+        assert np.array_equal(model.logits([5, 6], stem_ids=[(5, 5), 6]), expected)
         with pytest.raises(InputError, match="a mean of experts is not an expert"):
             model.logits([5, 6], stem_ids=means)
 
