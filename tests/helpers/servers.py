@@ -15,9 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.scheduling.batch import RunningBatch
-from stem_edge.runtime.scheduling.scheduler import Scheduler
+from stem_edge import Model
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.connections import config_of
 
@@ -98,33 +96,44 @@ class Connection:
         self._socket.close()
 
 
-class Steps:
-    """Holds a scheduler before each step once `hold` was called, and counts what is computed."""
+class Watched:
+    """A scheduler that calls `before` before each of its steps."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.computed = 0  # steps of the engine
+    def __init__(self, scheduler: Any, before: Callable[[], object]) -> None:
+        self._scheduler, self._before = scheduler, before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def step(self) -> Any:
+        self._before()
+        return self._scheduler.step()
+
+
+def before_steps(patch: pytest.MonkeyPatch, model: Model, before: Callable[[], object]) -> None:
+    """Call `before` before each step of schedulers that a model makes from now on."""
+    make = model.scheduler
+    patch.setattr(
+        model, "scheduler", lambda *given, **named: Watched(make(*given, **named), before)
+    )
+
+
+class Steps:
+    """Holds the schedulers of a model before each step once `hold` was called, and counts steps."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, model: Model) -> None:
+        self.done = 0
         self._free, self._allowed = threading.Event(), threading.Semaphore(0)
         self.waiting = threading.Event()  # set while a step is held
         self._free.set()
-        step, single, batch = Scheduler.step, Engine.step, RunningBatch.step
+        before_steps(patch, model, self._held)
 
-        def held(scheduler: Scheduler) -> Any:
-            if not self._free.is_set():
-                self.waiting.set()
-                self._allowed.acquire()
-                self.waiting.clear()
-            return step(scheduler)
-
-        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-            def compute(*given: Any, **named: Any) -> Any:
-                self.computed += 1
-                return call(*given, **named)
-
-            return compute
-
-        patch.setattr(Scheduler, "step", held)
-        patch.setattr(Engine, "step", counted(single))
-        patch.setattr(RunningBatch, "step", counted(batch))
+    def _held(self) -> None:
+        self.done += 1
+        if not self._free.is_set():
+            self.waiting.set()
+            self._allowed.acquire()
+            self.waiting.clear()
 
     def hold(self) -> None:
         """Let no step begin from now on."""

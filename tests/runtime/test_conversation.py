@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from loading import load_fixed
 import stem_edge
 from stem_edge import Chunk, Model
 from stem_edge.errors import InputError
-from stem_edge.runtime.engine import Engine
 
 FRANCE, SPAIN = "The capital of France is", "The capital of Spain is"
 PARIS = " Paris. It is a country in Europe."
@@ -47,17 +47,21 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.fixture
-def asked(loaded: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Sequence[int]]]:
+def asked(loaded: Model, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
     """Prompts that conversations give to the model."""
-    prompts: list[Sequence[int]] = []
-    real = Model.generate
+    return noting(loaded, monkeypatch)
 
-    def generate(self: Model, prompt: Sequence[int], *args: Any, **options: Any) -> Any:
+
+def noting(model: Model, patch: pytest.MonkeyPatch) -> list[Sequence[int]]:
+    """Note the prompts that conversations of a model give to it."""
+    prompts, real = list[Sequence[int]](), model.generate
+
+    def generate(prompt: Sequence[int], *args: Any, **options: Any) -> Any:
         prompts.append(prompt)
-        return real(self, prompt, *args, **options)
+        return real(prompt, *args, **options)
 
-    monkeypatch.setattr(Model, "generate", generate)
-    yield prompts
+    patch.setattr(model, "generate", generate)
+    return prompts
 
 
 def test_each_turn_is_what_generate_gives_for_all_messages(
@@ -114,25 +118,24 @@ def test_an_answer_that_is_cut_short_stays_as_far_as_it_came(loaded: Model) -> N
     assert next(chunks, None) is None
 
 
-@pytest.mark.parametrize(("name", "calls"), [("step", 0), ("step", 1), ("step", 3)])
+@pytest.mark.parametrize("count", [0, 1, 3])
 def test_an_interrupt_keeps_what_was_handed_out(
-    loaded: Model, monkeypatch: pytest.MonkeyPatch, name: str, calls: int
+    loaded: Model, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    real, left = getattr(Engine, name), iter(range(calls))
+    real = loaded.generate
 
-    def ctrl_c(*args: object, **options: object) -> object:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return real(*args, **options)
+    def ctrl_c(*args: Any, **options: Any) -> Iterator[Chunk]:
+        yield from islice(real(*args, **options), count)
+        raise KeyboardInterrupt
 
     whole = text_of(loaded.conversation().send(FRANCE, max_new_tokens=8))
-    monkeypatch.setattr(Engine, name, ctrl_c)
+    monkeypatch.setattr(loaded, "generate", ctrl_c)
     conversation, seen = loaded.conversation(), ""
     with pytest.raises(KeyboardInterrupt):
         for chunk in conversation.send(FRANCE, max_new_tokens=8):
             seen += chunk.text
     assert whole.startswith(seen)
-    assert bool(seen) == (calls > 0)
+    assert bool(seen) == bool(count)
     # Nothing is kept of a turn without any answer, so that it can be sent again.
     assert conversation.messages == ([user(FRANCE), assistant(seen)] if seen else [])
 
@@ -159,8 +162,9 @@ def test_messages_that_are_refused_are_not_kept(loaded: Model) -> None:
         refused(partial(loaded.conversation, wrong), InputError)
 
 
-def test_without_a_template_contents_are_joined(asked: list[Sequence[int]]) -> None:
+def test_without_a_template_contents_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     with load_fixed(DEMO, warm_start=False) as model:
+        asked = noting(model, monkeypatch)
         assert not model.has_chat_template
         conversation = model.conversation()
         answer = text_of(conversation.send(FRANCE, max_new_tokens=3))

@@ -13,12 +13,8 @@ from prompt_graph import without_prompt_graph
 
 import stem_edge
 from stem_edge.errors import InputError
-from stem_edge.runtime import Model, load_plan
+from stem_edge.runtime import Model
 from stem_edge.tables.rows import RecordLayout
-
-# Bytes that the demo model needs at the least with its whole context; some are for slots.
-LEAST_OF_DEMO = 18_000_000
-PROCESS = 100_000_000
 
 
 def layout_of(model: Model) -> RecordLayout:
@@ -167,19 +163,6 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
 def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_fixed(DEMO, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [0, 300_000, 600_000, None])
-def test_memory_does_not_change_the_text(
-    model: Model, more: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What the tests before this one left behind must not count, nor grow between two readings.
-    monkeypatch.setattr(load_plan, "own_memory", lambda: PROCESS)
-    memory = None if more is None else PROCESS + LEAST_OF_DEMO + more
-    with load_fixed(DEMO, memory=memory, warm_start=False) as small:
-        for prompt in ("The capital of Peru is", "What is the currency of Mexico? It is the"):
-            assert small.generate_text(prompt) == model.generate_text(prompt)
 
 
 def test_an_abandoned_generation_does_not_disturb_the_next(model: Model) -> None:

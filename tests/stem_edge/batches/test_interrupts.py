@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from servers import before_steps
 
 from stem_edge.batches.answering import Settings, answer
 from stem_edge.batches.rows import Row
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.scheduling.many import interrupts_held
-from stem_edge.runtime.scheduling.scheduler import Scheduler
 
 
 class Thing:
@@ -71,15 +71,14 @@ RUNS = [
 def test_a_run_ends_after_the_step_in_which_it_came(
     begun: Callable[[Model], Iterator[Any]], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, real = list[int](), Scheduler.step
+    steps = list[int]()
 
-    def step(scheduler: Scheduler) -> Any:
+    def before() -> None:
         steps.append(len(steps))
         if len(steps) == 3:
             ctrl_c_in_a_callback()
-        return real(scheduler)
 
-    monkeypatch.setattr(Scheduler, "step", step)
+    before_steps(monkeypatch, model, before)
     with pytest.raises(KeyboardInterrupt):
         list(begun(model))
     assert len(steps) == 3

@@ -97,16 +97,16 @@ def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
 def test_interrupt_while_generating_still_gives_the_figures(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stem_edge.runtime.engine import Engine
+    from stem_edge.commands.running import generate
 
-    real, calls = Engine.step, iter(range(100))
+    real, calls = generate.write_text, iter(range(100))
 
-    def step(self: Engine, *args: object, **options: object) -> object:
-        if next(calls) == 3:
+    def write(text: str) -> None:
+        real(text)
+        if next(calls) == 1:
             raise KeyboardInterrupt
-        return real(self, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Engine, "step", step)
+    monkeypatch.setattr(generate, "write_text", write)
     assert main(["generate", str(DEMO), "-p", "The capital of France is"]) == 130
     out, err = capsys.readouterr()
     assert out.startswith(" Paris")

@@ -61,9 +61,9 @@ def chat_url(chat_bundle: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Steps of all schedulers, which can be held."""
-    return Steps(monkeypatch)
+def steps(monkeypatch: pytest.MonkeyPatch, model: Model) -> Steps:
+    """Steps of the schedulers of a model, which can be held."""
+    return Steps(monkeypatch, model)
 
 
 @pytest.fixture

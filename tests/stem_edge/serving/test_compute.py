@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
-from servers import Connection, Steps, client_of, compute_of, wait_for
+from servers import Connection, Steps, before_steps, client_of, compute_of, wait_for
 from starlette.applications import Starlette
 
 import stem_edge
 from stem_edge.errors import BundleError, DeviceLostError
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.serving import app
 from stem_edge.serving.compute import Compute
 
@@ -186,19 +186,16 @@ def test_while_it_loads(model: Model) -> None:
 def test_a_step_that_fails(
     model: Model, monkeypatch: pytest.MonkeyPatch, error: BaseException, lost: bool
 ) -> None:
+    calls = count(1)
+
+    def fail() -> None:
+        if next(calls) == 2:
+            raise error
+
+    before_steps(monkeypatch, model, fail)
     program = app(model)
     with client_of(program) as client:
         wait_for(lambda: compute_of(program).loaded is not None)
-        step, calls = Scheduler.step, 0
-
-        def fail(scheduler: Scheduler) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise error
-            return step(scheduler)
-
-        monkeypatch.setattr(Scheduler, "step", fail)
         failed = client.post("/v1/completions", json=ASKED)
         assert failed.status_code == 500
         assert "the server failed" in failed.json()["error"]["message"]

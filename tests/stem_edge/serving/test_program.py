@@ -6,14 +6,13 @@ import threading
 from typing import Any, NoReturn
 
 import pytest
-from servers import Connection, client_of, compute_of, listening, wait_for
+from servers import Connection, before_steps, client_of, compute_of, listening, wait_for
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.serving import app
 from stem_edge.serving.routes.pages import PATHS
 
@@ -83,13 +82,11 @@ def test_metrics_count(client: TestClient) -> None:
 
 
 def test_an_error_is_no_first_token(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(scheduler: Scheduler) -> NoReturn:
+    def fail() -> NoReturn:
         raise RuntimeError("odd")
 
-    program = app(model)
-    with client_of(program) as client:
-        wait_for(lambda: compute_of(program).loaded)
-        monkeypatch.setattr(Scheduler, "step", fail)
+    before_steps(monkeypatch, model, fail)
+    with client_of(app(model)) as client:
         assert client.post("/v1/completions", json=ASKED).status_code == 500
         figures = client.get("/metrics").text
     assert 'stem_edge_requests_total{outcome="error"} 1.0' in figures
