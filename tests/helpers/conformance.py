@@ -6,7 +6,6 @@ import numpy as np
 from installed import DATA
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime import Model
 
 CONFORMANCE = DATA / "conformance"
 CHECKPOINT = CONFORMANCE / "full" / "consolidated"
@@ -25,16 +24,3 @@ def reference(case: str) -> tuple[list[list[int]], F32]:
     """Read token ids [2, T] and the trainer's logits [2, T, V]."""
     with np.load(CONFORMANCE / case.split("/")[0] / "reference.npz") as data:
         return data["token_ids"].tolist(), data["logits"]
-
-
-def stepwise(model: Model, ids: list[int]) -> F32:
-    """Logits [T, V] by the engine's own step, one token at a time."""
-    engine = model.engine
-    context = engine.open_context(len(ids))
-    rows = [engine.rows.following(ids[:place], [token]) for place, token in enumerate(ids)]
-    return np.concatenate(
-        [
-            engine.step(context, np.array([n]), row_ids=r).copy()
-            for n, r in zip(ids, rows, strict=True)
-        ]
-    )

@@ -10,10 +10,8 @@ import numpy as np
 
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.records import Flags, RowCounters
-from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables import store as tables
@@ -68,12 +66,6 @@ def resident(cache: RowCache) -> set[int]:
     """Numbers of the records that are in a slot."""
     every = np.arange(cache.layout.records)
     return set(every.tolist()) - set(cache.find(every).missing.numbers.tolist())
-
-
-def rows_of(model: Model) -> TableRows:
-    """The rows of a model with tables."""
-    assert isinstance(model.engine.rows, TableRows)
-    return model.engine.rows
 
 
 def flip_bit(path: Path, offset: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from contract import command_refused, refused
 from forging import sealed
@@ -17,12 +19,10 @@ import stem_edge
 from stem_edge.bundle.manifest import GGUF, TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
+from stem_edge.ggml import library
 from stem_edge.ggml.gguf_tensors import locate
-from stem_edge.ggml.library import Ggml
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import BACKBONE_DATA
-from stem_edge.runtime.backends.ggml.backend import GgmlBackend
-from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.tables.packing import pack_records
 
 NOT_APPLICABLE: dict[str, str] = {
@@ -151,6 +151,13 @@ def test_b17_a_row_that_is_not_finite_fails_only_its_readers(tmp_path: Path) -> 
         refused(lambda: list(model.generate([BAD_TOKEN], FOUR)), StemEdgeError)
         assert np.array_equal(model.logits(others), expected)
         assert np.isfinite(expected).all()
+        found, texts = (
+            dict[int, StemEdgeError | None](),
+            [others[:4], [*others[:4], BAD_TOKEN], others],
+        )
+        for number, chunk in model.generate_many(iter(texts), FOUR):
+            found[number] = chunk.error
+        assert found[0] is found[2] is None and isinstance(found[1], BackendError)
 
 
 def _fp32_tables(tmp_path: Path) -> Path:
@@ -168,16 +175,16 @@ def _fp32_tables(tmp_path: Path) -> Path:
 def test_b15_a_run_that_fails_is_an_error_of_one_line(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, count = BoundSession.run, iter(range(1 << 20))
+    run, count = ort.InferenceSession.run_with_iobinding, iter(range(1 << 20))
 
-    def failing(self: BoundSession) -> None:
+    def failing(*given: Any) -> None:
         if next(count) == 2:
             raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
-        run(self)
+        run(*given)
 
     with load_fixed(tiny_bundle) as model:
         expected = list(model.generate(IDS, FOUR))
-        monkeypatch.setattr(BoundSession, "run", failing)
+        monkeypatch.setattr(ort.InferenceSession, "run_with_iobinding", failing)
         refused(lambda: list(model.generate(IDS, FOUR)), BackendError, ": in a", "position")
         assert list(model.generate(IDS, FOUR)) == expected
 
@@ -188,16 +195,18 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
 def test_b15_a_status_of_ggml_is_an_error_of_one_line(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[StemEdgeError]
 ) -> None:
+    real, found = library._function, [0]
+
+    def function(path: Path, handles: Any, name: str, *rest: Any) -> Any:
+        call = real(path, handles, name, *rest)
+        return (
+            (lambda *given: found[0] or call(*given)) if name == "backend_graph_compute" else call
+        )
+
+    monkeypatch.setattr(library, "_function", function)
     with load_fixed(tiny_gguf) as model:
         expected = list(model.generate(IDS, FOUR))
-        with monkeypatch.context() as patch:
-            patch.setattr(_ggml(model), "backend_graph_compute", lambda *_: status)
-            refused(lambda: list(model.generate(IDS, FOUR)), error, "ggml")
+        found[0] = status
+        refused(lambda: list(model.generate(IDS, FOUR)), error, "ggml")
+        found[0] = 0
         assert list(model.generate(IDS, FOUR)) == expected
-
-
-def _ggml(model: stem_edge.Model) -> Ggml:
-    """The library as a model has it."""
-    backend = model.engine.backend
-    assert isinstance(backend, GgmlBackend) and backend._model is not None
-    return backend._model.ggml

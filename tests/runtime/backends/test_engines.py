@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loading import load_fixed
-from toy_engine import ToyLoader, toy_engine
 
-import stem_edge
 from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine
+from stem_edge.runtime.backends.engines import choose_engine
 
 
 def greedy(bundle: Path, **options: Any) -> tuple[str, str]:
@@ -33,13 +31,15 @@ def test_the_bundle_decides(tiny_bundle: Path, tiny_gguf: Path) -> None:
     assert greedy(tiny_gguf)[0] == "ggml"
 
 
-def test_what_is_not_installed_is_named(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = replace(ENGINES["ggml"], installed=lambda: False)
-    monkeypatch.setitem(ENGINES, "ggml", absent)
-    names: list[str] = ["auto", "ggml"]
-    for name in names:
-        with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
-            load_fixed(tiny_gguf, engine=name)
+def test_what_is_not_installed_is_named(tiny_bundle: Path, tiny_gguf: Path) -> None:
+    for package, bundle, said in (
+        ("llama_cpp", tiny_gguf, r"ggml is not installed.*stem-edge\[gguf\]"),
+        ("onnxruntime", tiny_bundle, r"onnxruntime is not installed.*pip install"),
+    ):
+        code = f"import sys; sys.modules[{package!r}] = None\nimport stem_edge\nstem_edge.load(sys.argv[1])"
+        command = [sys.executable, "-c", code, str(bundle)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert re.search("BackendError: .*" + said, done.stderr), done.stderr
 
 
 def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
@@ -107,25 +107,3 @@ def test_the_command_says_which_engine_it_was(
     for name, bundle in (("onnxruntime", tiny_bundle), ("ggml", tiny_gguf)):
         assert main(["generate", str(bundle), "-p", "Once", "-n", "4", "--engine", name]) == 0
         assert f"{name}: prompt" in capsys.readouterr().err
-
-
-def test_a_new_engine_is_a_loader_and_an_entry(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Everything else works with it, including the commands."""
-    real = greedy(tiny_bundle)
-    toy = toy_engine(ToyLoader)
-    monkeypatch.setitem(ENGINES, "onnxruntime", toy)
-    texts = [
-        greedy(tiny_bundle, slots=slots, overlap=overlap)
-        for slots, overlap in ((8, True), (8, False), (300, True))
-    ]
-    assert len(set(texts)) == 1 and texts[0] != real
-    assert stem_edge.memory_plan(tiny_bundle).weights == 1000
-    assert main(["generate", str(tiny_bundle), "-p", "Once", "-n", "12"]) == 0
-    assert capsys.readouterr().out.strip() == texts[0][1].strip()
-    with load_fixed(tiny_bundle) as model:
-        assert "toy: 7" in model._prefixes.fingerprint  # not the version of onnxruntime
-    monkeypatch.setitem(ENGINES, "onnxruntime", replace(toy, installed=lambda: False))
-    with pytest.raises(BackendError, match=r"onnxruntime is not installed.*pip install toy"):
-        load_fixed(tiny_bundle)
