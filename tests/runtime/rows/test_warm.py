@@ -3,10 +3,12 @@ costs a cold start and nothing else."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from faulty_disk import watch
 from installed import DEMO
 from loading import load_fixed
 
@@ -62,6 +64,14 @@ def test_what_was_used_is_counted(tmp_path: Path) -> None:
 def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loaded, main, failed = False, threading.current_thread(), [0]
+
+    def broken(_: str) -> None:
+        if loaded or threading.current_thread() is not main:
+            failed[0] += 1
+            raise OSError(5, "Input/output error")
+
+    watch(monkeypatch, ["pread"], broken)
     with load_fixed(bundle) as model:
         loaded = True
         assert failed[0]
