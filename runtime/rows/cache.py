@@ -47,9 +47,10 @@ class RowCache:
         # The first slot of each bucket, then the slot that follows each slot in its bucket.
         self._links = np.full(self._buckets + self.slots, EMPTY, np.int32)
         self._count = np.zeros(self._buckets, np.uint32)  # uses, halved at times
-        self._record_of = np.full(self.slots, EMPTY, np.int64)
-        self._whole = np.zeros(self.slots, np.bool_)  # slots with all rows of their record
-        self._last_use = np.zeros(self.slots, np.int64)  # time of the last use; breaks ties
+        # Of each slot, and last of EMPTY, which all may ask for.
+        self._record_of = np.full(self.slots + 1, EMPTY, np.int64)
+        self._whole = np.ones(self.slots + 1, np.bool_)  # True if it has all rows of its record
+        self._last_use = np.zeros(self.slots + 1, np.int64)  # time of the last use; breaks ties
         self._clock = 0
         self.filled = 0  # slots used so far; unused ones are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
@@ -61,34 +62,35 @@ class RowCache:
 
         last: of how many of the last records all rows are needed; default: of all.
         """
-        slots = self._slots_of(records)
+        slots, there = self._look_up(records)
+        if there.all() and self._whole[slots].all():
+            return Found(slots, NOTHING)
         late: Flags | bool = True
         if last is not None and last < len(records):
             late = np.arange(len(records)) >= len(records) - last
-        absent = ((slots == EMPTY) | (late & ~self._whole[slots])) & (records != EMPTY)
-        if not absent.any():
-            return Found(slots, NOTHING)
+        absent = ~there | (late & ~self._whole[slots])
         # Not np.unique, whose first call takes 15 ms to import masked arrays.
         numbers = np.array(sorted(set(records[absent].tolist())), np.int64)
         whole = np.isin(numbers, records[late]) if late is not True else np.ones_like(numbers, "?")
         return Found(slots, Missing(numbers, whole))
 
-    def _slots_of(self, records: I64) -> I32:
+    def _look_up(self, records: I64) -> tuple[I32, Flags]:
+        """Return the slot of each record, and whether it has one; EMPTY has the slot EMPTY."""
         slots = self._links[records % self._buckets]
         while True:
-            other = (slots != EMPTY) & (self._record_of[slots] != records)
-            if not other.any():
-                return slots
+            there = self._record_of[slots] == records
+            if there.all() or not (other := ~there & (slots != EMPTY)).any():
+                return slots, there
             slots[other] = self._links[self._buckets + slots[other]]
 
     def use(self, records: I64, found: Found) -> None:
         """Count one use of each record [n]; found: what `find` returned for them, among others."""
-        read = len(set(found.missing.numbers.tolist()) & set(records.tolist()))
-        self.misses += read
+        missing = found.missing.numbers.tolist()
+        self.misses += (read := len(set(missing).intersection(records.tolist())) if missing else 0)
         self.hits += len(records) - read
         np.add.at(self._count, records % self._buckets, 1)
         self._clock += 1
-        self._last_use[found.slots[found.slots != EMPTY]] = self._clock
+        self._last_use[found.slots] = self._clock
         self._uses_to_ageing -= len(records)
         if self._uses_to_ageing <= 0:
             self._count >>= 1
@@ -96,8 +98,8 @@ class RowCache:
 
     def install(self, missing: Missing, staged: Staged, keep: I32) -> None:
         """Write records that `find` found missing, and evict none of the slots `keep`."""
-        slots = self._slots_of(missing.numbers).astype(np.intp)
-        absent = slots == EMPTY  # the others lack only their last rows
+        found, there = self._look_up(missing.numbers)
+        slots, absent = found.astype(np.intp), ~there  # the others lack only their last rows
         slots[absent] = taken = self._victims(int(absent.sum()), keep)
         # An interrupt anywhere below must not leave a link to a slot with another record's rows.
         self._unlink(taken)
@@ -131,15 +133,15 @@ class RowCache:
         order = self._count[self._record_of % self._buckets].astype(np.int64) << 32
         order += self._last_use
         order[self._record_of == EMPTY] = -1
-        order[keep[keep != EMPTY]] = np.iinfo(np.int64).max
+        order[keep] = order[EMPTY] = np.iinfo(np.int64).max
         if count == 1:
             return np.array([order.argmin()], np.intp)
         return np.argpartition(order, count - 1)[:count]
 
     def forget(self, records: I64) -> None:
         """Empty the slots of records whose numbers will mean other records."""
-        slots = self._slots_of(records)
-        self._unlink(slots[slots != EMPTY])
+        slots, there = self._look_up(records)
+        self._unlink(slots[there])
 
     def uses(self) -> Uses:
         """Records in slots, and how often each was used lately."""

@@ -158,7 +158,7 @@ class TableRows(Rows):
         if len(later):
             # In a call of its own after the read, because asking takes long where flash is slow.
             records = self.store.records_of(self._new(later[:AHEAD_TOKENS]))
-            wanted = self.cache.find(records, 0 if self.store.splits else None).missing
+            wanted = self._find(records, 0).missing
             self._background.start(partial(self.store.ahead, *wanted))
 
     def slots(self, row_ids: I64, last: int | None = None) -> I32:
@@ -168,12 +168,9 @@ class TableRows(Rows):
         """
         asked = self._ask(row_ids, last)
         self.cache.use(self._new(asked.records), asked.found)
-        if self._reading is not None:
-            self._install_expected(asked)
-            asked = self._ask(row_ids, last)
+        asked = self._with_expected(asked)
         if len((missing := asked.found.missing).numbers):
-            self._install(missing, self._timed(partial(self._read, missing)), asked)
-            asked = self._ask(row_ids, last)
+            asked = self._install(missing, self._timed(partial(self._read, missing)), asked)
         return asked.found.slots.reshape(row_ids.shape)
 
     def _ask(self, row_ids: I64, last: int | None) -> Asked:
@@ -181,9 +178,11 @@ class TableRows(Rows):
         asked = self._asked
         if asked is None or asked.last != last or not np.array_equal(asked.row_ids, row_ids):
             records = self.store.records_of(row_ids)
-            found = self.cache.find(records.ravel(), last if self.store.splits else None)
-            asked = self._asked = Asked(row_ids.copy(), last, records, found)
+            asked = self._asked = Asked(row_ids.copy(), last, records, self._find(records, last))
         return asked
+
+    def _find(self, records: I64, last: int | None) -> Found:
+        return self.cache.find(records.ravel(), last if self.store.splits else None)
 
     def _new(self, keys: I64) -> I64:
         """Those of the tokens' keys that earlier steps did not have, in a line."""
@@ -192,27 +191,31 @@ class TableRows(Rows):
     def _read(self, missing: Missing) -> Staged:
         return self.cache.storage.stage(self.store.read(*missing))
 
-    def _install(self, missing: Missing, staged: Staged, asked: Asked) -> None:
+    def _install(self, missing: Missing, staged: Staged, asked: Asked) -> Asked:
+        """Put records into slots, and return the new answer for a step."""
         self._asked = None
         self.cache.install(missing, staged, asked.found.slots)
+        asked = self._asked = asked._replace(found=self._find(asked.records, asked.last))
+        return asked
 
-    def _install_expected(self, asked: Asked) -> None:
-        """Wait for the read under way, and install those of its records that this step needs."""
+    def _with_expected(self, asked: Asked) -> Asked:
+        """Wait for the read under way, and install those of its records that a step needs."""
         if self._reading is None or self._background is None:
-            return
+            return asked
         (read, started), self._reading = self._reading, None
         staged = self._timed(partial(self._background.result, started))
-        # Records of an abandoned answer would evict some that this step needs.
-        wanted = np.isin(read.numbers, asked.records)
+        # Records of an abandoned answer would evict some that this step needs. That is rare.
+        wanted = read is asked.found.missing or np.isin(read.numbers, asked.records)
         if staged is None:
             failed = started.done() and not started.cancelled() and started.exception()
-            if self.store.distant and wanted.all() and isinstance(failed, RowReadError):
+            if self.store.distant and np.all(wanted) and isinstance(failed, RowReadError):
                 raise failed  # over a network it was tried twice already
-        elif wanted.all():  # nearly always, so avoid the copy that choosing makes
-            self._install(read, staged, asked)
-        elif wanted.any():
+        elif np.all(wanted):
+            return self._install(read, staged, asked)
+        elif np.any(wanted):
             chosen = Missing(read.numbers[wanted], read.whole[wanted])
-            self._install(chosen, staged[wanted], asked)
+            return self._install(chosen, staged[wanted], asked)
+        return asked
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Make row ids as Rows.make does, and free the records released since the last call."""
