@@ -105,7 +105,9 @@ def test_answers_are_those_of_plain_decoding(
                 for given in ANSWERS.values()
                 for prompt in ((PROMPT,) if "stem_ids" in given else (PROMPT, PROMPT * 2))
             ]
-            assert model.stats.cached_tokens and bool(model.stats.drafted_tokens) == speculate
+            # With float16, a prompt goes on only where a step of a fresh call begins.
+            assert bool(model.stats.cached_tokens) == (kv != "fp16")
+            assert bool(model.stats.drafted_tokens) == speculate
             prompts = [PROMPT, PROMPT[5:], PROMPT[::-1]]
             found.append((answers, model.generate_texts(prompts, max_new_tokens=16, sequences=2)))
     assert found[0] == found[1]
