@@ -54,7 +54,7 @@ def save(prefixes: Prefixes, path: Path, token_ids: Sequence[int], messages: str
     found, fingerprint = None, prefixes.fingerprint
     try:
         if best is not None:
-            found = saved_of(best.prompt, tokens, fingerprint, best.context.backend)
+            found = saved_of(best.prompt, tokens, fingerprint, best.backend)
         saved, arrays = found or (Saved(fingerprint, [], []), [])
         write_prefix(path, replace(saved, messages=messages), arrays)
     finally:
@@ -73,8 +73,8 @@ def load(prefixes: Prefixes, path: Path) -> str:
             prefix = prefixes.opened_for(PromptKey(saved.token_ids, {}, saved.starts))
             if prefix is not None:
                 with suppress(UnusableError):
-                    restore(file, len(saved.token_ids), prefix.context.backend)
-                    prefix.context.position = len(saved.token_ids)
+                    restore(file, len(saved.token_ids), prefix.backend)
+                    prefix.position = len(saved.token_ids)
                 prefixes.give_back(prefix)
         file.check()
     return saved.messages

@@ -22,7 +22,7 @@ from weakref import WeakSet
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.prefixes.prefix import Prefix, PromptKey
 from stem_edge.tables.rows import RowLookup
 
@@ -73,7 +73,7 @@ class Prefixes:
         length: int,
         *,
         whole: bool = False,
-    ) -> Iterator[Context]:
+    ) -> Iterator[Prefix]:
         """Lend a context for up to `length` tokens; its position is what it has of the prompt.
 
         whole: let kept ones give way as if it were full, rather than as it fills. A call that is
@@ -87,9 +87,8 @@ class Prefixes:
         prefix, keep = self._take(prompt, length), True
         try:
             if whole:
-                prefix.reserve(length)
-                self.make_room()
-            yield prefix.context
+                self.make_room(prefix, prefix.room)
+            yield prefix
         except Exception:
             keep = False
             raise
@@ -97,11 +96,11 @@ class Prefixes:
             self.give_back(prefix, keep=keep)
 
     @contextmanager
-    def empty(self, length: int) -> Iterator[Context]:
+    def empty(self, length: int) -> Iterator[Prefix]:
         """Lend an empty context. Kept ones give way as if it were full; it is not kept itself."""
-        prefix = Prefix(PromptKey((), {}, ()), self._opened(length))
+        prefix = self._opened(PromptKey((), {}, ()), length)
         self._lend(prefix, length)
-        yield prefix.context
+        yield prefix
 
     def fits(self, nbytes: int) -> bool:
         """Return True if `nbytes` bytes fit in addition to calls under way, once all kept contexts are dropped.
@@ -120,13 +119,11 @@ class Prefixes:
             self._collect()
             return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))
 
-    def make_room(self, context: Context | None = None, tokens: int = 1) -> None:
+    def make_room(self, context: Prefix, tokens: int) -> None:
         """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
         with self._lock:
             self._collect()
-            for prefix in self._lent:
-                if prefix.context is context:
-                    prefix.reserve(min(context.position + tokens, context.length))
+            context.reserve(min(context.position + tokens, context.length))
             dropped = self._evict()
         self._write(dropped)
 
@@ -166,7 +163,7 @@ class Prefixes:
         """Return an empty context for a prompt, to be given back filled; None if prompts are not kept."""
         if not self._keeps:
             return None
-        return self._lend(Prefix(prompt, self._opened(self._length)), self._length)
+        return self._lend(self._opened(prompt, self._length), self._length)
 
     def give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
         """Take back a context after its call; takes no lock."""
@@ -175,18 +172,18 @@ class Prefixes:
 
     def _take(self, prompt: PromptKey, length: int) -> Prefix:
         best, tokens = self.borrowed(prompt)
-        prefix = best or Prefix(prompt, self._opened(self._length))
-        saved = self._find(prompt, tokens, prefix.context.backend)
+        prefix = best or self._opened(prompt, self._length)
+        saved = self._find(prompt, tokens, prefix.backend)
         if best is not None and saved is None and not self._copies(best, tokens, prompt):
             best.go_on(prompt, tokens)
             return self._lend(best, length)
         if best is not None:
-            prefix = Prefix(prompt, self._opened(self._length))
+            prefix = self._opened(prompt, self._length)
             if saved is not None:
                 self.give_back(best)
                 best = None
         self._lend(prefix, length)
-        if saved is not None and not self._read(prefix.context, *saved):
+        if saved is not None and not self._read(prefix, *saved):
             del prefix
             return self._take(prompt, length)  # which no longer finds this file
         if best is not None:
@@ -211,7 +208,7 @@ class Prefixes:
 
     def _lend(self, prefix: Prefix, length: int) -> Prefix:
         """Let kept contexts give way to one for up to `length` tokens, as far as its prompt goes."""
-        prefix.context.length = length
+        prefix.length = length
         prefix.reserve(len(prefix.prompt.token_ids) or length)
         with self._lock:
             self._collect()
@@ -222,7 +219,7 @@ class Prefixes:
 
     def _copies(self, best: Prefix, tokens: int, prompt: PromptKey) -> bool:
         """Tell whether the rest of a context is worth keeping, and there is memory for a copy."""
-        backend = best.context.backend
+        backend = best.backend
         rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
         worth = rest > min(tokens, STEP_TOKENS) and self.fits(backend.nbytes_of(more))
         return worth and bool(backend.kept(tokens))
@@ -236,7 +233,7 @@ class Prefixes:
         with self._folder_lock:
             return self._folder.find(prompt, backend.resumes(len(prompt.token_ids)), more_than)
 
-    def _read(self, context: Context, path: Path, tokens: int) -> bool:
+    def _read(self, context: Prefix, path: Path, tokens: int) -> bool:
         """Fill an empty context from a file; False if that cannot be used, nor then the context."""
         with self._folder_lock:
             if self._folder is None or not self._folder.read(path, tokens, context.backend):
@@ -244,14 +241,23 @@ class Prefixes:
         context.position = tokens
         return True
 
-    def _opened(self, length: int) -> Context:
+    def _opened(self, prompt: PromptKey, length: int) -> Prefix:
+        def opened() -> Prefix:
+            for prefix in kept:  # first, because this may free memory
+                with suppress(OutOfMemoryError):  # it is tried again
+                    prefix.rest()
+            return Prefix(prompt, self._engine.backend.open_context(length))
+
+        with self._lock:
+            kept = list(self._kept)
         try:
-            return self._engine.open_context(length)
+            return self._engine.in_turn(opened)
         except OutOfMemoryError:
-            if not self._kept:
+            if not kept:
                 raise
+            kept = []
             self.forget()
-            return self._engine.open_context(length)
+            return self._engine.in_turn(opened)
 
     def _collect(self) -> None:
         """Take back contexts of calls that have ended."""
@@ -260,9 +266,7 @@ class Prefixes:
             self._lent.discard(prefix)
             if keep and prefix.computed:
                 prefix.settle()
-                with suppress(OutOfMemoryError, MemoryError):  # then it is not kept
-                    prefix.context.backend.rest()  # not when it ends, which may be as Python exits
-                    self._kept.append(prefix)
+                self._kept.append(prefix)
 
     def _evict(self) -> list[Prefix]:
         """Take out the oldest contexts until all that remain take no more than the limit."""
@@ -277,4 +281,4 @@ class Prefixes:
             prefix = dropped.pop(0)
             if self._folder is not None:
                 with self._folder_lock:
-                    self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
+                    self._folder.write(prefix.prompt, prefix.computed, prefix.backend)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.runtime.backends.interface import PREFILL_FROM, Resumes
+from stem_edge.runtime.backends.interface import PREFILL_FROM, BackendContext, Resumes
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.tables.rows import RowLookup
@@ -74,47 +74,53 @@ def in_steps(tokens: int) -> int:
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
-class Prefix:
+class Prefix(Context):
     """A context with the prompt that it computed, or is computing."""
 
-    def __init__(self, prompt: PromptKey, context: Context) -> None:
-        self.prompt, self.context = prompt, context
+    def __init__(self, prompt: PromptKey, backend: BackendContext) -> None:
+        super().__init__(backend)
+        self.prompt = prompt
         self.nbytes = 0  # of its KV cache, now or before long
         self._reserved = 0  # tokens that fit in nbytes
+        self._rested = True  # False once steps took memory in addition to the KV cache
 
     @property
     def computed(self) -> int:
         """Number of tokens of the prompt with computed keys and values."""
-        return min(self.context.position, len(self.prompt.token_ids))
+        return min(self.position, len(self.prompt.token_ids))
 
     @property
     def growth(self) -> int:
         """Bytes that its call may still take beyond those counted."""
-        backend = self.context.backend
-        tokens = min(in_steps(self.context.length), backend.length)
-        return max(0, backend.nbytes_of(tokens) - self.nbytes)
+        tokens = min(in_steps(self.length), self.backend.length)
+        return max(0, self.backend.nbytes_of(tokens) - self.nbytes)
 
     def reusable(self, prompt: PromptKey) -> int:
         """Return how many tokens another prompt can take over from this context."""
-        backend = self.context.backend
-        resumes = backend.resumes(len(prompt.token_ids))
-        return reusable(self.prompt, self.computed, prompt, resumes, backend.settled)
+        resumes = self.backend.resumes(len(prompt.token_ids))
+        return reusable(self.prompt, self.computed, prompt, resumes, self.backend.settled)
 
     def go_on(self, prompt: PromptKey, tokens: int) -> None:
         """Become the context of another prompt; its first `tokens` tokens are here."""
         self.prompt = prompt
-        self.context.rewind(tokens)
+        self.rewind(tokens)
 
     def copy(self, other: Prefix, tokens: int) -> None:
         """Take over the first tokens of another context into this one, which is empty."""
-        if arrays := other.context.backend.kept(tokens) if tokens else []:
-            self.context.backend.restore(arrays, tokens)
-            self.context.position = tokens
+        if arrays := other.backend.kept(tokens) if tokens else []:
+            self.backend.restore(arrays, tokens)
+            self.position = tokens
 
     def settle(self) -> None:
         """Count the memory that the context has, once its call has ended."""
-        self.nbytes, self._reserved = self.context.backend.nbytes, 0
-        self.reserve(self.context.position)
+        self.nbytes, self._reserved, self._rested = self.backend.nbytes, 0, False
+        self.reserve(self.position)
+
+    def rest(self) -> None:
+        """Free what steps took in addition to the KV cache, if that was not done. Raises OutOfMemoryError."""
+        if not self._rested:
+            self.backend.rest()
+            self._rested = True
 
     def reserve(self, tokens: int) -> None:
         """Count the memory that the context takes once it has `tokens` tokens.
@@ -123,6 +129,5 @@ class Prefix:
         """
         if tokens > self._reserved:
             self._reserved = in_steps(tokens)
-            backend = self.context.backend
-            nbytes = backend.nbytes_of(min(self._reserved, backend.length))
+            nbytes = self.backend.nbytes_of(min(self._reserved, self.backend.length))
             self.nbytes = max(self.nbytes, nbytes)

@@ -18,6 +18,7 @@ from stem_edge.runtime.engine import NO_GUESSES, Context, Engine, Guesses, Step
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.prefix import Prefix
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -38,7 +39,7 @@ class Request:
 
     answer: Answer  # this and the following are there once it has begun
     chunks: Chunks
-    context: Context
+    context: Prefix
     sampled: Sampled  # the token chosen last
     last: Step  # of that token, which is not yet processed
 
@@ -66,7 +67,7 @@ class Request:
         self._params, self._codec, self._eos_ids = params, codec, eos_ids
         self._constraint = constraint
         self.guesses = NO_GUESSES
-        self._lent: AbstractContextManager[Context] | None = None
+        self._lent: AbstractContextManager[Prefix] | None = None
         self._guessing: AbstractContextManager[Guesses] | None = None
 
     @property
