@@ -135,7 +135,7 @@ class Engine:
 
     def check_usable(self) -> None:
         """Raise InputError if the engine is closed or was loaded by another process."""
-        if self.forked:
+        if os.getpid() != self._process:
             raise InputError(
                 f"this model was loaded in process {self._process} and cannot be used in process "
                 f"{os.getpid()}, a fork of it; load it again in this one"
@@ -150,7 +150,8 @@ class Engine:
         """
         self.check_usable()  # first without the lock: after a fork it may be held for ever
         with self._lock:
-            self.check_usable()  # again, because it may have been closed meanwhile
+            if self._closing:  # meanwhile
+                raise InputError(CLOSED)
             if self._busy:
                 raise InputError("a signal handler cannot use the model mid-step; return first")
             try:

@@ -151,5 +151,6 @@ class Recorder:
         self._update()
 
     def _update(self) -> None:
-        for name, count in vars(self._rows.counters() - self._before).items():
-            setattr(self._stats, STATS_OF.get(name, name), count)
+        before = vars(self._before)
+        for name, count in vars(self._rows.counters()).items():
+            setattr(self._stats, STATS_OF.get(name, name), count - before[name])

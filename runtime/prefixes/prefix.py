@@ -81,7 +81,7 @@ class Prefix(Context):
         super().__init__(backend)
         self.prompt = prompt
         self.nbytes = 0  # of its KV cache, now or before long
-        self._reserved = 0  # tokens that fit in nbytes
+        self.reserved = 0  # tokens that fit in nbytes
         self._rested = True  # False once steps took memory in addition to the KV cache
 
     @property
@@ -113,7 +113,7 @@ class Prefix(Context):
 
     def settle(self) -> None:
         """Count the memory that the context has, once its call has ended."""
-        self.nbytes, self._reserved, self._rested = self.backend.nbytes, 0, False
+        self.nbytes, self.reserved, self._rested = self.backend.nbytes, 0, False
         self.reserve(self.position)
 
     def rest(self) -> None:
@@ -127,7 +127,7 @@ class Prefix(Context):
 
         Never less than before, because going back to an earlier position frees none.
         """
-        if tokens > self._reserved:
-            self._reserved = in_steps(tokens)
-            nbytes = self.backend.nbytes_of(min(self._reserved, self.backend.length))
+        if tokens > self.reserved:
+            self.reserved = in_steps(tokens)
+            nbytes = self.backend.nbytes_of(min(self.reserved, self.backend.length))
             self.nbytes = max(self.nbytes, nbytes)

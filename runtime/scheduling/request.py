@@ -56,6 +56,7 @@ class Request:
         self.prompt, self.lookups, self.length = prompt, lookups, length
         self.cancelled = False  # set by any thread
         self.ended = False  # no more chunks come
+        self.goes_on = True  # whether the token chosen last is to be processed
         self.steps = deque[Step]()  # of the prompt, still to do
         self.next: Step | None = None  # while it is alone: `last` with drafts, once they are known
         self.prompt_seconds = 0.0  # of the steps of the prompt
@@ -84,11 +85,6 @@ class Request:
     def prefill(self) -> bool:
         """True if the graph for prompts computes the prompt, where there is one."""
         return len(self.prompt) >= PREFILL_FROM
-
-    @property
-    def goes_on(self) -> bool:
-        """True if the token chosen last is to be processed."""
-        return self.sampled.finish_reason is None
 
     @property
     def position(self) -> int:
@@ -128,6 +124,8 @@ class Request:
 
         most: tokens of the step. forced: most tokens without a choice, which are drafts that are right.
         """
+        if self.guesses is NO_GUESSES and self._constraint is None:
+            return self.last
         seen, room = self.answer.seen, min(self.context.together, most) - 1
         only = self.answer.forced(min(room, forced))
         size = max(size for size in (1, *SIZES) if size <= 1 + len(only))
@@ -145,26 +143,26 @@ class Request:
         """
         context, left = self.context, len(drafts)
         for line, draft in zip(logits, drafts, strict=False):
-            self.sampled = self.answer.choose(line, room=context.room + left)
+            self._choose(line, context.room + left)
             if self.sampled.token_id != draft or not self.goes_on:
                 context.rewind(context.position - left)
                 break
             left -= 1
             yield True
         else:
-            self.sampled = self.answer.choose(logits[-1], room=context.room)
-        self._follow()
+            self._choose(logits[-1], context.room)
         yield False
 
     def choose(self, logits: F32) -> None:
         """Choose the next token by logits [V]. All before it have been processed."""
-        self.sampled = self.answer.choose(logits, room=self.length - len(self.answer.seen))
-        self._follow()
+        self._choose(logits, self.length - len(self.answer.seen))
 
-    def _follow(self) -> None:
-        if self.goes_on:
+    def _choose(self, logits: F32, room: int) -> None:
+        self.sampled = self.answer.choose(logits, room=room)
+        if goes_on := self.sampled.finish_reason is None:
             seen = self.answer.seen
             self.last = Step(np.array(seen[-1:], np.int64), self.lookups.after(seen), 1)
+        self.goes_on = goes_on
 
     def hand_out(self) -> Chunk | None:
         """Return a chunk if the token chosen last makes text certain, or is the last of all."""

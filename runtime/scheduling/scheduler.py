@@ -48,6 +48,7 @@ class Scheduler:
     ) -> None:
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
+        self._most = min(MOST, engine.logit_tokens)  # tokens of a step with drafts
         self._engine, self._prefixes, self._stepping = engine, prefixes, stepping
         self._record, self._length, self._nbytes_of = record, length, nbytes_of
         self._forced = MOST if stepping.same_bits or not stepping.exact else 0
@@ -81,12 +82,12 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True if a step has anything to do; any thread may ask."""
-        return bool(self._queue or self._running or self._prompt is not None)
+        return bool(self._queue.waiting or self._running or self._prompt is not None)
 
     @property
     def waiting(self) -> int:
         """Number of requests in the queue."""
-        return len(self._queue)
+        return len(self._queue.waiting)
 
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
         """Return what other work enters while it has a context of this length; None if it must wait.
@@ -105,7 +106,8 @@ class Scheduler:
     @property
     def free(self) -> int:
         """Number of places that no request has or waits for."""
-        return self.size - len(self._running) - len(self._queue) - (self._prompt is not None)
+        taken = len(self._running) + len(self._queue.waiting) + (self._prompt is not None)
+        return self.size - taken
 
     def step(self) -> list[tuple[Request, Chunk]]:
         """Do one unit of work; return the chunks that it gave, with their requests.
@@ -127,7 +129,7 @@ class Scheduler:
             self._prompt_next = self._prompt is not None
             self._decode(decode)
         self._admit()
-        self._queue.stepped()
+        self._queue.refused = False  # other work asks again after a step
         return self._chunks
 
     def close(self) -> None:
@@ -143,11 +145,12 @@ class Scheduler:
         for request in [*self._running, self._prompt]:
             if request is not None and request.cancelled:
                 self._end(request)
-        self._queue.drop_cancelled()
+        if self._queue.waiting:
+            self._queue.drop_cancelled()
 
     def _admit(self) -> None:
         """Begin the request at the front of the queue, if there is room for it."""
-        while self._prompt is None and len(self._running) < self.size:
+        while self._prompt is None and self._queue.waiting and len(self._running) < self.size:
             request = self._queue.first
             if request is None or not self._fits(request):
                 return
@@ -216,8 +219,9 @@ class Scheduler:
     def _decode_alone(self, request: Request) -> None:
         """Process the token chosen last with drafts, and choose those that follow."""
         started = time.perf_counter() - request.draft_seconds
-        self._prefixes.make_room(request.context, MOST)
-        step, request.next = request.next or self._drafted(request), None
+        if request.context.reserved < min(request.context.position + MOST, request.length):
+            self._prefixes.make_room(request.context, MOST)
+        step, request.next = request.next or request.drafted(self._most, self._forced), None
         step, logits = computed(self._engine, request.context, step)
         drafts = step.token_ids[1:].tolist()
         seconds = time.perf_counter() - started
@@ -229,14 +233,11 @@ class Scheduler:
             if not self._hand_out(request):
                 return
 
-    def _drafted(self, request: Request) -> Step:
-        return request.drafted(min(self._engine.logit_tokens, MOST), self._forced)
-
     def _expect_alone(self, request: Request) -> None:
         """Start reading the rows of the next step, with drafts if they are quickly known."""
         started = time.perf_counter()
         if request.guesses.quick:
-            request.next = self._drafted(request)
+            request.next = request.drafted(self._most, self._forced)
         self._expect(request.next or request.last)
         request.draft_seconds = time.perf_counter() - started
 

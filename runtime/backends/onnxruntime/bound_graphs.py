@@ -21,7 +21,7 @@ from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_nu
 from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
-    onnxruntime_errors,
+    raise_error,
 )
 
 
@@ -141,7 +141,7 @@ class BoundGraphs:
             for line, position in zip(self._positions, positions, strict=False):
                 np.add(self._range, position, out=line)
         for name in self._before_rows:
-            self._run(name)
+            self._run(name, self.graphs[name].run)
 
     def finish(self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int) -> F32:
         """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence."""
@@ -164,11 +164,10 @@ class BoundGraphs:
 
     def _complete(self, places: range) -> None:
         for name in self._after_rows:
-            self._run(name)
+            self._run(name, self.graphs[name].run)
         if places:
             self._output.bind(self.shape.sequences, places)
-            with onnxruntime_errors(self._doing(self._output.name)):
-                self._output.run()
+            self._run(self._output.name, self._output.run)
             self._states = self._output.states, self._begins[0] + places.start
 
     def state_before(self, position: int) -> F32:
@@ -238,13 +237,12 @@ class BoundGraphs:
         for graph in self.graphs.values():
             graph.feed(arrays)
 
-    def _run(self, name: str) -> None:
-        with onnxruntime_errors(self._doing(name)):
-            self.graphs[name].run()
-
-    def _doing(self, name: str) -> str:
-        at = self._begins[0] if len(self._begins) == 1 else ", ".join(map(str, self._begins))
-        return f"for the backbone ({name}) at position {at}"
+    def _run(self, name: str, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception as error:  # because onnxruntime's exceptions share no base class
+            at = ", ".join(map(str, self._begins))
+            raise_error(error, f"for the backbone ({name}) at position {at}")
 
 
 class Lengths:

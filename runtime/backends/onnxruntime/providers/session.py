@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -188,8 +188,13 @@ def onnxruntime_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # because onnxruntime's exceptions share no base class
-        check_device(error, doing)
-        raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
+        raise_error(error, doing)
+
+
+def raise_error(error: Exception, doing: str) -> NoReturn:
+    """Raise an error of onnxruntime as OutOfMemoryError, DeviceLostError or BackendError."""
+    check_device(error, doing)
+    raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
 
 
 class BoundSession:
