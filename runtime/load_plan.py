@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
@@ -53,8 +53,9 @@ def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
     # Read as `load` does, because the memory that this process keeps from it counts.
     later = open_text(bundle, options).nbytes_to_come
     later += drafting_nbytes(draft_of(bundle, options))
-    loader = loader_of_kv(bundle, chosen, options, later)
-    return plan_load(bundle, loader.needs, options, later)
+    room = room_for(bundle, later)
+    loader = loader_of_kv(bundle, chosen, options, room)
+    return plan_load(bundle, loader.needs, options, room)
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
@@ -108,7 +109,23 @@ def drafting_nbytes(draft: DraftBundle | None) -> int:
     return plan.total - plan.process
 
 
-def loader_of_kv(bundle: Bundle, engine: str, options: LoadOptions, later: int) -> EngineLoader:
+class Room(NamedTuple):
+    """Memory when planning begins, in bytes."""
+
+    process: int  # taken by this process, and what will be taken beside the model
+    available: int
+
+
+def room_for(bundle: Bundle, later: int) -> Room:
+    """Return the memory of now. later: bytes that this process will take beside the model."""
+    if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
+        from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
+
+        return Room(own_memory() + later + reading_nbytes(layout), available_memory() - later)
+    return Room(own_memory() + later, available_memory() - later)
+
+
+def loader_of_kv(bundle: Bundle, engine: str, options: LoadOptions, room: Room) -> EngineLoader:
     """Return the engine's loader for keys and values of the type asked for.
 
     "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
@@ -117,34 +134,22 @@ def loader_of_kv(bundle: Bundle, engine: str, options: LoadOptions, later: int) 
     if options.kv != "auto":
         return usual
     with suppress(MemoryPlanError):
-        plan = plan_load(bundle, usual.needs, options, later)
+        plan = plan_load(bundle, usual.needs, options, room)
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
             return usual
     with suppress(InputError, MemoryPlanError):
         small = dataclasses.replace(options, kv=SMALL_KV)
         fitting = loader(bundle, engine, small)
-        plan_load(bundle, fitting.needs, small, later)
+        plan_load(bundle, fitting.needs, small, room)
         return fitting
     return usual
 
 
 def plan_load(
-    bundle: Bundle,
-    needs_at: Callable[[int], Needs],
-    options: LoadOptions,
-    later: int,
+    bundle: Bundle, needs_at: Callable[[int], Needs], options: LoadOptions, room: Room
 ) -> MemoryPlan:
-    """Choose a context, and plan for it.
-
-    needs_at: context length -> needs; keeps the last one. later: bytes that this
-    process will take beside the model.
-    """
+    """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
     ask = Ask(options.memory, options.row_slots(bundle), options.sequences)
-    room = own_memory() + later, available_memory() - later
-    if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
-        from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
-
-        room = room[0] + reading_nbytes(layout), room[1]
 
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)

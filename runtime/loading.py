@@ -28,6 +28,7 @@ from stem_edge.runtime.load_plan import (
     loader_of_kv,
     open_text,
     plan_load,
+    room_for,
     text_room,
 )
 from stem_edge.runtime.model import Model
@@ -139,9 +140,11 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     text = open_text(bundle, options)
     draft = draft_of(bundle, options)
     later = drafting_nbytes(draft) + text.nbytes_to_come
-    loader = loader_of_kv(bundle, chosen, options, later)
-    loader.prepare()
-    plan = plan_load(bundle, loader.needs, options, later)
+    room = room_for(bundle, later)
+    loader = loader_of_kv(bundle, chosen, options, room)
+    plan = plan_load(bundle, loader.needs, options, room)  # before work that may be for nothing
+    if loader.prepare():
+        plan = plan_load(bundle, loader.needs, options, room)
     text.room = text_room(plan, options)
     if options.prompt_cache and plan.device is not None:
         raise InputError(

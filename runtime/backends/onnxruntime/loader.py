@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
@@ -23,8 +24,9 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import available_memory, memory_limit
+from stem_edge.system.memory import available_memory, memory_limit, own_memory
 from stem_edge.tables.rows import RecordLayout
+from stem_edge.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked
@@ -57,8 +59,6 @@ class OrtLoader:
         self._bundle, self._options = bundle, options
         self._kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(options.kv).kv
         self._prepared: Prepacked | None = None
-        # False, too, once preparing has turned out impossible.
-        self._may_prepare = options.weights == "prepared"
         self._streams = False  # known once the backbone is open
 
     @property
@@ -69,22 +69,40 @@ class OrtLoader:
         steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
-    def prepare(self) -> None:
-        """Prepare a large backbone for this processor, unless that was done before."""
-        if self._will_be_prepared:
-            self._prepared = self._found or self._make()
-        self._may_prepare = self._prepared is not None
+    def prepare(self) -> bool:
+        """Prepare a large backbone for this processor, unless that was done before.
+
+        Return whether the needs are others now. Warns if it cannot be prepared.
+        """
+        if not self._will_be_prepared:
+            self._warn(self._no_room if self._options.weights == "prepared" else "")
+        elif (found := self._found) is not None:
+            self._prepared = found
+        else:
+            self._prepared = self._make()
+            self._no_room = "it failed" if self._prepared is None else ""
+            return True
+        return self._options.speculate == "auto" and self._bundle.manifest.assistant is not None
 
     def _make(self) -> Prepacked | None:
-        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import prepared_or_none
+        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 
         given = self._options
-        asked = given.cache_dir, given.cpus, given.progress, self._kv, given.memory
-        return prepared_or_none(self._bundle, *asked)
+        try:
+            return make(self._bundle, given.cache_dir, given.cpus, given.progress, self._kv)
+        except BackendError as error:
+            self._warn(str(error))
+            return None
+
+    def _warn(self, why: str) -> None:
+        if why:
+            from stem_edge.runtime.backends.onnxruntime.prepared.preparing import NotPrepared
+
+            warnings.warn(NotPrepared(why), stacklevel=4)
 
     def needs(self, context: int) -> Needs:
         bundle, threads, prepared = self._bundle, self._options.cpus, self._will_be_prepared
-        footprint = footprint_of(bundle.manifest, "onnxruntime").with_kv(self._kv)
+        footprint = self._footprint
         if self._assistant is None:
             footprint = replace(footprint, assistant_nbytes=0)
         # The graph for prompts takes prompts, unless it drives the matrices that decode out of memory.
@@ -94,11 +112,10 @@ class OrtLoader:
         needs = cpu_needs(
             footprint, context, threads, prepared=prepared, prefill=prefill, drafts=drafts
         )
-        path = bundle.path
-        saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
+        saving = f", or keep the weights in a file: stem-edge prepare {bundle.path}"
         if prepared and self._prepared is None and self._found is None:
             needs = replace(needs, preparing=preparing_needs(footprint, threads))
-        return replace(needs, prefill_refused=refused, saving=saving)
+        return replace(needs, prefill_refused=refused, saving="" if prepared else saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         return ArraySlots(layout, count)
@@ -146,7 +163,8 @@ class OrtLoader:
     @property
     def _assistant(self) -> Assistant | None:
         """The assistant that is loaded, or as long as it is not known that guesses are exact, may be."""
-        later = self._prepared is None and self._will_be_prepared and bool(self._options.speculate)
+        unknown = self._prepared is None and self._will_be_prepared
+        later = unknown and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None
 
@@ -160,12 +178,32 @@ class OrtLoader:
         return open_stream(graphs)
 
     @property
+    def _footprint(self) -> Footprint:
+        return footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
+
+    @property
     def _will_be_prepared(self) -> bool:
-        if self._prepared is not None:
-            return True
-        found = self._found
-        worth_it = is_large(self._bundle.manifest) if found is None else not found.record.refused
-        return self._may_prepare and worth_it
+        """Whether weights stay in files: a prepared backbone is there, or a large one can be prepared."""
+        if self._options.weights != "prepared":
+            return False
+        if (found := self._prepared or self._found) is not None:
+            return not found.record.refused
+        return is_large(self._bundle.manifest) and not self._no_room
+
+    @cached_property
+    def _no_room(self) -> str:
+        """Why preparing exceeds the memory, with the process that prepares; empty if it does not."""
+        own, free = own_memory(), available_memory()
+        memory, needed = self._options.memory, preparing_needs(self._footprint, self._options.cpus)
+        allowed = own + free if memory is None else min(parse_size(memory), own + free)
+        if not is_large(self._bundle.manifest) or own + needed.memory <= allowed:
+            return ""
+        sizes = [format_size(nbytes, up=True) for nbytes in (needed.memory, own)]
+        return (
+            f"{self._bundle.path}: preparing takes {sizes[0]} of memory beside {sizes[1]} of this process, "
+            f"but {format_size(allowed)} may be taken; allow more once; it still runs correctly, but each load "
+            f"takes longer, and {format_size(self._footprint.step_nbytes)} of memory for weights"
+        )
 
     @cached_property
     def _found(self) -> Prepacked | None:

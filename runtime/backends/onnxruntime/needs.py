@@ -34,7 +34,7 @@ SCORED_AT_ONCE = 512
 # together (prepared/packing.py); or that and open graphs, measured with SmolLM2-135M and a 1B model. Its files hold
 # every matrix plain and packed.
 WORKER_NBYTES, COPIES_OF_GROUP, PACKED_AT_ONCE, FILES_OVER_DATA = 40 << 20, 4, 1 << 24, 2.2
-MEASURING_NBYTES, APART_SHARE, PREPARING_SECONDS_PER_GB = 80 << 20, 0.4, 18
+MEASURING_NBYTES, APART_SHARE, PREPARING_SECONDS_PER_GB = 66 << 20, 0.66, 18
 MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
 
 

@@ -44,7 +44,7 @@ _KEY = rf"[0-9a-f]{{{KEY_CHARS}}}"
 # Kind of entry, and name of its folder in the cache folder -> names that stem-edge gives there.
 OURS = {
     MADE: KEY,
-    PREPARED: re.compile(rf"{_KEY}|{re.escape(TEMPORARY)}\d+-{_KEY}-[0-9a-f]{{8}}"),
+    PREPARED: re.compile(rf"{_KEY}|{re.escape(TEMPORARY)}{_KEY}"),
     COUNTS: re.compile(rf"{_KEY}\.npy"),
     TOKENIZERS: re.compile(f"{_KEY}-{_KEY}"),
     ggml_check.FOLDER: re.compile(rf"{_KEY}\.json"),

@@ -32,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
     )
     add_loading(parser, "tables", "cache_dir", "threads", "kv")
-    memory = "most RAM that both processes may take, like 300MB (default: what is free)"
-    parser.add_argument("--memory", metavar="SIZE", help=memory)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     found = find_prepared(bundle, args.cache_dir, kv)
     threads = args.threads or usable_cpus()
     found = None if found is None or found.record.refused else found
-    folder, record = found or make(bundle, args.cache_dir, threads, kv=kv, memory=args.memory)
+    folder, record = found or make(bundle, args.cache_dir, threads, kv=kv)
     if args.json:
         print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))
         return 0

@@ -151,7 +151,7 @@ def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
     shown, _ = ENGINES[one.footprint.engine].planning.types(one.footprint)
-    return shown + rows
+    return f"{shown}{rows}"
 
 
 def _short(one: Fit) -> str:

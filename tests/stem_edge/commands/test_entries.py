@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
@@ -52,7 +51,7 @@ def prepare(root: Path, name: str, **changes: object) -> None:
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
 
 
-MAKING, LEFT = (f".making-{number}-{KEY}-01234567" for number in (os.getpid(), 999999999))
+LEFT = f".making-{KEY}"
 OTHER = "made by another stem-edge or another version of a library"
 # Name of an entry -> why it is old.
 OLD = {
@@ -61,7 +60,6 @@ OLD = {
     key("other-cpu"): "made for another processor",
     key("orphan"): "its bundle is gone",
     key("cut"): "damaged",
-    MAKING: "",
     LEFT: "was not finished",
     f"{KEY}.npy": "",
     f"{readers()}-{key('tokenizers')}": "",
@@ -88,7 +86,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prepare(root, key("other-cpu"), cpu="x")
     prepare(root, key("orphan"), bundle=str(root / "gone"))
     prepare(root, key("cut"), files={"g.onnx": 1001})
-    prepare(root, MAKING)
     prepare(root, LEFT)
     files = {
         "counts": [f"{KEY}.npy"],

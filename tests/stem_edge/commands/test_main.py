@@ -127,7 +127,6 @@ def test_interrupt_while_generating_still_gives_the_figures(
         ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, but resident keeps the rows"),
         ([*GENERATE, "--engine", "ggml"], "no backbone for ggml"),
         ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
-        (["prepare", str(DEMO), "--memory", "1MB"], "of this process, but 1 MB may be taken"),
         (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),
         (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: this model takes no longer"),
         (

@@ -49,8 +49,9 @@ class DeviceLoader:
         self.name, self._provider = provider.name, provider
         self._limit, self._memory = options.device_nbytes, DeviceMemory(provider)
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Do nothing, because providers pack weights in their own memory."""
+        return False
 
     def needs(self, context: int) -> Needs:
         footprint, limit = footprint_of(self._bundle.manifest, "onnxruntime"), self._limit

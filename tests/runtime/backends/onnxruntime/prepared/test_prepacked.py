@@ -126,7 +126,7 @@ def test_a_failure_leaves_nothing(bundle: Path, tmp_path: Path) -> None:
 
 def test_what_a_killed_attempt_left_goes(bundle: Path, tmp_path: Path, made: Path) -> None:
     (done,) = folders(made)
-    left = tmp_path / "prepared" / f".making-999999999-{done.name}-0123abcd"
+    left = tmp_path / "prepared" / f".making-{done.name}"
     left.mkdir(parents=True)
     (left / "step.onnx.data").write_bytes(bytes(1000))
     assert prepare(bundle, tmp_path) == 0
