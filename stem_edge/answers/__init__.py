@@ -5,7 +5,7 @@
 | turn.py | a conversation to answer, and how tokens are chosen |
 | events.py | answers as they are generated: thoughts, text, tool calls, the end |
 | openai/ | request bodies and answers of completions and chat completions |
-| refusals.py | HTTP errors, decoding of request bodies, and error bodies |
+| refusals.py | HTTP errors, and error bodies |
 | token_texts.py | texts of single tokens |
 
 No HTTP, and no event loop.

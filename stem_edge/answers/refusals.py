@@ -1,22 +1,13 @@
-"""HTTP errors, decoding of request bodies, and error bodies."""
+"""HTTP errors, and error bodies."""
 
 from __future__ import annotations
 
 import logging
-import re
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from stem_edge.errors import InputError, StemEdgeError
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
-# How messages of msgspec name a field.
-PLACE = re.compile(r" - at `\$\.?(.*)`$")
-MISSING = re.compile(r"missing required field `(.*?)`")
-FLOAT = "got `float`"  # in msgspec's words, where a whole number belongs
-MAX_EXACT = 1 << 53  # floats beyond it are all whole, but not the numbers that were written
 
 
 class RefusalError(StemEdgeError):
@@ -115,35 +106,3 @@ def openai_error(error: StemEdgeError) -> dict[str, Any]:
     param = error.param if isinstance(error, RefusalError) else None
     body = {"message": str(error), "type": kind_of(error), "param": param, "code": None}
     return {"error": body}
-
-
-def decoded(body: bytes, kind: type[T]) -> T:
-    """Return JSON as a struct, 40.0 as 40 in it. Raises RefusalError that names the field at fault."""
-    try:
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except msgspec.ValidationError as error:
-            if FLOAT not in str(error):
-                raise
-            return msgspec.convert(_with_integers(msgspec.json.decode(body)), kind)
-    except msgspec.ValidationError as error:
-        place = PLACE.search(str(error)) or MISSING.search(str(error))
-        param = place[1] if place is not None else None
-        message = PLACE.sub("", str(error))
-        raise RefusalError(f"{param}: {message}" if param else message, param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusalError(f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise RefusalError("the body is nested too deeply") from None
-
-
-def _with_integers(value: Any) -> Any:
-    """Return JSON whose whole numbers are ints: clients that have floats alone write 40 as 40.0."""
-    match value:
-        case float() if value.is_integer() and abs(value) <= MAX_EXACT:
-            return int(value)
-        case list():
-            return [_with_integers(each) for each in value]
-        case dict():
-            return {name: _with_integers(each) for name, each in value.items()}
-    return value

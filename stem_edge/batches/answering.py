@@ -9,8 +9,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias, cast
 
 from stem_edge.answers.events import AnswerEvents, Whole
-from stem_edge.answers.openai.options import biases
-from stem_edge.answers.openai.shapes import usage
+from stem_edge.answers.openai.options import biases, usage
 from stem_edge.answers.refusals import RefusalError, openai_error
 from stem_edge.answers.turn import prepare
 from stem_edge.batches.rows import Result, Row, answered, failed

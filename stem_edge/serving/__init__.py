@@ -3,15 +3,13 @@
 | file | has |
 |---|---|
 | program.py | `app`: all of it as an ASGI program |
-| service.py | what the routes share: the model, its name, the limits, and how answers begin |
-| compute.py, jobs.py | the one thread that computes the answers of all clients, and scores of texts |
-| budget.py | the memory that requests may take |
-| reply.py | the answers to a turn, as they reach the event loop |
+| service.py | what the routes share: the model, its name, the limits, and threads for work on requests |
+| compute.py | the one thread that computes the answers of all clients, and scores of texts |
+| reply.py | the answers to a request, as they reach the event loop |
 | routes/ | the paths: OpenAI's, tokens and templates, the state, and the chat page |
-| metrics.py | figures of all answers, and of one |
-| streams.py | events of a stream, and clients that leave |
+| metrics.py | counts of all answers |
+| http.py | bodies, responses, streams of events, and clients that leave |
 | access.py | who may ask, from where, and how much |
-| http.py | JSON of requests and responses, and errors as responses |
 | connections.py | how many connections there may be, and how long they may wait |
 | page/ | the chat page: files for the browser |
 

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stem_edge.answers.refusals import (
+    BusyError,
     HostRefusedError,
     KeyRefusedError,
     RefusalError,
     TooLargeError,
 )
-from stem_edge.serving.budget import Budget, Share
 from stem_edge.serving.http import error_response, path_in
 from stem_edge.serving.routes import pages
 from stem_edge.serving.service import Service
@@ -27,6 +27,8 @@ from stem_edge.serving.service import Service
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
 LOCALHOST = "localhost"
+TOGETHER_NBYTES = 24 << 20  # of the bodies of all requests and their JSON
+SMALL_NBYTES = 64 << 10  # a request that takes less is never refused because of others
 # What "localhost" means as an origin: pages of this machine, of whatever port.
 LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]+)?")
 
@@ -39,7 +41,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._budget = Budget()
+        self._held = 0  # bytes of all requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -53,19 +55,28 @@ class Access:
             await error_response(error)(scope, receive, send)
             return
         self._service.compute.start()
-        share = scope["share"] = Share(self._budget)
+        held = 0  # bytes of this request, until it is answered
+
+        def hold(nbytes: int) -> None:
+            nonlocal held
+            held += nbytes
+            self._held += nbytes
+            if nbytes and held > SMALL_NBYTES and self._held > TOGETHER_NBYTES:
+                raise BusyError("other large requests are being answered; try again in a moment")
 
         async def received() -> Message:
             message = await receive()
-            if share.held + len(message.get("body", b"")) > most:
+            nbytes = len(message.get("body", b""))
+            if held + nbytes > most:
                 raise _too_large(most)
-            share.add(len(message.get("body", b"")))
+            hold(nbytes)
             return message
 
+        scope["hold"] = hold
         try:
             await self._app(scope, received, send)
         finally:
-            share.give_back()
+            self._held -= held
 
 
 class Cors(CORSMiddleware):

@@ -8,9 +8,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TypeVar
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, nullcontext, suppress
 
 from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import (
@@ -24,17 +24,17 @@ from stem_edge.answers.refusals import (
 from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.runtime.scheduling.request import Request
 from stem_edge.runtime.scheduling.scheduler import Scheduler
-from stem_edge.serving.budget import give_back, memory_limit
-from stem_edge.serving.jobs import ServerJob
-from stem_edge.serving.reply import Reply
+from stem_edge.serving.reply import Replies, Reply
+from stem_edge.system.memory import own_memory, return_freed_memory
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 UNUSABLE = "the model cannot be used; the log of the server says why"
 REST_SECONDS = 0.2  # after the last answer, by when its request has let go of what it made
 END_SECONDS = 10.0  # for a load that is under way at the end
+REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the model
 
 
 class Compute:
@@ -58,10 +58,13 @@ class Compute:
         self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
         self._replies = dict[Request, Reply]()  # that have not ended
         self.failure: Exception | None = None  # why there is no model, or none any more
-        self._jobs = deque[ServerJob]()
+        self.memory_limit = 0  # on anonymous memory: what model and requests may take
+        self.counters = RowCounters()  # of all rows, after the last step
+        # Other work than answers: a piece at each `next`; the future is told of its end.
+        self._jobs = deque[tuple[Generator[object], Future[None]]]()
         self._lock = threading.RLock()  # of accepted work, so that all of it learns of the end
         self._wake = threading.Event()
-        self.draining = False  # whether no more requests are taken
+        self.draining = False  # True: take no more requests; those that wait or run go on
         self._ending, self._deadline = False, math.inf  # until which `end` waits
         self._thread: threading.Thread | None = None
 
@@ -80,24 +83,24 @@ class Compute:
         return self._loaded()[0]
 
     @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, for the compute thread. Raises as `model`."""
+        return self._loaded()[1]
+
+    @property
     def loaded(self) -> Model | None:
         """The model if it can be used."""
         return self._found[0] if self._found is not None and self.failure is None else None
+
+    def give_back(self) -> None:
+        """Give freed memory back to the system if the model's plan needs it."""
+        if own_memory() > self.memory_limit - REQUESTS_NBYTES:
+            return_freed_memory()
 
     @property
     def busy(self) -> int:
         """Count of answers and other work that have not ended."""
         return len(self._replies) + len(self._jobs)
-
-    @property
-    def running(self) -> int:
-        """Count of answers that have begun."""
-        return max(0, len(self._replies) - self.queued)
-
-    @property
-    def places(self) -> int:
-        """Count of answers that can be computed together."""
-        return self._found[1].size if self._found is not None else self.sequences
 
     @property
     def queued(self) -> int:
@@ -124,53 +127,41 @@ class Compute:
 
     def submit(
         self, requests: Sequence[Request], events: Callable[[], AnswerEvents] = AnswerEvents
-    ) -> list[Reply]:
+    ) -> Replies:
         """Queue requests that `model.request` made, all or none; from the event loop.
 
         events: makes the reader of an answer.
 
-        Raises BusyError if too many wait, EndingError after `drain`.
+        Raises BusyError if too many wait, EndingError while it drains.
         """
         with self._lock:
-            model, scheduler = self.check(len(requests))
-            counters = model.engine.rows.counters()
-            replies = [
-                Reply(request, events(), counters, self._leave, self._ended) for request in requests
-            ]
+            _, scheduler = self.check(len(requests))
+            replies = Replies(self._leave)
             try:
-                for reply in replies:
-                    self._replies[reply.request] = reply
-                    scheduler.submit(reply.request)
+                for request in requests:
+                    reply = replies.add(request, events(), self.counters, self._ended)
+                    self._replies[request] = reply
+                    scheduler.submit(request)
             except BaseException:
-                for reply in replies:
-                    reply.close()
+                replies.close()
                 raise
         self._wake.set()
         return replies
 
-    def room(self, tokens: int) -> AbstractContextManager[None] | None:
-        """Return what work enters while it has a context of so many tokens; None: ask at its next turn."""
-        return self._loaded()[1].room(tokens)
+    async def run_job(self, work: Generator[object]) -> None:
+        """Run a generator, each piece by a turn of the compute thread between steps.
 
-    async def run_job(self, work: Iterator[T | None]) -> list[T]:
-        """Return what an iterator yields but None, each by a turn of the compute thread between steps.
-
-        Cancelling this ends the work after a step under way. Errors as for submit.
+        Cancelling this ends the work after a piece under way. Errors as for submit.
         """
-        job = ServerJob(work)
+        done = Future[None]()
         with self._lock:
             self.check(1)
-            self._jobs.append(job)
+            self._jobs.append((work, done))
         self._wake.set()
         try:
-            return await asyncio.wrap_future(job.future)
+            await asyncio.wrap_future(done)
         finally:
-            job.cancelled = True
             self._wake.set()
-
-    def drain(self) -> None:
-        """Take no more requests; those that wait or run go on."""
-        self.draining = True
 
     def end(self, seconds: float | None = None) -> None:
         """Take no more requests, tell those under way, and wait for the thread.
@@ -206,12 +197,14 @@ class Compute:
         """Step until the end, and tell all that is left then."""
         told: StemEdgeError = EndingError("the server has ended before this answer did")
         try:
-            model.limit_texts(memory_limit(model))
+            self.memory_limit = model.plan.total + REQUESTS_NBYTES
+            model.limit_texts(self.memory_limit)
+            self.counters = model.engine.rows.counters()
             self._found = model, model.scheduler(self.sequences)
             worked = False  # since what answers left behind was given back
             while not self._ending:
                 if not self._wake.wait(REST_SECONDS if worked else None):
-                    give_back(model)
+                    self.give_back()
                     worked = False
                     continue
                 self._wake.clear()
@@ -242,7 +235,7 @@ class Compute:
         failed = False
         with ExitStack() as held:
             try:
-                self._step(scheduler)
+                self._step(model, scheduler)
             except Exception as error:  # none of these can go on
                 held.enter_context(self._lock)  # until there is another scheduler
                 self._end_all(error)
@@ -253,11 +246,27 @@ class Compute:
             if failed:  # not above, where the error would keep the memory of the batch
                 self._found = model, model.scheduler(self.sequences)
         # One after the other, because each may hold a context.
-        if self._jobs and not self._jobs[0].step():
-            self._jobs.popleft()
+        if self._jobs:
+            self._advance(*self._jobs[0])
 
-    def _step(self, scheduler: Scheduler) -> None:
-        for request, chunk in scheduler.step():
+    def _advance(self, work: Generator[object], done: Future[None]) -> None:
+        """Do a piece of the first work, which is dropped at its end."""
+        error: Exception | None = None
+        try:
+            if not done.cancelled():
+                next(work)
+                return
+        except StopIteration:
+            pass
+        except Exception as raised:  # ends this work alone
+            error = raised
+        self._jobs.popleft()
+        _finish(work, done, error)
+
+    def _step(self, model: Model, scheduler: Scheduler) -> None:
+        found = scheduler.step()
+        self.counters = model.engine.rows.counters()
+        for request, chunk in found:
             take = self._replies.get if chunk.finish_reason is None else self._replies.pop
             if (reply := take(request, None)) is None:
                 continue  # cancelled meanwhile
@@ -281,4 +290,10 @@ class Compute:
             if (reply := self._replies.pop(request, None)) is not None:
                 reply.push(Chunk("", [], None, "error", told))
         while self._jobs:
-            self._jobs.popleft().fail(told)
+            _finish(*self._jobs.popleft(), told)
+
+
+def _finish(work: Generator[object], done: Future[None], error: Exception | None) -> None:
+    work.close()
+    with suppress(InvalidStateError):  # cancelled: no caller waits any more
+        done.set_exception(error) if error is not None else done.set_result(None)

@@ -1,4 +1,4 @@
-"""Connections of clients: how many there may be, how long they may wait, and how uvicorn is run.
+"""How uvicorn is run: limits on connections, and on how long a client may keep one waiting.
 
 uvicorn has no deadline for a request, and at a limit of connections it refuses those that ask, not those that idle.
 """
@@ -7,182 +7,125 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from stem_edge.answers.refusals import RefusalError
 
 MAX_CONNECTIONS = 1000
 OTHER_FILES = (
     96  # open files beside connections: of the model, of templates, and just accepted connections
 )
 BACKLOG = 8  # connections that asyncio accepts at once, before those that make room have ended
+QUEUE = (
+    1024  # connections that wait to be accepted; one that finds no place tries again after a second
+)
 WAIT_SECONDS = 30.0  # for a client to send or to read WAIT_NBYTES
 WAIT_NBYTES = 1 << 10
-PIECE_NBYTES = (
-    4 << 10
-)  # read at once, so that a read of tiny chunks does not hold up the event loop
+# Read at once, so that a read of tiny chunks does not hold up the event loop.
+PIECE_NBYTES = 4 << 10
 MAX_HEAD_NBYTES = 64 << 10
-MAX_FRAMING_NBYTES = 1 << 20  # bytes of chunks' sizes beyond those of the body itself
-MAX_UNREAD_NBYTES, UNREAD_SECONDS = 16 << 20, 1.0  # of a body that is refused before its end
+MAX_FRAMING_NBYTES = 1 << 20  # bytes of a request's head and chunk sizes
 LOG_SECONDS = 60.0
 ENDING_SECONDS = 5  # for the last bytes of answers
 
 
-class Connection(asyncio.BufferedProtocol):
-    """A connection that is closed when its client keeps it waiting, or when another client needs its place."""
+class Connection(H11Protocol):
+    """A connection that makes room for others while it waits for its client. most: open at a time."""
 
-    def __init__(self, http: asyncio.Protocol, others: dict[Any, Connection], most: int) -> None:
-        self._http, self._others, self._most = http, others, most
-        self._piece = bytearray(PIECE_NBYTES)
-        self._answering = self._unread = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._moved = 0  # bytes sent by or to the client, at the last look
-        self.received = 0  # bytes
-        self.waits_since: float | None = None  # for its client
+    def __init__(self, most: int, **given: Any) -> None:
+        super().__init__(**given)
+        self._most = most
+        self._received = self._framing = 0  # bytes: in all, and of this request beside its body
+        self._since, self._moved = 0.0, 0  # when it began to wait for WAIT_NBYTES, and bytes then
+
+    @property
+    def waits(self) -> bool:
+        """True while the server waits for the client to send or to read."""
+        cycle = self.cycle
+        return self.flow.write_paused or not cycle or cycle.response_complete or cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, if need be the place of the connection that has waited longest for its client."""
-        self._transport, self._client = transport, transport.get_extra_info("peername")[:2]
-        self._http.connection_made(transport)
-        self._others[self._client] = self
+        """Take a place, if need be the place of the connection that has waited longest."""
+        transport.max_size = PIECE_NBYTES  # type: ignore[attr-defined]  # of asyncio's selectors
+        super().connection_made(transport)
         self._wait()
-        if len(self._others) > self._most:
-            waiting = [each for each in self._others.values() if each.waits_since is not None]
-            min(waiting, key=lambda each: each.waits_since or 0.0).end()
+        if len(self.connections) > self._most:
+            waiting = [each for each in self.connections if isinstance(each, Connection)]
+            longest = min((each for each in waiting if each.waits), key=lambda each: each._since)
+            self.connections.discard(longest)
+            longest.transport.abort()
 
-    def end(self) -> None:
-        """Close at once."""
-        self._others.pop(self._client, None)
-        self._transport.abort()
+    def data_received(self, data: bytes) -> None:
+        """Read more of a request; close the connection if its chunks are too small."""
+        self._received += len(data)
+        before = len(self.cycle.body) if self.cycle else 0
+        super().data_received(data)
+        if not self.cycle or not self.cycle.response_complete:
+            body = len(self.cycle.body) if self.cycle else 0
+            self._framing += len(data) - max(0, body - before)
+            if self._framing > MAX_FRAMING_NBYTES:
+                self.transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
-        if self._others.get(self._client) is self:
-            del self._others[self._client]
-        if self._timer is not None:
-            self._timer.cancel()
-        self._http.connection_lost(exc)
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        """Return where the next bytes are read into."""
-        return self._piece
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Read more of a request."""
-        self.received += nbytes
-        self._http.data_received(bytes(self._piece[:nbytes]))
-
-    def eof_received(self) -> bool | None:
-        """End: a client that closes its half has left."""
-        return self._http.eof_received()
-
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read."""
-        self._unread = True
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._framing = 0
         self._wait()
-        self._http.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Go on with a client that reads."""
-        self._unread = False
-        self._wait()
-        self._http.resume_writing()
-
-    def answer(self, begun: bool) -> None:
-        """Take note that a whole request has come, or that its answer has ended."""
-        self._answering = begun
-        self._wait()
+        super().on_response_complete()
 
     def _wait(self) -> None:
-        """Begin or end to wait for the client."""
-        if self._timer is not None:
-            self._timer.cancel()
-        waits, loop = self._unread or not self._answering, asyncio.get_running_loop()
-        self.waits_since = loop.time() if waits else None
-        self._timer = loop.call_later(WAIT_SECONDS, self._late) if waits else None
-        self._moved = self.received - self._transport.get_write_buffer_size()
+        self._since = time.monotonic()
+        self._moved = self._received - self.transport.get_write_buffer_size()
 
-    def _late(self) -> None:
-        moved = self.received - self._transport.get_write_buffer_size() - self._moved
-        if moved >= WAIT_NBYTES:
+    def look(self) -> None:
+        """Close the connection if its client has kept it waiting for too long."""
+        moved = self._received - self.transport.get_write_buffer_size() - self._moved
+        if not self.waits or moved >= WAIT_NBYTES:
             self._wait()
-        else:
-            self._transport.abort()
+        elif time.monotonic() - self._since > WAIT_SECONDS:
+            self.transport.abort()
 
 
-class Connections:
-    """Connections of a server, and the program that answers their requests. most: open at a time."""
+class Server(uvicorn.Server):
+    """uvicorn with these limits. most: connections (as many as open files allow)."""
 
-    def __init__(self, program: ASGIApp, most: int) -> None:
-        self._program, self._most = program, most
-        self._open = dict[Any, Connection]()  # by address of the client
+    def __init__(self, program: ASGIApp, most: int | None = None) -> None:
+        most = most or room()
+        super().__init__(
+            uvicorn.Config(
+                program,
+                loop="asyncio",
+                http=lambda **given: Connection(most, **given),  # type: ignore[arg-type]
+                h11_max_incomplete_event_size=MAX_HEAD_NBYTES,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=int(WAIT_SECONDS),
+                timeout_graceful_shutdown=ENDING_SECONDS,
+            )
+        )
 
-    def protocol(self, **given: Any) -> Connection:
-        """Return the protocol of a new connection, with what uvicorn gives to protocols."""
-        return Connection(H11Protocol(**given), self._open, self._most)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, with a long queue: asyncio accepts as many at once as its own is long."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, and let its connection know whose turn it is."""
-        connection = self._open.get(scope.get("client"))
-        if connection is None:
-            await self._program(scope, receive, send)
-            return
-        body, before, more = 0, connection.received, True
-
-        async def received() -> Message:
-            nonlocal body, more
-            message = await receive()
-            body += len(message.get("body", b""))
-            if connection.received - before - 2 * body > MAX_FRAMING_NBYTES:
-                more = False
-                raise RefusalError("the chunks of the body are too small; send larger ones")
-            if more and not message.get("more_body"):
-                more = False
-                connection.answer(begun=True)
-            return message
-
-        async def sent(message: Message) -> None:
-            # To close a connection with unread bytes would reset it, and the client would lose the answer.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(UNREAD_SECONDS):
-                    while more and connection.received - before < MAX_UNREAD_NBYTES:
-                        await received()
-            await send(message)
-
-        try:
-            await self._program(scope, received, sent)
-        finally:
-            connection.answer(begun=False)
-
-
-def config_of(program: ASGIApp, most: int | None = None) -> uvicorn.Config:
-    """Return how to run a program. most: connections (as many as open files allow)."""
-    connections = Connections(program, most or room())
-    protocol: Callable[..., asyncio.BaseProtocol] = connections.protocol
-    return uvicorn.Config(
-        connections,
-        loop="asyncio",
-        http=protocol,  # type: ignore[arg-type]  # a function that makes protocols does as well
-        h11_max_incomplete_event_size=MAX_HEAD_NBYTES,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=int(WAIT_SECONDS),
-        timeout_graceful_shutdown=ENDING_SECONDS,
-    )
+    async def on_tick(self, counter: int) -> bool:
+        """Look at all connections, ten times a second; return True to end."""
+        for connection in [*self.server_state.connections]:
+            if isinstance(connection, Connection):
+                connection.look()
+        return await super().on_tick(counter)
 
 
 def room() -> int:

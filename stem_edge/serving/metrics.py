@@ -1,10 +1,9 @@
-"""Figures of all answers, in the form of Prometheus, and of one, as it comes."""
+"""Counts of all answers, in the form of Prometheus."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,10 +11,8 @@ from prometheus_client.registry import Collector
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.runtime.model import Model
-from stem_edge.serving.budget import memory_limit
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.reply import Reply
-from stem_edge.system.memory import own_memory
 from stem_edge.system.process_memory import FileKinds, open_reader
 from stem_edge.system.user_folder import cache_folder
 
@@ -91,64 +88,29 @@ class _State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         compute = self._compute
-        yield GaugeMetricFamily("stem_edge_running", "Answers under way", compute.running)
+        yield GaugeMetricFamily(
+            "stem_edge_running", "Answers under way", max(0, compute.busy - compute.queued)
+        )
         yield GaugeMetricFamily("stem_edge_queued", "Requests that wait", compute.queued)
         model = compute.loaded
         yield GaugeMetricFamily("stem_edge_loaded", "Whether it is loaded", int(model is not None))
         if model is not None:
-            yield from _rows(model)
-            yield from _memory(model)
+            for name, what in ROWS.items():
+                count = getattr(compute.counters, name)
+                yield CounterMetricFamily(f"stem_edge_row_{name}", what.capitalize(), count)
+            yield from _memory(model, compute.memory_limit)
 
     def describe(self) -> Iterator[Metric]:
         return iter(())  # so that nothing is collected when it is registered
 
 
-def _rows(model: Model) -> Iterator[Metric]:
-    counters = asdict(model.engine.rows.counters())
-    for name, what in ROWS.items():
-        yield CounterMetricFamily(f"stem_edge_row_{name}", what.capitalize(), counters[name])
-
-
-def _memory(model: Model) -> Iterator[Metric]:
-    limit = "Bytes of anonymous memory that the model's plan and requests may take"
-    yield GaugeMetricFamily("stem_edge_memory_limit_bytes", limit, memory_limit(model))
+def _memory(model: Model, limit: int) -> Iterator[Metric]:
+    what = "Bytes of anonymous memory that the model's plan and requests may take"
+    yield GaugeMetricFamily("stem_edge_memory_limit_bytes", what, limit)
     kinds = "Resident bytes of this process by kind, and swap"
     family = GaugeMetricFamily("stem_edge_memory_bytes", kinds, labels=["kind"])
-    for kind, nbytes in _read_memory(model)().items():
-        family.add_metric([kind], nbytes)
-    yield family
-
-
-def _read_memory(model: Model) -> Callable[[], dict[str, int]]:
     folder = model.bundle.path
     files = FileKinds(folder / TABLES, (folder, cache_folder(None)))
-    reader = open_reader(os.getpid(), files)
-    return lambda: reader.memory().kinds()
-
-
-def timings(model: Model, reply: Reply) -> dict[str, float]:
-    """Return the figures of an answer so far: times in milliseconds, sizes in bytes.
-
-    Rows and flash are those of all answers since this one was asked for.
-    """
-    request = reply.request
-    computed = request.prompt_tokens - request.cached_tokens
-    rows, before = model.engine.rows.counters(), reply.counters
-    return {
-        "prompt_n": computed,
-        "cache_n": request.cached_tokens,
-        "prompt_ms": request.prompt_seconds * 1e3,
-        "prompt_per_second": _rate(computed, request.prompt_seconds),
-        "predicted_n": request.new_tokens,
-        "predicted_ms": request.decode_seconds * 1e3,
-        "predicted_per_second": _rate(request.new_tokens - 1, request.decode_seconds),
-        "row_hits": rows.hits - before.hits,
-        "row_misses": rows.misses - before.misses,
-        "flash_bytes": rows.bytes_read - before.bytes_read,
-        "memory_bytes": own_memory(),
-        "memory_limit": memory_limit(model),
-    }
-
-
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
+    for kind, nbytes in open_reader(os.getpid(), files).memory().kinds().items():
+        family.add_metric([kind], nbytes)
+    yield family

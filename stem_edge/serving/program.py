@@ -27,11 +27,10 @@ from stem_edge.serving.routes import (
     texts,
 )
 from stem_edge.serving.service import Service
-from stem_edge.serving.streams import ClientLeftError
 from stem_edge.shown import shown
 
 # Errors of routes; of all others the log has a traceback, too.
-TOLD = (StemEdgeError, ClientLeftError, ClientDisconnect, HTTPException, Exception)
+TOLD = (StemEdgeError, ClientDisconnect, HTTPException, Exception)
 # As browsers name origins; one of another form would never be that of a page.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#]+|null|localhost|\*")
 ROUTES = (

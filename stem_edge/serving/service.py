@@ -11,14 +11,14 @@ from typing import TypeVar, cast
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
-from stem_edge.answers.openai.shapes import unix_time
+from stem_edge.answers.openai.options import unix_time
 from stem_edge.answers.refusals import BusyError
 from stem_edge.answers.token_texts import TokenTexts
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
-from stem_edge.serving.budget import give_back
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
+from stem_edge.serving.reply import Reply, timings
 
 T = TypeVar("T")
 # Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
@@ -78,9 +78,13 @@ class Service:
             try:
                 return work()
             finally:
-                give_back(self.model)
+                self.compute.give_back()
 
         return await threads.run(done)
+
+    def timings(self, reply: Reply) -> dict[str, float]:
+        """Return the figures of an answer so far."""
+        return timings(reply, self.compute.counters, self.compute.memory_limit)
 
     @property
     def name(self) -> str:

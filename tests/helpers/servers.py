@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from stem_edge import Model
 from stem_edge.serving.compute import Compute
-from stem_edge.serving.connections import config_of
+from stem_edge.serving.connections import Server
 
 SECONDS = 30.0
 THREAD = "server of a test"  # which runs its event loop
@@ -45,7 +44,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 @contextlib.contextmanager
 def listening(program: Starlette, most: int | None = None) -> Iterator[int]:
     """Serve over a socket, from a thread of its own; yield the port."""
-    server = uvicorn.Server(config_of(program, most))
+    server = Server(program, most)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name=THREAD)
         thread.start()

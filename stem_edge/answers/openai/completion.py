@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stem_edge.answers.events import Whole
-from stem_edge.answers.openai.options import MOST_LOGPROBS, Options
-from stem_edge.answers.openai.shapes import head, usage
+from stem_edge.answers.openai.options import MOST_LOGPROBS, Options, head, usage
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.answers.token_texts import TokenTexts
 from stem_edge.answers.turn import check_grammar, seeded

@@ -1,17 +1,21 @@
-"""Options of both completions and chat completions."""
+"""What completions and chat completions share: options of requests, and parts of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+import stem_edge
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.answers.turn import grammar_of, params_of
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Request
 
 MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
 MOST_ANSWERS = 128  # as OpenAI allows
@@ -24,6 +28,8 @@ OTHER_NAMES = {
     "schema": "response_format or json_schema",
     "regex": "guided_regex",
 }
+FINGERPRINT = f"b{stem_edge.__version__}"
+DONE = b"data: [DONE]\n\n"
 GRAMMARS = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_grammar")
 
 
@@ -162,3 +168,35 @@ def _of_format(given: Mapping[str, Any]) -> Grammar | None:
 
 def _of_schema(name: str, schema: object) -> Grammar | None:
     return None if schema is None else grammar_of(name, Grammar.of_schema, schema)
+
+
+def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
+    """Return the first fields of an answer, and of every chunk of a stream.
+
+    name: of the model.
+    """
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": unix_time(),
+        "model": name,
+        "system_fingerprint": FINGERPRINT,
+    }
+
+
+def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
+    """Return counts of tokens. count: answers to each prompt; a prompt's tokens count once."""
+    prompt = sum(request.prompt_tokens for request in requests[::count])
+    cached = sum(request.cached_tokens for request in requests[::count])
+    new = sum(request.new_tokens for request in requests)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def unix_time() -> int:
+    """Return the date as seconds since 1970. It may jump, so no duration is taken from it."""
+    return int(datetime.now(UTC).timestamp())

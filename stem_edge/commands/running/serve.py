@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import uvicorn
 from anyio import to_thread
 from starlette.applications import Starlette
 
@@ -26,16 +25,13 @@ from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions, check_sequences
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.serving import app
-from stem_edge.serving.budget import of_model
-from stem_edge.serving.compute import END_SECONDS, Compute
-from stem_edge.serving.connections import config_of, log_to_stderr
+from stem_edge.serving.compute import END_SECONDS, REQUESTS_NBYTES, Compute
+from stem_edge.serving.connections import Server, log_to_stderr
+from stem_edge.units import format_size, parse_size
 
 SEQUENCES = 8  # answers computed together, if memory allows
 MAX_KEY_CHARS = 4096
 MAX_PORT = 65535
-QUEUE = (
-    1024  # connections that wait to be accepted; one that finds no place tries again after a second
-)
 
 DESCRIPTION = """\
 Serve OpenAI's interface, and a chat page, on this machine. Ctrl-C or SIGTERM
@@ -83,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         check_sequences(args.sequences)
     options, bundle = loading_options(args), pinned(args.bundle)
     options["sequences"] = args.sequences or 1
-    options["memory"] = of_model(args.memory)
+    options["memory"] = _for_model(args.memory)
     open_or_make(bundle, LoadOptions(**options))  # before anything listens
     with listen(args.host, args.port) as listening:
         program = app(
@@ -108,6 +104,19 @@ def run(args: argparse.Namespace) -> int:
     if server.compute.failure is not None:
         raise server.compute.failure
     return 0
+
+
+def _for_model(memory: str | None) -> int | None:
+    """Return what --memory leaves for the model. Raises InputError if that is nothing."""
+    if memory is None:
+        return None
+    left = parse_size(memory) - REQUESTS_NBYTES
+    if left <= 0:
+        needed = format_size(REQUESTS_NBYTES, up=True)
+        raise InputError(
+            f"--memory is {memory}; requests take {needed} of it, so give more than that for the model"
+        )
+    return left
 
 
 def _key(args: argparse.Namespace) -> str | None:
@@ -166,7 +175,7 @@ def _say(text: str) -> None:
     print(f"stem-edge: {text}", file=sys.stderr, flush=True)
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """Server that says when the model is loaded, and ends gracefully.
 
     The first signal refuses new requests and lets answers end for `grace` seconds; the rest get an
@@ -174,16 +183,10 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(self, program: Starlette, grace: float, url: str) -> None:
-        super().__init__(config_of(program))
+        super().__init__(program)
         self.compute: Compute = program.state.service.compute
         self._grace, self._deadline, self._url = grace, float("inf"), url
         self._began, self._loading = time.monotonic(), True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, with a long queue: asyncio accepts as many at once as its own is long."""
-        await super().startup(sockets)
-        for listening in sockets or ():
-            listening.listen(QUEUE)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end; at the second signal, tell those that are left; at the third, just end."""
@@ -193,7 +196,7 @@ class _Server(uvicorn.Server):
         elif self.compute.draining:
             self._deadline = now
         else:
-            self.compute.drain()
+            self.compute.draining = True
             self._deadline = now + self._grace
             if self.compute.busy:
                 _say(f"finishing answers for at most {self._grace:.0f} s; once more to end now")

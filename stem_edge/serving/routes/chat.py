@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -11,12 +11,10 @@ from starlette.routing import Route
 
 from stem_edge.answers.events import AnswerEvent, End, Text, Thought
 from stem_edge.answers.openai.chat import ChatBody, completion
-from stem_edge.answers.openai.shapes import DONE, head, usage
-from stem_edge.serving.http import read, respond
-from stem_edge.serving.metrics import timings
-from stem_edge.serving.reply import Reply, merged
+from stem_edge.answers.openai.options import DONE, head, usage
+from stem_edge.serving.http import COMMENT, event, read, respond
+from stem_edge.serving.reply import Replies
 from stem_edge.serving.service import Service, service_of
-from stem_edge.serving.streams import event
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
 
 
@@ -29,88 +27,71 @@ async def chat(request: Request) -> Response:
     model = service.model
     requests, reader = await service.in_thread(lambda: body.prepared(model), service.prompts)
     replies = service.compute.submit(requests, reader)
-    stream = _Stream(service, replies, with_usage=with_usage, each=each)
-    events = stream.events() if body.stream else None
-    return await respond(request, replies, events, lambda: _whole(service, replies))
+    if not body.stream:
+        return await respond(request, replies, _whole(service, replies))
+    return await respond(
+        request, replies, _events(service, replies, with_usage=with_usage, each=each)
+    )
 
 
-async def _whole(service: Service, replies: Sequence[Reply]) -> dict[str, Any]:
+async def _whole(service: Service, replies: Replies) -> dict[str, Any]:
     """Return all answers as one object."""
-    found = [await each.whole() for each in replies]
-    requests = [reply.request for reply in replies]
+    found = await replies.whole()
     # In a thread: thousands of tokens' texts, if log probabilities are asked for.
     body = await service.in_thread(
-        lambda: completion(service.name, found, requests, service.token_texts), service.answers
+        lambda: completion(service.name, found, replies.requests, service.token_texts),
+        service.answers,
     )
-    return body | {"timings": timings(service.model, replies[0])}
+    return body | {"timings": service.timings(replies[0])}
 
 
-class _Stream:
-    """Chunks of answers as they come. each: with figures, which the last chunks always have."""
+async def _events(
+    service: Service, replies: Replies, *, with_usage: bool, each: bool
+) -> AsyncGenerator[bytes]:
+    """Yield the chunks of a stream. each: all with figures, which the last ones always have."""
+    base = head(service.name, "chatcmpl", "chat.completion.chunk")
+    base |= {"usage": None} if with_usage else {}
+    begun = set[int]()
 
-    def __init__(
-        self, service: Service, replies: Sequence[Reply], *, with_usage: bool, each: bool
-    ) -> None:
-        self._service, self._replies, self._each = service, replies, each
-        self._head = head(service.name, "chatcmpl", "chat.completion.chunk")
-        self._with_usage = with_usage
+    def chunk(index: int, delta: dict[str, Any], figures: bool, **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
+        found = {"timings": service.timings(replies[index])} if figures else {}
+        return event(base | {"choices": [choice]} | found)
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        begun = set[int]()
-        async for index, piece in merged(self._replies):
-            if index not in begun:
-                begun.add(index)
-                yield self._chunk(index, {"role": "assistant", "content": None}, first=True)
-            if (data := await self._made(index, piece)) is not None:
-                yield data
-        if self._with_usage:
-            requests = [reply.request for reply in self._replies]
-            figures = {"timings": timings(self._service.model, self._replies[0])}
-            counts = {"choices": [], "usage": usage(requests, len(requests))}
-            yield event(self._head | counts | figures)
-        yield DONE
+    async for found in replies.events():
+        if found is None:
+            yield COMMENT
+            continue
+        index, piece = found
+        if index not in begun:
+            begun.add(index)
+            yield chunk(index, {"role": "assistant", "content": None}, False)
+        if isinstance(piece, End):
+            yield chunk(index, {}, True, finish_reason=piece.reason)
+        elif (delta := _delta(piece)) is not None:
+            logprobs = piece.logprobs if isinstance(piece, Text) else None
+            told = None if logprobs is None else service.token_texts.chat_logprobs(logprobs)
+            yield chunk(index, delta, each, logprobs=told)
+    if with_usage:
+        requests = replies.requests
+        counts = {"choices": [], "usage": usage(requests, len(requests))}
+        yield event(base | counts | {"timings": service.timings(replies[0])})
+    yield DONE
 
-    async def _made(self, index: int, piece: AnswerEvent) -> bytes | None:
-        """Return an event; in a thread if it has the texts of many tokens."""
-        if isinstance(piece, Text) and piece.logprobs:
-            service = self._service
-            return await service.in_thread(lambda: self._of(index, piece), service.answers)
-        return self._of(index, piece)
 
-    def _of(self, index: int, piece: AnswerEvent) -> bytes | None:
-        match piece:
-            case Thought(text):
-                return self._chunk(index, {"reasoning_content": text})
-            case Text(text, found):
-                logprobs = None if found is None else self._service.token_texts.chat_logprobs(found)
-                return self._chunk(index, {"content": text}, logprobs)
-            case CallBegin(number, id_, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": number, "id": id_, "type": "function", "function": function}
-                return self._chunk(index, {"tool_calls": [call]})
-            case CallArguments(number, text):
-                call = {"index": number, "function": {"arguments": text}}
-                return self._chunk(index, {"tool_calls": [call]})
-            case End(reason):
-                return self._chunk(index, {}, reason=reason)
-        return None
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-        *,
-        first: bool = False,
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        chunk: dict[str, Any] = self._head | {"choices": [choice]}
-        if self._with_usage:
-            chunk["usage"] = None
-        if (self._each and not first) or reason is not None:
-            chunk["timings"] = timings(self._service.model, self._replies[index])
-        return event(chunk)
+def _delta(piece: AnswerEvent) -> dict[str, Any] | None:
+    match piece:
+        case Thought(text):
+            return {"reasoning_content": text}
+        case Text(text):
+            return {"content": text}
+        case CallBegin(number, id_, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": number, "id": id_, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case CallArguments(number, text):
+            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+    return None
 
 
 ROUTES = (Route("/v1/chat/completions", chat, methods=["POST"]),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 from starlette.requests import Request
@@ -11,15 +11,12 @@ from starlette.routing import Route
 
 from stem_edge.answers.events import AnswerEvent, End, Text
 from stem_edge.answers.openai.completion import Asked, CompletionBody, prepare
-from stem_edge.answers.openai.shapes import DONE, head, usage
+from stem_edge.answers.openai.options import DONE, head, usage
 from stem_edge.answers.refusals import RefusalError
-from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.scoring import Scorer
-from stem_edge.serving.http import read, respond
-from stem_edge.serving.metrics import timings
-from stem_edge.serving.reply import Reply, merged
+from stem_edge.serving.http import COMMENT, event, read, respond, until_left
+from stem_edge.serving.reply import Replies
 from stem_edge.serving.service import Service, service_of
-from stem_edge.serving.streams import event, until_disconnected
 
 MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
 
@@ -31,31 +28,24 @@ async def completions(request: Request) -> Response:
     with_usage = body.with_usage
     asked = await service.in_thread(lambda: _prepare(service, body), service.prompts)
     if body.echo and body.logprobs is not None:
-        await until_disconnected(request, _score(service, asked))
-    replies = service.compute.submit(asked.requests) if asked.generates else []
-    events = _events(service, asked, replies, with_usage=with_usage) if body.stream else None
-    return await respond(request, replies, events, lambda: _whole(service, asked, replies))
+        await until_left(request, service.compute.run_job(_scores(service, asked)))
+    replies = service.compute.submit(asked.requests if asked.generates else [])
+    if not body.stream:
+        return await respond(request, replies, _whole(service, asked, replies))
+    return await respond(request, replies, _events(service, asked, replies, with_usage=with_usage))
 
 
-async def _score(service: Service, asked: Asked) -> None:
-    """Find the log probabilities of the prompts."""
-    for number, logprobs in await service.compute.run_job(_scores(service, asked)):
-        asked.echoes[number].found.extend(logprobs)
-
-
-def _scores(service: Service, asked: Asked) -> Iterator[tuple[int, list[TokenLogprobs]] | None]:
-    """Yield (number of the prompt, log probabilities of some tokens), or None to wait for memory.
-
-    From the compute thread.
-    """
+def _scores(service: Service, asked: Asked) -> Generator[None]:
+    """Find the log probabilities of the prompts, in the compute thread: of some tokens at a time."""
     scorer, compute = Scorer(service.model, reuse=False), service.compute
-    for number, request in enumerate(asked.requests[:: asked.count]):
-        while (room := compute.room(request.prompt_tokens)) is None:
-            yield None
+    for echo, request in zip(asked.echoes, asked.requests[:: asked.count], strict=True):
+        while (room := compute.scheduler.room(request.prompt_tokens)) is None:
+            yield  # for memory
         if request.prompt_tokens > 1:
             with room:
                 for logprobs in scorer.text(request.prompt, asked.body.logprobs or 0):
-                    yield number, logprobs
+                    echo.found.extend(logprobs)
+                    yield
 
 
 def _prepare(service: Service, body: CompletionBody) -> Asked:
@@ -68,30 +58,32 @@ def _prepare(service: Service, body: CompletionBody) -> Asked:
     return prepare(service.model, service.token_texts, body, prompts, params)
 
 
-async def _whole(service: Service, asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
+async def _whole(service: Service, asked: Asked, replies: Replies) -> dict[str, Any]:
     """Return all answers as one object."""
-    found = [await each.whole() for each in replies]
-    figures = timings(service.model, replies[0]) if asked.generates else None
+    found = await replies.whole()
+    figures = {"timings": service.timings(replies[0])} if found else {}
     # In a thread: thousands of tokens' texts, if log probabilities are asked for.
     body = await service.in_thread(lambda: asked.completion(service.name, found), service.answers)
-    return body | ({"timings": figures} if figures else {})
+    return body | figures
 
 
 async def _events(
-    service: Service, asked: Asked, replies: Sequence[Reply], *, with_usage: bool
+    service: Service, asked: Asked, replies: Replies, *, with_usage: bool
 ) -> AsyncGenerator[bytes]:
     """Yield the chunks of a stream."""
     base = head(service.name, "cmpl", "text_completion") | ({"usage": None} if with_usage else {})
     offsets = dict[int, int]()  # characters so far, of choices that have begun
     for number in () if asked.generates else range(len(asked.requests)):
-        end = End("length")
-        choice = await _choice(service, asked, number, end, offsets)
+        choice = await _choice(service, asked, number, End("length"), offsets)
         yield event(base | {"choices": [choice]})
-    async for number, piece in merged(replies):
-        choice = await _choice(service, asked, number, piece, offsets)
+    async for found in replies.events():
+        if found is None:
+            yield COMMENT
+            continue
+        choice = await _choice(service, asked, *found, offsets)
         chunk: dict[str, Any] = base | {"choices": [choice]}
         if choice["finish_reason"] is not None or asked.body.timings_per_token:
-            chunk["timings"] = timings(service.model, replies[number])
+            chunk["timings"] = service.timings(replies[found[0]])
         yield event(chunk)
     if with_usage:
         yield event(base | {"choices": [], "usage": usage(asked.requests, asked.count)})

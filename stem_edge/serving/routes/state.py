@@ -14,7 +14,6 @@ import stem_edge
 from stem_edge.answers.refusals import NotFoundError
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION, RANGES
-from stem_edge.serving.budget import memory_limit
 from stem_edge.serving.compute import UNUSABLE
 from stem_edge.serving.service import Service, service_of
 
@@ -50,9 +49,9 @@ async def props(request: Request) -> Response:
             "has_chat_template": model.has_chat_template,
             "tools": model.tool_family is not None,
             "engine": model.plan.engine,
-            "memory_limit": memory_limit(model),
+            "memory_limit": service.compute.memory_limit,
             "build_info": stem_edge.__version__,
-            "slots": service.compute.places,
+            "slots": service.compute.scheduler.size,
             "sampling": {name: getattr(usual, name) for name in RANGES},
         }
     )

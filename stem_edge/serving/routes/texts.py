@@ -12,9 +12,8 @@ from starlette.routing import Route
 
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.runtime.model import Model
-from stem_edge.serving.http import json_response, read
+from stem_edge.serving.http import json_response, read, until_left
 from stem_edge.serving.service import service_of
-from stem_edge.serving.streams import until_disconnected
 
 MOST_TOKENS = 100_000  # more than a text of MOST_NBYTES has; a body has some 130,000 values at most
 MOST_PIECES = 1 << 16  # of which each is told
@@ -87,7 +86,7 @@ async def apply_template(request: Request) -> Response:
 async def _told(request: Request, made: Callable[[], Response]) -> Response:
     """Make a response in a thread, because large ones take long; for a client that waits."""
     service = service_of(request)
-    return await until_disconnected(request, service.in_thread(made, service.texts))
+    return await until_left(request, service.in_thread(made, service.texts))
 
 
 def _tokenized(model: Model, body: Tokenize) -> Response:

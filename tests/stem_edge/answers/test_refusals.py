@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stem_edge.answers.openai.chat import ChatBody
-from stem_edge.answers.refusals import RefusalError, decoded
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.serving.http import decoded
 
 EXACT = 1 << 53
 

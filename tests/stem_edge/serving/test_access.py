@@ -13,7 +13,7 @@ from servers import client_of, compute_of, listening, wait_for
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving import app, budget
+from stem_edge.serving import access, app
 from stem_edge.serving.routes.pages import PATHS
 
 KEY = "secret"
@@ -128,8 +128,8 @@ def test_bodies_have_a_limit(guarded: TestClient) -> None:
 
 
 def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "TOGETHER_NBYTES", 1000)
-    monkeypatch.setattr(budget, "SMALL_NBYTES", 200)
+    monkeypatch.setattr(access, "TOGETHER_NBYTES", 1000)
+    monkeypatch.setattr(access, "SMALL_NBYTES", 200)
     begun = (
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n" + b" " * 899
     )

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
+from servers import client_of, compute_of, wait_for
 
-from stem_edge.answers.refusals import BusyError, RefusalError
-from stem_edge.errors import InputError
-from stem_edge.serving.budget import MOST_VALUES, REQUESTS_NBYTES, Budget, Share, of_model
-
-
-def test_requests_take_a_part_of_the_limit() -> None:
-    assert of_model(None) is None
-    assert of_model("1GiB") == (1 << 30) - REQUESTS_NBYTES
-    with pytest.raises(InputError, match=r"--memory is 60MB; requests take 67.2 MB of it"):
-        of_model("60MB")
+from stem_edge.commands.main import main
+from stem_edge.runtime.model import Model
+from stem_edge.serving import access, app
 
 
-@pytest.mark.parametrize(
-    ("shares", "error"),
-    [
-        ([MOST_VALUES, 0], None),
-        ([MOST_VALUES // 2 - 9] * 3 + [500], None),
-        ([500] * 600, None),
-        ([MOST_VALUES + 1], RefusalError),
-        ([MOST_VALUES // 2] * 3 + [MOST_VALUES // 4], BusyError),
-        ([MOST_VALUES] * 2, BusyError),
-    ],
-)
-def test_json_of_all_requests_has_a_limit(
-    shares: list[int], error: type[RefusalError] | None
-) -> None:
-    budget = Budget()
-    *others, last = [Share(budget) for _ in shares]
-    for share, values in zip(others, shares, strict=False):
-        share.add_json(b"," * values)
-    with pytest.raises(error) if error is not None else nullcontext():
-        last.add_json(b"," * shares[-1])
-    if error is not None:  # what was refused takes nothing from others
-        Share(budget).add_json(b"")
-    for share in (*others, last):
-        share.give_back()
-    assert budget == Budget()
+def test_requests_take_a_part_of_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "model", "--memory", "60MB"]) == 1
+    assert "--memory is 60MB; requests take 67.2 MB of it" in capsys.readouterr().err
+
+
+def test_json_of_all_requests_has_a_limit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "TOGETHER_NBYTES", 1 << 20)
+    program = app(model)
+
+    def status(values: int) -> int:
+        body = b'{"content": "a", "other": [%b1]}' % (b"1," * values)
+        return client.post("/tokenize", content=body).status_code
+
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).loaded is not None)
+        assert [status(values) for values in (100, 8_000, 20_000, 140_000)] == [200, 200, 429, 400]
+        assert status(8_000) == 200  # what was refused takes nothing from others

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from stem_edge.answers.events import AnswerEvents
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
-from stem_edge.serving import app, streams
+from stem_edge.serving import app, reply
 
 ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
 
@@ -25,7 +25,7 @@ def program(model: Model) -> Starlette:
 def test_comments_while_nothing_comes(
     port: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(reply, "KEEP_ALIVE_SECONDS", 0.05)
     steps.hold()
     waiting = Connection(port, "/v1/completions", ASKED | {"stream": True})
     waiting.read_until(b"\r\n:\n\n\r\n")
