@@ -12,13 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stem_edge.answers.refusals import (
-    BusyError,
-    HostRefusedError,
-    KeyRefusedError,
-    RefusalError,
-    TooLargeError,
-)
+from stem_edge.answers.refusals import BUSY, RefusalError
 from stem_edge.serving.http import error_response, path_in
 from stem_edge.serving.routes import pages
 from stem_edge.serving.service import Service
@@ -62,7 +56,9 @@ class Access:
             held += nbytes
             self._held += nbytes
             if nbytes and held > SMALL_NBYTES and self._held > TOGETHER_NBYTES:
-                raise BusyError("other large requests are being answered; try again in a moment")
+                raise RefusalError(
+                    "other large requests are answered; try again later", status=BUSY
+                )
 
         async def received() -> Message:
             message = await receive()
@@ -88,7 +84,7 @@ class Cors(CORSMiddleware):
         if response.status_code < 400:
             return response
         told = f"{bytes(response.body).decode()}; start the server with --cors-origin"
-        refusal = error_response(HostRefusedError(told))
+        refusal = error_response(RefusalError(told, status=403))
         refusal.headers.update(
             {name: value for name, value in response.headers.items() if name not in refusal.headers}
         )
@@ -99,18 +95,21 @@ def check(service: Service, path: str, headers: Headers) -> None:
     """Raise a RefusalError unless a request with these headers may be read."""
     host = headers.get("host", "")
     if not _is_ours(host, service.hosts):
-        raise HostRefusedError(
+        raise RefusalError(
             f"the header Host is {host[:200]!r}, which is no name of this server; ask by its address, "
-            "or start it with --allow-host"
+            "or start it with --allow-host",
+            status=403,
         )
     origin = headers.get("origin")
     if origin is not None and not _may_ask(origin, host, service.origins):
-        raise HostRefusedError(
-            f"pages of {origin[:200]!r} may not ask this server; start it with --cors-origin"
+        raise RefusalError(
+            f"pages of {origin[:200]!r} may not ask this server; start it with --cors-origin",
+            status=403,
         )
     if service.key is not None and path not in OPEN_PATHS and not _has_key(headers, service.key):
-        raise KeyRefusedError(
-            "this server needs its API key, as Authorization: Bearer KEY or as x-api-key: KEY"
+        raise RefusalError(
+            "this server needs its API key, as Authorization: Bearer KEY or as x-api-key: KEY",
+            status=401,
         )
     if "transfer-encoding" in headers and "content-length" in headers:
         # A proxy before this server may believe the other of the two.
@@ -168,5 +167,5 @@ def _has_key(headers: Headers, key: str) -> bool:
     return any(right)
 
 
-def _too_large(most: int) -> TooLargeError:
-    return TooLargeError(f"the body is larger than {most:,} bytes; send less")
+def _too_large(most: int) -> RefusalError:
+    return RefusalError(f"the body is larger than {most:,} bytes; send less", status=413)

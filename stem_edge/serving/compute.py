@@ -14,11 +14,10 @@ from contextlib import ExitStack, nullcontext, suppress
 
 from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import (
-    BusyError,
-    EndingError,
-    FailedError,
-    LoadingError,
+    BUSY,
+    UNAVAILABLE,
     RefusalError,
+    failed,
     public,
 )
 from stem_edge.errors import DeviceLostError, StemEdgeError
@@ -79,7 +78,7 @@ class Compute:
 
     @property
     def model(self) -> Model:
-        """The model. Raises LoadingError until it is loaded, FailedError if that failed."""
+        """The model. Raises RefusalError until it is loaded, or if that failed."""
         return self._loaded()[0]
 
     @property
@@ -113,15 +112,16 @@ class Compute:
         Called before requests are made, too, so that no client can have too many made.
         """
         if self.draining:
-            raise EndingError("the server is ending; ask another, or later")
+            raise RefusalError("the server is ending; ask another, or later", status=UNAVAILABLE)
         found, most = self._loaded(), self.sequences + self._waiting
         if more > most:
             raise RefusalError(
                 f"{more} answers are asked for; at most {most} can run and wait here"
             )
         if self.busy + more > most:
-            raise BusyError(
-                f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
+            raise RefusalError(
+                f"{self.busy} requests run or wait, of at most {most}; try again in a moment",
+                status=BUSY,
             )
         return found
 
@@ -132,7 +132,7 @@ class Compute:
 
         events: makes the reader of an answer.
 
-        Raises BusyError if too many wait, EndingError while it drains.
+        Raises RefusalError if too many wait, and while it drains.
         """
         with self._lock:
             _, scheduler = self.check(len(requests))
@@ -180,9 +180,10 @@ class Compute:
 
     def _loaded(self) -> tuple[Model, Scheduler]:
         if self.failure is not None:
-            raise FailedError(UNUSABLE)
+            raise failed(UNUSABLE)
         if self._found is None:
-            raise LoadingError("the model is being loaded; try again in a moment")
+            told = "the model is being loaded; try again in a moment"
+            raise RefusalError(told, status=UNAVAILABLE, retry=True)
         return self._found
 
     def _run(self) -> None:
@@ -195,7 +196,7 @@ class Compute:
 
     def _serve(self, model: Model) -> None:
         """Step until the end, and tell all that is left then."""
-        told: StemEdgeError = EndingError("the server has ended before this answer did")
+        told = RefusalError("the server has ended before this answer did", status=UNAVAILABLE)
         try:
             self.memory_limit = model.plan.total + REQUESTS_NBYTES
             model.limit_texts(self.memory_limit)
@@ -213,7 +214,7 @@ class Compute:
                 worked = True
         except BaseException as error:
             self._fail(error)  # first, so that nothing is taken on any more
-            told = FailedError()
+            told = failed()
         finally:
             with self._lock:
                 self._end_all(told)
@@ -223,7 +224,7 @@ class Compute:
 
         Rust panics derive from BaseException: they are caught and reported, too.
         """
-        self.failure = error if isinstance(error, Exception) else FailedError(repr(error))
+        self.failure = error if isinstance(error, Exception) else failed(repr(error))
         log.error(
             "the model cannot be used: %s",
             error,

@@ -16,13 +16,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from stem_edge.answers.refusals import (
-    FailedError,
-    MethodRefusedError,
-    NotFoundError,
     RefusalError,
+    failed,
     openai_error,
     public,
-    status_of,
+    refusal_of,
 )
 from stem_edge.errors import StemEdgeError
 from stem_edge.serving.reply import Replies
@@ -160,10 +158,9 @@ async def _left(receive: Receive) -> None:
 
 def error_response(error: StemEdgeError) -> Response:
     """Return the response for an error."""
-    headers = {}
-    if isinstance(error, RefusalError) and error.retry_after is not None:
-        headers["retry-after"] = str(error.retry_after)
-    return JSONResponse(openai_error(error), status_of(error), headers)
+    found = refusal_of(error)
+    headers = {"retry-after": "1"} if found.retry else {}
+    return JSONResponse(openai_error(found), found.status, headers)
 
 
 def path_in(scope: Any) -> str:
@@ -182,13 +179,13 @@ async def tell_error(request: Request, error: Exception) -> Response:
         response.headers.update(error.headers or {})
         return response
     # What is no StemEdgeError is logged by Starlette.
-    return error_response(public(error) if isinstance(error, StemEdgeError) else FailedError())
+    return error_response(public(error) if isinstance(error, StemEdgeError) else failed())
 
 
 def _of_router(request: Request, error: HTTPException) -> RefusalError:
     path = path_in(request.scope)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFoundError(f"there is no {path} here")
+        return RefusalError(f"there is no {path} here", status=404)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return MethodRefusedError(f"{path} has no method {request.method}")
+        return RefusalError(f"{path} has no method {request.method}", status=405)
     return RefusalError(str(error.detail))

@@ -12,7 +12,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
 from stem_edge.answers.openai.options import unix_time
-from stem_edge.answers.refusals import BusyError
+from stem_edge.answers.refusals import BUSY, RefusalError
 from stem_edge.answers.token_texts import TokenTexts
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
@@ -37,9 +37,9 @@ class RequestThreads:
         self._limiter, self._room, self._inside = CapacityLimiter(most), most + waiting, 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work that one of the threads did. Raises BusyError if too much waits."""
+        """Return the result of work that one of the threads did. Raises RefusalError if too much waits."""
         if self._inside >= self._room:
-            raise BusyError("too many requests wait for a thread; try again in a moment")
+            raise RefusalError("too many requests wait for a thread; try again later", status=BUSY)
         self._inside += 1  # the limiter's own count is late by a turn of the event loop
         try:
             return await to_thread.run_sync(work, limiter=self._limiter)
@@ -71,7 +71,7 @@ class Service:
     async def in_thread(self, work: Callable[[], T], threads: RequestThreads) -> T:
         """Do work on a request in one of some threads; return its result.
 
-        What it leaves behind is given back. Raises BusyError if too many wait.
+        What it leaves behind is given back. Raises RefusalError if too many wait.
         """
 
         def done() -> T:
@@ -88,12 +88,12 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Name of the model, as clients see it. Raises LoadingError until it is loaded."""
+        """Name of the model, as clients see it. Raises RefusalError until it is loaded."""
         return self.given_name or shown_name(self.model.bundle.path)
 
     @property
     def model(self) -> Model:
-        """The model. Raises LoadingError until it is loaded."""
+        """The model. Raises RefusalError until it is loaded."""
         return self.compute.model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,9 +18,15 @@ from stem_edge.graph.special.assistant import scored
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.shown import printable
 from stem_edge.tables.rows import RecordLayout
+from stem_edge.text_table import cut
 from stem_edge.units import format_size
 
-FILES_SHOWN = 12
+FILES_SHOWN, WIDTH = 12, 56
+# Fields of the model that have lines of their own, or that no reader of the table looks for.
+APART = {
+    *("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "stem_layers"),
+    *("max_context", "tied_head", "layer_kinds", "placeholders", "ranges", "bos_id", "eos_ids"),
+}
 
 
 def bundle_figures(bundle: Bundle) -> dict[str, object]:
@@ -45,13 +52,18 @@ def bundle_table(bundle: Bundle) -> str:
         lines.append(
             f"its tables' shards are at {printable_url(bundle.tables)}, and were not looked at"
         )
-    sections = [part(bundle.manifest) for part in (_architecture, _storage, _quality)]
+    sections = [part(bundle.manifest) for part in (_model, _storage, _quality)]
     for rows in (*sections, _files(bundle)):
         lines += ["", *(f"{name:<22}{value}".rstrip() for name, value in rows)]
     return "\n".join(lines)
 
 
 Rows = Iterator[tuple[str, str]]
+
+
+def _model(manifest: Manifest) -> Rows:
+    yield from _architecture(manifest)
+    yield from _settings(manifest)
 
 
 def _architecture(manifest: Manifest) -> Rows:
@@ -61,13 +73,8 @@ def _architecture(manifest: Manifest) -> Rows:
     yield "architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {_sizes(model, 'd_ff')}"
     heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
     yield "attention", f"{heads}, {_sizes(model, 'head_dim')} wide"
-    yield "", _attention_details(model)
-    if model.streams > 1:
-        yield "AltUp", f"{model.streams} hidden states a token, of which a layer computes one"
     with_rows = "layers with rows" if model.ple_width or model.ngram_order else "STEM layers"
     yield with_rows, f"{len(model.stem_layers)} of {model.n_layers}: {layers}"
-    if model.stem_layers:
-        yield "  their FFN", _ffn(model)
     head = "tied to the embedding" if model.tied_head else "separate"
     yield "vocabulary", f"{model.vocab_size:,} tokens, head {head}"
     yield "context", f"{model.max_context:,} tokens"
@@ -81,42 +88,14 @@ def _sizes(model: ModelConfig, name: str) -> str:
     return " or ".join(map(str, sorted({getattr(layer, name) for layer in model.layers})))
 
 
-def _attention_details(model: ModelConfig) -> str:
-    details = ["RoPE in pairs" if model.rope_interleaved else "RoPE in halves"]
-    scaling = model.rope_scaling
-    details += [f"scaled as {scaling.__struct_config__.tag}"] if scaling else []
-    within = "" if model.window_layers is None else f" in {len(model.window_layers)} layers"
-    details += [f"window of {model.sliding_window}{within}"] if model.sliding_window else []
-    borrowed = model.borrowed_kv_layers
-    details += [f"keys and values in {model.own_kv_layers} layers"] if borrowed else []
-    details += ["q and k normed"] if model.qk_norm_eps is not None else []
-    details += [f"biases: {', '.join(model.biases)}"] if model.biases else []
-    rank = model.laurel_rank
-    details += [f"a product of rank {rank} beside it"] if rank else []
-    details += ["post norms"] if model.post_norms else []
-    details += [f"logits capped at {model.logit_softcap:g}"] if model.logit_softcap else []
-    return ", ".join(details)
-
-
-def _ffn(model: ModelConfig) -> str:
-    if model.ple_width:
-        sparse = sum(layer.sparsity > 0 for layer in model.layers)
-        gates = f", sparse gates in {sparse} layers" if sparse else ""
-        return f"dense, then per-layer embeddings of {model.ple_width} values{gates}"
-    if model.ngram_order:
-        size, most = model.row_rank, model.ngram_order
-        rows = f"a token takes {model.lookups} rows of {size} values, by its last 2 to {most} ids"
-        if model.stem_ffn == "engram":
-            kernel = model.engram_kernel
-            rows += ", before attention and by gates"
-            rows += f", convolved over {kernel} tokens" if kernel else ""
-        return f"dense; {rows}"
-    if model.n_experts:
-        return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
-    means = f", means of the rows of {model.row_window} tokens" if model.row_window else ""
-    mixed = f", mixtures of {model.row_experts} rows" if model.row_experts else ""
-    rank = f", rows of rank {model.row_rank}" if model.row_rank else ""
-    return model.stem_ffn + rank + means + mixed
+def _settings(manifest: Manifest) -> Rows:
+    """Yield the model's other fields (docs/api.md) that differ from their defaults."""
+    model = manifest.model
+    for field in msgspec.structs.fields(model):
+        value = getattr(model, field.name)
+        if field.name not in APART and value != field.default:
+            shown = json.dumps(msgspec.to_builtins(value))
+            yield f"  {field.name}", cut(shown.strip('"'), WIDTH, "...")
 
 
 def _storage(manifest: Manifest) -> Rows:

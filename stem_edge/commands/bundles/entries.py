@@ -19,24 +19,20 @@ from datetime import date
 from pathlib import Path
 
 import msgspec
-import onnxruntime as ort
 
-from stem_edge import __version__
 from stem_edge.bundle.fetched import CHECKED, marked_folder
-from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.trees import remove_tree
 from stem_edge.ggml import check as ggml_check
 from stem_edge.hub.kept import KEY, MADE
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
-from stem_edge.runtime.backends.onnxruntime.prepared.preparing import TEMPORARY, is_left
-from stem_edge.runtime.first_load.made import RECORD, Made
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import TEMPORARY
+from stem_edge.runtime.first_load.made import Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.rows.warm import COUNTS
-from stem_edge.runtime.text.kept import TOKENIZERS, readers
-from stem_edge.system.processor import cpu_digest
+from stem_edge.runtime.text.kept import TOKENIZERS
 from stem_edge.system.user_folder import KEY_CHARS
 from stem_edge.units import format_size
 
@@ -59,15 +55,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     kind: str
     nbytes: int
-    of: str = ""  # path of the bundle or checkpoint that it belongs to
-    old: str = ""  # why it will not be used again; empty if it may be used
-    used: str = ""  # last day of use; empty where none is known
+    of: str  # path of the bundle or checkpoint that it belongs to, if one is known
+    changed: str  # day
 
     def __str__(self) -> str:
         """Return a line for people."""
-        used, old = self.used and f"used {self.used}", self.old and f"old: {self.old}"
-        sized = f"{format_size(self.nbytes):>9}  {self.kind:<10} {self.path.name:<36}"
-        return " ".join(part for part in (sized, self.of, used, old) if part).rstrip()
+        size = format_size(self.nbytes)
+        head = f"{size:>9}  {self.kind:<10} {self.path.name:<36} {self.changed}"
+        return f"{head}  {self.of}".rstrip()
 
     def remove(self) -> bool:
         """Delete it; return False while a process makes it. Raises StemEdgeError."""
@@ -93,17 +88,9 @@ def entries(root: Path) -> Iterator[Entry]:
             # --cache-dir may name any folder with files of somebody else, and links lead elsewhere.
             if not names.fullmatch(path.name) or path.is_symlink() or path.is_dir() != folder:
                 continue
-            of, old, used = "", "", ""
-            if kind == MADE:
-                of, old, used = _made(path)
-            elif kind == PREPARED:
-                of, old = _prepared(path)
-            elif kind == CHECKED:
-                of = marked_folder(path)
-                old = "" if of and Path(of).is_dir() else "its model is gone"
-            elif kind == TOKENIZERS and not path.name.startswith(readers()):
-                old = "made by another stem-edge or another version of a library"
-            yield Entry(path=path, kind=kind, nbytes=_nbytes(path), of=of, old=old, used=used)
+            of = OWNERS[kind](path) if kind in OWNERS else ""
+            changed = str(date.fromtimestamp(path.stat().st_mtime))
+            yield Entry(path=path, kind=kind, nbytes=_nbytes(path), of=of, changed=changed)
 
 
 def belonging(found: list[Entry], folder: Path) -> list[Entry]:
@@ -121,26 +108,15 @@ def _nbytes(place: Path) -> int:
     return nbytes
 
 
-def _made(path: Path) -> tuple[str, str, str]:
-    made = Made(path)
-    of = "" if (known := made.read()) is None else known.source.path
-    if (source := made.record()) is None:
-        return of, "was not finished", ""
-    old = "" if source.version == __version__ else "made by another stem-edge"
-    old = old if source.is_there else "its checkpoint is gone or has changed"
-    with suppress(OSError):
-        return of, old, str(date.fromtimestamp((path / RECORD).stat().st_mtime))
-    return of, old, ""
+def _source(made: Path) -> str:
+    known = Made(made).read()
+    return "" if known is None else known.source.path
 
 
-def _prepared(folder: Path) -> tuple[str, str]:
-    if folder.name.startswith(TEMPORARY):
-        return "", "was not finished" if is_left(folder) else ""
-    if (record := read_prepared(folder)) is None:
-        return "", "damaged"
-    if record.onnxruntime != ort.__version__:
-        return record.bundle, f"made by onnxruntime {record.onnxruntime}"
-    if record.cpu != cpu_digest():
-        return record.bundle, "made for another processor"
-    gone = not (Path(record.bundle) / MANIFEST).is_file()
-    return record.bundle, "its bundle is gone" if gone else ""
+def _bundle(prepared: Path) -> str:
+    record = read_prepared(prepared)
+    return "" if record is None else record.bundle
+
+
+# Kind -> the path of the bundle or checkpoint that an entry belongs to.
+OWNERS = {MADE: _source, PREPARED: _bundle, CHECKED: marked_folder}

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import stem_edge
-from stem_edge.answers.refusals import NotFoundError
+from stem_edge.answers.refusals import RefusalError
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION, RANGES
 from stem_edge.serving.compute import UNUSABLE
@@ -66,7 +66,8 @@ async def model(request: Request) -> Response:
     """Describe the model, if it has the name asked for."""
     service, name = service_of(request), request.path_params["name"]
     if name != service.name:
-        raise NotFoundError(f"there is no model {name!r} here; this is {service.name!r}", "model")
+        told = f"there is no model {name!r} here; this is {service.name!r}"
+        raise RefusalError(told, "model", status=404)
     return JSONResponse(_described(service))
 
 

@@ -52,22 +52,10 @@ def prepare(root: Path, name: str, **changes: object) -> None:
 
 
 LEFT = f".making-{KEY}"
-OTHER = "made by another stem-edge or another version of a library"
-# Name of an entry -> why it is old.
-OLD = {
-    KEY: "",
-    key("old-ort"): "made by onnxruntime 1.2.3",
-    key("other-cpu"): "made for another processor",
-    key("orphan"): "its bundle is gone",
-    key("cut"): "damaged",
-    LEFT: "was not finished",
-    f"{KEY}.npy": "",
-    f"{readers()}-{key('tokenizers')}": "",
-    f"{KEY}-{key('tokenizers')}": OTHER,
-    f"{key('ggml')}.json": "",
-    key("checked"): "its model is gone",
-    f"{KEY}-{KEY}.safetensors": "",
-    f".{KEY[:16]}.tmp": "",
+NAMES = {
+    *(KEY, key("cut"), LEFT, f"{KEY}.npy", f"{readers()}-{key('tokenizers')}"),
+    *(f"{KEY}-{key('tokenizers')}", f"{key('ggml')}.json", key("checked")),
+    *(f"{KEY}-{KEY}.safetensors", f".{KEY[:16]}.tmp"),
 }
 FOREIGN = (
     *("prepared/thesis/text", "trials/patients.csv", "places/map.geojson"),
@@ -82,9 +70,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path))
     root = tmp_path / "stem-edge"
     prepare(root, KEY)
-    prepare(root, key("old-ort"), onnxruntime="1.2.3")
-    prepare(root, key("other-cpu"), cpu="x")
-    prepare(root, key("orphan"), bundle=str(root / "gone"))
     prepare(root, key("cut"), files={"g.onnx": 1001})
     prepare(root, LEFT)
     files = {
@@ -119,8 +104,8 @@ def test_removing_what_is_listed_and_nothing_else(root: Path, capsys: Capture) -
         "prepared",
     ):
         command_refused(capsys, ["rm", name], "list --all")
-    assert len(list(entries(root))) == len(OLD)
-    assert main(["rm", *OLD]) == 0
+    assert len(list(entries(root))) == len(NAMES)
+    assert main(["rm", *NAMES]) == 0
     assert list(entries(root)) == [] and (root / "bundle").is_dir()
     assert all((root / name).read_text() == "mine" for name in FOREIGN)
     assert (root / "prepared" / key("link") / "text").is_file()
