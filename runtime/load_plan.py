@@ -23,7 +23,7 @@ from stem_edge.runtime.backends.memory_plan import (
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.runtime.text.kept import kept_file
-from stem_edge.system.memory import available_memory, own_memory
+from stem_edge.system.memory import available_memory, own_memory, return_freed_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import parse_size
 
@@ -114,15 +114,18 @@ class Room(NamedTuple):
 
     process: int  # taken by this process, and what will be taken beside the model
     available: int
+    later: int  # what will be
 
 
 def room_for(bundle: Bundle, later: int) -> Room:
     """Return the memory of now. later: bytes that this process will take beside the model."""
+    return_freed_memory()  # else what earlier work has left would count
+    available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
 
-        return Room(own_memory() + later + reading_nbytes(layout), available_memory() - later)
-    return Room(own_memory() + later, available_memory() - later)
+        later += reading_nbytes(layout)
+    return Room(own_memory() + later, available, later)
 
 
 def loader_of_kv(bundle: Bundle, engine: str, options: LoadOptions, room: Room) -> EngineLoader:
@@ -152,6 +155,7 @@ def plan_load(
     ask = Ask(options.memory, options.row_slots(bundle), options.sequences)
 
     def plan_at(context: int) -> MemoryPlan:
-        return plan_memory(bundle.path, needs_at(context), ask, *room)
+        return plan_memory(bundle.path, needs_at(context), ask, room.process, room.available)
 
-    return choose_plan(options.contexts(bundle), plan_at, ask.allowed(*room))
+    allowed = ask.allowed(room.process, room.available)
+    return choose_plan(options.contexts(bundle), plan_at, allowed)

@@ -42,9 +42,10 @@ from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
 from stem_edge.runtime.scheduling.stepping import Stepping
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.system.memory import raise_out_of_memory
+from stem_edge.system.memory import own_memory, raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
+from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
@@ -151,7 +152,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
             f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
             f"{loader.name}; leave it out, or leave out provider and device_memory"
         )
-    return _assemble(bundle, loader, plan, text, draft, options)
+    return _assemble(bundle, loader, plan, text, draft, options, room.later)
 
 
 def _assemble(
@@ -161,11 +162,21 @@ def _assemble(
     text: TextCodec,
     draft: DraftBundle | None,
     options: LoadOptions,
+    later: int,
 ) -> Model:
-    """Open the backbone and the tables as planned, and fill the row cache."""
+    """Open the backbone and the tables as planned, and fill the row cache.
+
+    Under a limit, the row cache also gets what the open backbone turns out to leave. later: bytes that this
+    process will take beside the model.
+    """
     format, cache_dir = bundle.manifest.table_format, options.cache_dir
 
-    def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
+    def model(
+        backend: Backend,
+        rows: Rows,
+        plan: MemoryPlan = plan,
+        on_close: Callable[[], None] | None = None,
+    ) -> Model:
         engine = Engine(backend, rows, plan.chunk_tokens, plan.logit_tokens)
         with ExitStack() as failed:
             failed.callback(engine.close)
@@ -188,7 +199,9 @@ def _assemble(
     with ExitStack() as opened:
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
-        cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
+        needs, grows = loader.needs(plan.context_length), options.grows and plan.device is None
+        most = plan.slots + plan.more_slots(needs) * grows
+        cache = RowCache(storage := loader.make_slots(format.tables, most), plan.slots)
         keys = keys_of(bundle.manifest.model)
         rows = TableRows(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
@@ -207,8 +220,12 @@ def _assemble(
                 fill(cache, tables, wanted, batch, SECONDS)
 
         backend = _open_and_fill(loader, storage, fill_slots)
+        if grows:
+            opened_nbytes = own_memory() - cache.filled * needs.host.slot + later
+            plan = plan.measured(opened_nbytes, needs, parse_size(options.memory or 0))
+            cache.slots = plan.slots
         keep = (lambda: keep_uses(bundle, cache, cache_dir)) if options.warm_start else None
-        loaded = model(backend, rows, keep)
+        loaded = model(backend, rows, plan, keep)
         opened.pop_all()
     return loaded
 

@@ -12,7 +12,7 @@ and what loading and generating will add. Weights that are read in place from th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stem_edge.bundle.footprint import BUCKET_NBYTES, LEAST_BUCKETS, Footprint
@@ -53,6 +53,7 @@ class Part:
     chunk_token: int  # further activations, for each token of a chunk
     logits: int  # further, for each position with logits, if more than one
     slot: int  # of the row cache
+    later: int = 0  # of the weights: graphs that are opened when they are first needed
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,22 @@ class MemoryPlan(Placed):
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not, if something bars it
     preparing: Preparing | None = None  # by the first load; None: it is done, or not wanted
+
+    def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
+        """Return the plan with the slots that fit under a limit, once the backbone is open; no fewer than planned.
+
+        opened: bytes that the process has taken and will take beside the model, without slots.
+        """
+        weights = max(0, opened - self.process) + needs.host.later
+        spare = limit - self.total + self.weights - weights
+        slots = self.slots + max(0, min(spare // needs.host.slot, self.more_slots(needs)))
+        more = (slots - self.slots) * needs.host.slot
+        return replace(self, weights=weights, slots=slots, row_cache=self.row_cache + more)
+
+    def more_slots(self, needs: Needs) -> int:
+        """Return the most slots that `measured` may add: as many as the weights were expected to take."""
+        left = needs.footprint.model.records - self.slots
+        return max(0, min(left, self.weights // needs.host.slot))
 
     @property
     def kv_nbytes(self) -> int:

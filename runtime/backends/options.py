@@ -140,6 +140,11 @@ class LoadOptions:
             raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
         return [context]
 
+    @property
+    def grows(self) -> bool:
+        """Whether the row cache gets what the open backbone leaves of a limit."""
+        return self.memory is not None and self.slots is None and not self.resident
+
     def row_slots(self, bundle: Bundle) -> int | None:
         """Return the slots asked for; None: as many as fit."""
         return bundle.manifest.model.records if self.resident else self.slots

@@ -40,17 +40,18 @@ class RowCache:
     A slot may hold only the first rows of a record, which are enough for most tokens of a prompt.
     """
 
-    def __init__(self, storage: Slots) -> None:
-        self.layout, self.slots, self.storage = storage.layout, storage.count, storage
-        buckets = max(LEAST_BUCKETS, BUCKETS_PER_SLOT * self.slots)
+    def __init__(self, storage: Slots, slots: int | None = None) -> None:
+        self.layout, self.storage, most = storage.layout, storage, storage.count
+        self.slots = most if slots is None else slots  # that may be used now
+        buckets = max(LEAST_BUCKETS, BUCKETS_PER_SLOT * most)
         self._buckets = min(buckets, self.layout.records)
         # The first slot of each bucket, then the slot that follows each slot in its bucket.
-        self._links = np.full(self._buckets + self.slots, EMPTY, np.int32)
+        self._links = np.full(self._buckets + most, EMPTY, np.int32)
         self._count = np.zeros(self._buckets, np.uint32)  # uses, halved at times
         # Of each slot, and last of EMPTY, which all may ask for.
-        self._record_of = np.full(self.slots + 1, EMPTY, np.int64)
-        self._whole = np.ones(self.slots + 1, np.bool_)  # True if it has all rows of its record
-        self._last_use = np.zeros(self.slots + 1, np.int64)  # time of the last use; breaks ties
+        self._record_of = np.full(most + 1, EMPTY, np.int64)
+        self._whole = np.ones(most + 1, np.bool_)  # True if it has all rows of its record
+        self._last_use = np.zeros(most + 1, np.int64)  # time of the last use; breaks ties
         self._clock = 0
         self.filled = 0  # slots used so far; unused ones are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
@@ -133,7 +134,7 @@ class RowCache:
         order = self._count[self._record_of % self._buckets].astype(np.int64) << 32
         order += self._last_use
         order[self._record_of == EMPTY] = -1
-        order[keep] = order[EMPTY] = np.iinfo(np.int64).max
+        order[keep] = order[self.slots :] = np.iinfo(np.int64).max
         if count == 1:
             return np.array([order.argmin()], np.intp)
         return np.argpartition(order, count - 1)[:count]

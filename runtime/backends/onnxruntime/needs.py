@@ -59,7 +59,10 @@ def cpu_needs(
     weights += footprint.assistant_nbytes
     deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
     weights += deep * LAYER_NBYTES * (2 if prefill else 1)
-    weights += drafts * _apart_nbytes(footprint.model)
+    later = drafts * _apart_nbytes(footprint.model)
+    weights += later
+    if prefill:
+        later += PREPARED_FIXED_NBYTES // 2 if prepared else footprint.prefill_nbytes
     # Attention over float16 does not go in blocks (measured with onnxruntime 1.32).
     scored = context if footprint.kv == "fp16" else min(context, SCORED_AT_ONCE)
     part = Part(
@@ -69,6 +72,7 @@ def cpu_needs(
         chunk_token=chunk_token_nbytes(footprint, scored, prefill=prefill),
         logits=logits_nbytes(footprint, scored),
         slot=footprint.slot_nbytes,
+        later=later,
     )
     mapped = footprint.step_nbytes if prepared else 0
     return Needs(footprint, context, part, mapped=mapped, prefill=prefill)
