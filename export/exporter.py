@@ -20,8 +20,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import CheckpointError
 from stem_edge.export.backbone.assistant import assistant_part
-from stem_edge.export.backbone.gguf import check_runnable, write_backbone
-from stem_edge.export.backbone.onnx import write_onnx
+from stem_edge.export.backbone.engines import ENGINES
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.lora import merge_lora
@@ -44,8 +43,7 @@ from stem_edge.export.quantization.calibration import (
 from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.tables import write_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
-from stem_edge.ggml.check import checked_ggml
-from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
+from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
@@ -127,15 +125,13 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         recipe = replace(recipe, assistant=checkpoint_folder(recipe.assistant, recipe.progress))
     check_apart(out, [checkpoint, recipe.lora, recipe.assistant])
     sources = Sources([checkpoint, *recipe.files])
-    with_ggml = recipe.engine == GgufFormat.engine
-    if with_ggml:
-        checked_ggml()  # before gigabytes are read, since it may not be installed
+    engine = ENGINES[recipe.engine]
+    engine.check_installed()  # before gigabytes are read
     source = read_checkpoint(checkpoint, recipe.ignore_keys)
     if recipe.lora is not None:
         source = merge_lora(source, recipe.lora)
     tokenizer = _read_tokenizer(source, recipe.tokenizer)
-    if with_ggml:
-        check_runnable(source)
+    engine.check(source)
     storage = keep_stored_types(source, recipe)
     source = _with_special_tokens(source, tokenizer)
     source, storage = keep_trained_grid(source, recipe, storage)
@@ -184,19 +180,18 @@ def _write(job: Job, out: Output) -> None:
     """Write all files, compare the bundle with its checkpoint, and write the manifest."""
     source, config, bar = job.source, job.source.config, out.bar
     ids, expected = judged_ids(job.text_ids, config.max_context), None
-    with_onnx, peaks = isinstance(job.format, BackboneFormat), dict[str, F32]()
+    peaks = dict[str, F32]()
     if job.judged:
         bar.begin("computing with the checkpoint")
-        texts = sequences(job.text_ids, TEXT_TOKENS, config.max_context) if with_onnx else ()
+        texts = (
+            sequences(job.text_ids, TEXT_TOKENS, config.max_context) if job.format.kv_peaks else ()
+        )
         expected, peaks = observe(source, ids, texts)
     _write_texts(job, out)
     if job.tables is not None:
         bar.begin("writing tables", 4 * config.table_parameters)
         write_tables(out, TABLES, job.tables, source.tables, job.recipe.cpus)
-    if with_onnx:
-        write_onnx(job, out, peaks)
-    else:
-        write_backbone(job, out)
+    ENGINES[job.recipe.engine].write(job, out, peaks)
     if job.assistant is not None:
         job.assistant.write(out, job.recipe.cpus)
     if expected is not None:

@@ -51,7 +51,7 @@ def check_runnable(source: Checkpoint) -> None:
         )
 
 
-def write_backbone(job: Job, out: Output) -> None:
+def write_gguf_backbone(job: Job, out: Output, peaks: object) -> None:
     """Write backbone.gguf, which has a hash of the tables: they must have been written."""
     source, config, ggml = job.source, job.source.config, checked_ggml()
     weights = cast(GgufFormat, job.format).weights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
@@ -28,9 +30,7 @@ def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
 
     peaks: input -> greatest magnitude of each of its channels [K], as calibration.observe returns.
     """
-    format = job.format
-    if not isinstance(format, BackboneFormat):
-        raise TypeError(f"{format} is not for onnxruntime")
+    format = cast(BackboneFormat, job.format)
     if not job.prefill:
         return format
     plain = prompts(job.source.config, job.layout, format).plan

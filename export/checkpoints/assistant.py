@@ -66,14 +66,10 @@ def read_assistant(path: Path, dim: int) -> AssistantCheckpoint:
     if not isinstance(decoder, Gemma4Assistant) or packed:
         raise CheckpointError(f"{path}: its matrices are codes; give an assistant with floats")
     clusters = decoder.num_centroids if decoder.use_ordered_embeddings else 0
-    tensors = dict[str, Tensor]()
-    for name, shape in shapes_of(config, dim, clusters).items():
-        tensors[name] = found = files.take(tensor_name(name, config, decoder))
-        if found.shape != shape:
-            raise CheckpointError(
-                f"{path}: {found.name} is {list(found.shape)}, expected {list(shape)}; check that "
-                "all files are of this model, and of its assistant"
-            )
+    tensors = {
+        name: files.take(tensor_name(name, config, decoder), shape=shape)
+        for name, shape in shapes_of(config, dim, clusters).items()
+    }
     order = _order(path, files, config.vocab_size, clusters)
     if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
         raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")

@@ -37,7 +37,7 @@ from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import flat, with_codes
 from stem_edge.export.tensor_files.json import convert_options, one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
-from stem_edge.export.tensor_files.tensor import FLOATS, Tensor
+from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import BIASED, LENT
 
@@ -67,12 +67,12 @@ class GgufTensors(TensorFiles):
         super().__init__(path, {names.get(name, name): one for name, one in tensors.items()})
         self._own = {theirs: own for own, theirs in names.items()}
 
-    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
+    def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
         """Take a tensor of any type. Raises CheckpointError if it is missing."""
         if name not in self:
             own = self._own.get(name, name)
             raise CheckpointError(f"{self._path}: no tensor {own}; {ADVICE}")
-        return super().take(name, {self._left[name].dtype: 0})
+        return super()._taken(name, {self._left[name].dtype: 0})
 
 
 class GgufModel(NamedTuple):

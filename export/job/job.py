@@ -20,7 +20,6 @@ from stem_edge.export.job.storage import Format, Storage
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import TablePlan, plan_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
-from stem_edge.graph.formats import BackboneFormat
 from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
@@ -101,8 +100,8 @@ def footprint(
 ) -> Footprint:
     """Return the sizes of a bundle. Raises GraphError."""
     format = storage.format
-    if isinstance(format, BackboneFormat):
-        format = msgspec.structs.replace(format, prefill=prefill)
+    if prefill:
+        format = msgspec.structs.replace(format, prefill=True)
     return expected_footprint(source.config, format, tables)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 from msgspec.structs import replace as changed
 
 from stem_edge.bundle.expected import kinds_of
-from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.storage import Storage
 from stem_edge.export.quantization.calibration import guiding
@@ -28,22 +28,15 @@ def choose_types(
     source: Checkpoint, storage: Storage, text_ids: I64, progress: bool | None = None
 ) -> Storage:
     """Return storage whose format says all types, measured on the text if the recipe names none."""
-    format = storage.format
-    if not isinstance(format, BackboneFormat):
-        return storage
-    format = _stored_once(source.config, format)
+    shared = source.config.tied_head
+    format = storage.format.stored_once(shared)
     if storage.nats is not None and not kinds_of(source.config) <= storage.fixed:
+        format = cast(BackboneFormat, format)  # the only one whose matrices are chosen
         layers, ids = source.config.n_layers, _from_all_over(text_ids, source.config.max_context)
         with Progress(layers, "choosing types", progress, layers=layers) as bar:
             found = costs(source, ids, format.block_size, lambda: bar.advance(1))
         format = _with_eight_bits(format, _costly(format, found, storage.fixed, storage.nats))
-    return replace(storage, format=_stored_once(source.config, format))
-
-
-def _stored_once(config: ModelConfig, format: BackboneFormat) -> BackboneFormat:
-    """Return the format with a matrix that is embedding and head once, if both have its type."""
-    same = format.type_of("embedding") == format.type_of("head")
-    return changed(format, tied=config.tied_head and same)
+    return replace(storage, format=format.stored_once(shared))
 
 
 def _costly(

@@ -55,21 +55,29 @@ class Storage:
         """Return True if int8 matrices for prompts are written; quality_check may drop them again."""
         if recipe.prefill_graph is not None:
             return recipe.prefill_graph
-        format = self.format
-        quantized = isinstance(format, BackboneFormat) and format.weights != "fp32"
-        return quantized and not self.own_types  # which are more exact
+        return self.format.for_prompts and not self.own_types  # which are more exact
 
 
 def storage_of(recipe: Recipe) -> Storage:
     """Return how a recipe stores a checkpoint that has no types of its own."""
     rows, named = row_storage(recipe.rows or "int8"), recipe.type or BALANCED
-    if isinstance(named, BackboneFormat):
+    if not isinstance(named, str):
         return Storage(named, rows)
-    if recipe.engine == GgufFormat.engine:
-        mixture = MIXTURES.get(named, cast(GgufType, named))
-        return Storage(GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED), rows)
+    return STORAGES[recipe.engine](named, rows)
+
+
+def _on_onnxruntime(named: str, rows: RowStorage) -> Storage:
     weights = WEIGHTS.get(named, cast(WeightType, named))
     return Storage(plain_format(weights), rows, NATS.get(named))
+
+
+def _on_ggml(named: str, rows: RowStorage) -> Storage:
+    mixture = MIXTURES.get(named, cast(GgufType, named))
+    return Storage(GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED), rows)
+
+
+# Engine -> how it stores what a type names.
+STORAGES = {BackboneFormat.engine: _on_onnxruntime, GgufFormat.engine: _on_ggml}
 
 
 def plain_format(weights: WeightType) -> BackboneFormat:

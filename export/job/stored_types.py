@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import gcd
-
-import msgspec
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
@@ -23,9 +21,8 @@ from stem_edge.graph.formats import (
     MATRIX_KINDS,
     VOCABULARY_KINDS,
     BackboneFormat,
+    EngineName,
     GgufFormat,
-    GgufType,
-    OwnTypes,
     WeightType,
     usual_type,
 )
@@ -58,9 +55,9 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
             )
         return storage
     storage = replace(storage, format=found, nats=None, own_types=True)
-    if isinstance(found, BackboneFormat):
-        found = msgspec.structs.replace(found, kv_peaks=storage.judged(recipe))
-    return replace(storage, format=found)
+    if storage.judged(recipe):
+        storage = replace(storage, format=found.judged())
+    return storage
 
 
 def _own_format(source: Checkpoint, recipe: Recipe) -> Format | None:
@@ -71,9 +68,7 @@ def _own_format(source: Checkpoint, recipe: Recipe) -> Format | None:
     types = {name: m.stored.type for name, m in matrices.items() if m.stored}
     if recipe.type not in (None, KEEP) or not types or len(types) < len(matrices):
         return None
-    if recipe.engine == BackboneFormat.engine:
-        return in_blocks(source.config, types)
-    return GgufFormat(weights=in_gguf(source.config, types))
+    return KEPT[recipe.engine](source.config, types)
 
 
 def _keep_packed(
@@ -102,13 +97,13 @@ def _usual_head(source: Checkpoint) -> WeightType:
     return "int8" if grouped else "fp32"
 
 
-def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | OwnTypes:
+def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
     """Return the mixture that has these types; the types themselves without such a mixture."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
-            return mixture
-    return short_types(types)
+            return GgufFormat(weights=mixture)
+    return GgufFormat(weights=short_types(types))
 
 
 def _stored_rows(source: Checkpoint) -> RowStorage | None:
@@ -214,6 +209,13 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
         matrices=dict.fromkeys(sorted(layers - four), "int8") if layers & four else {},
         offsets=offsets,
     )
+
+
+# Engine -> the format that keeps types of ggml; it returns None if no format comes near.
+KEPT: dict[EngineName, Callable[[ModelConfig, dict[str, TensorType]], Format | None]] = {
+    BackboneFormat.engine: in_blocks,
+    GgufFormat.engine: in_gguf,
+}
 
 
 def _bits(name: str, four: Collection[str]) -> WeightType:

@@ -21,7 +21,6 @@ from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
     SMALL_KINDS,
-    BackboneFormat,
     MatrixKind,
     WeightType,
 )
@@ -46,9 +45,13 @@ def keep_trained_grid(
     checkpoint say so.
     """
     said: list[str] = []
-    format, chosen = storage.format, not isinstance(recipe.type, BackboneFormat)
-    four = isinstance(format, BackboneFormat) and format.weights == "int4"
-    if four and chosen and not storage.own_types and (found := trained_kinds(source)):
+    chosen = recipe.type is None or isinstance(recipe.type, str)
+    if (
+        chosen
+        and storage.format.weights == "int4"
+        and not storage.own_types
+        and (found := trained_kinds(source))
+    ):
         blocks = f"{', '.join(found)} were trained for 4 bits in blocks of {min(found.values())}"
         said.append(f"{blocks} and are kept as trained")
         storage = _with_kinds(storage, found, kinds_of(source.config))

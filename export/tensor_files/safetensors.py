@@ -59,8 +59,19 @@ class TensorFiles:
         """Return the name in its file of a tensor that is left."""
         return self._left[name].name
 
-    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
-        """Take the tensor of that name. Raises CheckpointError if it has another type."""
+    def take(
+        self, name: str, dtypes: dict[str, int] = FLOATS, shape: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Take the tensor of that name. Raises CheckpointError if it has another type or shape."""
+        tensor = self._taken(name, dtypes)
+        if shape not in (None, tensor.shape):
+            raise CheckpointError(
+                f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape or ())}, "
+                "as config.json says: check that all files are of the same run"
+            )
+        return tensor
+
+    def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
         if name not in self._left:
             raise CheckpointError(
                 f"{self._path}: no tensor {name} in its safetensors files; check that config.json "

@@ -85,6 +85,23 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         at = f"layers.{layer}."
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
+    def judged(self) -> BackboneFormat:
+        """Return the format of a bundle that a text was run through."""
+        return msgspec.structs.replace(self, kv_peaks=True)
+
+    @property
+    def for_prompts(self) -> bool:
+        """Return whether separate int8 matrices for prompts are worth their bytes."""
+        return self.weights != "fp32"
+
+    def stored_once(self, shared: bool) -> BackboneFormat:
+        """Return the format with a matrix that is embedding and head stored once, if both have its type.
+
+        shared: whether the model has such a matrix.
+        """
+        same = self.type_of("embedding") == self.type_of("head")
+        return msgspec.structs.replace(self, tied=shared and same)
+
     @property
     def quantized(self) -> bool:
         """Return whether any kind of matrix is quantized."""
@@ -111,6 +128,8 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     engine: ClassVar[EngineName] = "ggml"
     prefill: ClassVar[bool] = False
+    for_prompts: ClassVar[bool] = False
+    kv_peaks: ClassVar[bool] = False
     weights: GgufType | OwnTypes  # a mixture; or the types that a GGUF file came with
     importance: bool = False  # whether a calibration text weighted the channels
 
@@ -118,6 +137,14 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def name(self) -> str:
         """Name of the mixture, for people."""
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
+
+    def judged(self) -> GgufFormat:
+        """Return the format, in which no text leaves peaks."""
+        return self
+
+    def stored_once(self, shared: bool) -> GgufFormat:
+        """Return the format: a head without a matrix is the embedding."""
+        return self
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -137,11 +137,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "another size": (
         lambda folder: changed(folder, pre_projection__weight=torch.zeros(16, 128)),
         CheckpointError,
-        r"pre_projection.weight is \[16, 128\], expected \[16, 64\]; check that",
+        r"pre_projection.weight is \[16, 128\]; expected \[16, 64\], as config",
     ),
     "another kind": (of_all(model_type="gemma4_text"), CheckpointError, "expected .*assistant"),
     "ids twice": (repeated, CheckpointError, "does not name each of 320 tokens once"),
-    "clusters": (of_all(num_centroids=7), CheckpointError, r"centroids.* is \[16, 16\], expected \[7"),
+    "clusters": (of_all(num_centroids=7), CheckpointError, r"centroids.* is \[16, 16\]; expected \[7"),
     "too many": (
         of_all(centroid_intermediate_top_k=CLUSTERS + 1),
         ExportError,

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
-from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, Gemma
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
 from stem_edge.export.checkpoints.hugging_face.packed import UNUSED
@@ -85,7 +84,7 @@ class GemmaPle(Gemma, kw_only=True):
         found: dict[str, Tensor] = {}
         context, width = None, config.n_layers * config.ple_width
         if width:
-            context = self._take(files, CONTEXT, (width, config.dim))
+            context = files.take(self.inside + CONTEXT, shape=(width, config.dim))
         for name in config.backbone_shapes():
             if name.endswith(".ple_context") and context is not None:
                 start = int(name.split(".")[1]) * config.ple_width
@@ -104,18 +103,8 @@ class GemmaPle(Gemma, kw_only=True):
         if not config.ple_width:
             return {}
         width = config.ple_width
-        table = self._take(files, TABLE, (config.records, config.n_layers * width))
+        table = files.take(self.inside + TABLE, shape=(config.records, config.n_layers * width))
         return dict(zip(config.stem_layers, table.columns(width), strict=True))
-
-    def _take(self, files: TensorFiles, name: str, expected: tuple[int, int]) -> Tensor:
-        """Take a tensor that holds something of every layer. Raises CheckpointError."""
-        tensor = files.take(self.inside + name)
-        if tensor.shape != expected:
-            raise CheckpointError(
-                f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(expected)}, as "
-                "config.json says: check that both are of the same run"
-            )
-        return tensor
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
         """Return the record of each token [V]; those beyond the table have its first."""

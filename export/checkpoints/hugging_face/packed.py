@@ -44,9 +44,13 @@ class PackedFiles(TensorFiles):
         """Return a matrix, which can still be taken. Raises CheckpointError."""
         return self.again().take(name)
 
-    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Tensor:
+    def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
         """Take a matrix, packed if it has scales. Raises CheckpointError."""
-        module, codes, take = name.removesuffix(".weight"), name, super().take
+        module, codes, taken = name.removesuffix(".weight"), name, super()._taken
+
+        def take(part: str, types: dict[str, int] = FLOATS) -> Tensor:
+            return taken(part, types)
+
         words, scales, zeros, shape = (module + part for part in GROUPED)
         if words in self:
             points = take(zeros, WORDS) if zeros in self else None
@@ -65,7 +69,7 @@ class PackedFiles(TensorFiles):
     def _step(self, name: str) -> float:
         if name not in self:
             return 0.0
-        tensor = super().take(name)
+        tensor = super()._taken(name, FLOATS)
         if tensor.shape not in ((), (1,)):
             raise CheckpointError(
                 f"{tensor.path}: {name} is {list(tensor.shape)}; expected one number"

@@ -13,76 +13,11 @@ from typing import Any
 
 import msgspec
 
-from stem_edge.layers import LinearRope, Llama3Rope, ProportionalRope, RopeScaling, YarnRope
+from stem_edge.layers import RopeScaling
 
 THETA = 10000.0  # default of transformers
-
-
-class _Rope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="rope_type"):
-    rope_theta: float | None = None
-
-    def scaling(self, context: int) -> RopeScaling | None:
-        """Return the scaling as ModelConfig has it; context: max_position_embeddings."""
-        return None
-
-
-class _Default(_Rope, tag="default"):
-    pass
-
-
-class _Linear(_Rope, tag="linear"):
-    factor: float
-
-    def scaling(self, context: int) -> RopeScaling | None:
-        return LinearRope(self.factor)
-
-
-class _Llama3(_Rope, tag="llama3"):
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int | None = None
-
-    def scaling(self, context: int) -> RopeScaling | None:
-        original = self.original_max_position_embeddings or context
-        return Llama3Rope(self.factor, self.low_freq_factor, self.high_freq_factor, original)
-
-
-class _Yarn(_Rope, tag="yarn"):
-    factor: float | None = None
-    original_max_position_embeddings: int | None = None
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    truncate: bool = True
-
-    def scaling(self, context: int) -> RopeScaling | None:
-        original = self.original_max_position_embeddings or context
-        factor = context / original if self.factor is None else self.factor
-        size = self.attention_factor
-        if size is None and self.mscale and self.mscale_all_dim:
-            size = _growth(factor, self.mscale) / _growth(factor, self.mscale_all_dim)
-        return YarnRope(
-            factor,
-            original,
-            attention_factor=_growth(factor, 1) if size is None else size,
-            beta_fast=self.beta_fast or 32.0,
-            beta_slow=self.beta_slow or 1.0,
-            truncate=self.truncate,
-        )
-
-
-class _Proportional(_Rope, tag="proportional"):
-    partial_rotary_factor: float = 1.0
-    factor: float = 1.0
-
-    def scaling(self, context: int) -> RopeScaling | None:
-        return ProportionalRope(self.partial_rotary_factor, self.factor)
-
-
-_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+OURS = {"original_max_position_embeddings": "original_context", "partial_rotary_factor": "share"}
 
 
 def read_rope(
@@ -95,20 +30,38 @@ def read_rope(
         raise ValueError("both rope_scaling and rope_parameters are given; expected one of them")
     given = {name: value for name, value in (older or newer or {}).items() if value is not None}
     kind = given.pop("type", "default")
-    given.setdefault("rope_type", kind)
-    if given["rope_type"] not in _TYPES:
-        raise ValueError(
-            f"rope_type is {given['rope_type']!r}; expected one of {', '.join(_TYPES)}"
-        )
-    if given.get("partial_rotary_factor") == 1 and given["rope_type"] != "proportional":
+    kind = given.pop("rope_type", kind)
+    if kind not in TYPES:
+        raise ValueError(f"rope_type is {kind!r}; expected one of {', '.join(TYPES)}")
+    if given.get("partial_rotary_factor") == 1 and kind != "proportional":
         del given["partial_rotary_factor"]
     try:
-        rope = msgspec.convert(given, type=_Default | _Linear | _Llama3 | _Yarn | _Proportional)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"RoPE of type {given['rope_type']}: {error}") from error
-    if rope.rope_theta is not None:
-        theta = rope.rope_theta
-    return THETA if theta is None else theta, rope.scaling(context)
+        own = msgspec.convert(given.pop("rope_theta", theta), float | None)
+        return THETA if own is None else own, _scaling(kind, given, context)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ValueError(f"RoPE of type {kind}: {error}") from error
+
+
+def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | None:
+    """Return the scaling with the defaults of transformers. Raises ValidationError, TypeError."""
+    fields = {OURS.get(name, name): value for name, value in given.items()}
+    if kind in ("llama3", "yarn"):
+        fields["original_context"] = fields.get("original_context") or context
+    if kind == "yarn":
+        fields.setdefault("factor", context / fields["original_context"])
+        scales = fields.pop("mscale", None), fields.pop("mscale_all_dim", None)
+        one, other = scales if all(scales) else (1, 0)
+        usual = _growth(fields["factor"], one) / _growth(fields["factor"], other)
+        fields.setdefault("attention_factor", usual)
+        fields = {name: value for name, value in fields.items() if value or "beta" not in name}
+    elif kind == "proportional":
+        fields.setdefault("share", 1.0)
+    elif kind == "default":
+        if fields:
+            raise TypeError(f"unknown field `{next(iter(fields))}`")
+        return None
+    scaling: RopeScaling = msgspec.convert(fields | {"type": kind}, RopeScaling)
+    return scaling
 
 
 def _growth(factor: float, scale: float) -> float:
