@@ -133,7 +133,10 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     tokenizer = _read_tokenizer(source, recipe.tokenizer)
     engine.check(source)
     storage = keep_stored_types(source, recipe)
-    source = _with_special_tokens(source, tokenizer)
+    ids = {"bos_id": tokenizer.bos_id, "eos_ids": tokenizer.eos_ids}
+    said = tokenizer.notes + (() if tokenizer.eos_ids else (NO_END,))
+    config = msgspec.structs.replace(source.config, **ids)
+    source = replace(source, config=config, notes=source.notes + said)
     source, storage = keep_trained_grid(source, recipe, storage)
     part = None
     if recipe.assistant is not None:
@@ -168,14 +171,6 @@ def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> Exported
     return converted
 
 
-def _with_special_tokens(source: Checkpoint, tokenizer: ExportedTokenizer) -> Checkpoint:
-    """Return the checkpoint with the ids of its tokenizer's special tokens, and its notes."""
-    ids = {"bos_id": tokenizer.bos_id, "eos_ids": tokenizer.eos_ids}
-    config = msgspec.structs.replace(source.config, **ids)
-    missing = () if tokenizer.eos_ids else (NO_END,)
-    return replace(source, config=config, notes=source.notes + tokenizer.notes + missing)
-
-
 def _write(job: Job, out: Output) -> None:
     """Write all files, compare the bundle with its checkpoint, and write the manifest."""
     source, config, bar = job.source, job.source.config, out.bar
@@ -187,7 +182,11 @@ def _write(job: Job, out: Output) -> None:
             sequences(job.text_ids, TEXT_TOKENS, config.max_context) if job.format.kv_peaks else ()
         )
         expected, peaks = observe(source, ids, texts)
-    _write_texts(job, out)
+    out.write(TOKENIZER, job.tokenizer.json.encode())
+    texts_of = msgspec.json.encode(job.tokenizer.config, order="sorted")
+    out.write(TOKENIZER_CONFIG, msgspec.json.format(texts_of, indent=1) + b"\n")
+    if job.recipe.calibration is not None:
+        out.write(TOKEN_COUNTS, encode_counts(job.counts))
     if job.tables is not None:
         bar.begin("writing tables", 4 * config.table_parameters)
         write_tables(out, TABLES, job.tables, source.tables, job.recipe.cpus)
@@ -199,12 +198,3 @@ def _write(job: Job, out: Output) -> None:
     return_freed_memory()  # of the pieces, before the engine takes as much
     manifest = accept(job, out, peaks, ids, expected)
     write_file(out.folder / MANIFEST, encode_manifest(manifest))
-
-
-def _write_texts(job: Job, out: Output) -> None:
-    """Write the tokenizer, and how often the user's text uses each token."""
-    out.write(TOKENIZER, job.tokenizer.json.encode())
-    config = msgspec.json.encode(job.tokenizer.config, order="sorted")
-    out.write(TOKENIZER_CONFIG, msgspec.json.format(config, indent=1) + b"\n")
-    if job.recipe.calibration is not None:
-        out.write(TOKEN_COUNTS, encode_counts(job.counts))

@@ -17,7 +17,7 @@ from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.streams import FileThreads
 from stem_edge.export.tensor_files.tensor import codes_of
 from stem_edge.numerics.matrix import Matrix
-from stem_edge.numerics.quantize import F32, I64, U8
+from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
@@ -112,8 +112,10 @@ def _kept(
 def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> F32:
     """Read the rows of records start..stop from wherever they are in the checkpoint's table."""
     runs = [(start, stop)]
-    if plan.order is not None:
-        runs = _runs(plan.order[start:stop])
+    if plan.order is not None:  # ascending numbers, in runs without gaps
+        numbers = plan.order[start:stop]
+        cut = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+        runs = [(int(piece[0]), int(piece[-1]) + 1) for piece in cut]
     name = f"table of layer {layer}"
     pieces = [check_finite(name, run[0], table.rows(*run)) for run in runs]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -123,12 +125,6 @@ def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) 
     """Divide an array into shards of about `nbytes` bytes, and its records into pieces."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))
-
-
-def _runs(numbers: I64) -> list[tuple[int, int]]:
-    """Split ascending numbers into runs without gaps, as (start, stop)."""
-    pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return [(int(piece[0]), int(piece[-1]) + 1) for piece in pieces]
 
 
 def _spans(grid: ShardGrid, shard: int) -> Iterator[tuple[int, int]]:

@@ -57,20 +57,20 @@ def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F3
     type = tensor.type
     if type == FLOAT32:
         return lambda values: _bytes(values.astype("<f4"))
-    code = _half if type == F16 else _quantizer(ggml, tensor)
+    code = None if type == F16 else _quantizer(ggml, tensor)
 
     def work(values: F32) -> U8:
-        _check_range(tensor, values)
-        coded = code(values)
+        if (peak := float(np.abs(values).max(initial=0))) > GREATEST:
+            raise ExportError(
+                f"{tensor.name}: holds {peak:g}, but {type.name} goes up to {GREATEST:g}; check that "
+                "the checkpoint is not damaged, or export with --type f32"
+            )
+        coded = code(values) if code else _bytes(values.astype("<f2"))
         sample = np.ascontiguousarray(coded.reshape(len(values), -1)[::EVERY])
         meter.add(tensor.kind, values[::EVERY], decoded(sample, type))
         return coded
 
     return work
-
-
-def _half(values: F32) -> U8:
-    return _bytes(values.astype("<f2"))
 
 
 def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
@@ -101,15 +101,6 @@ def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
         return coded
 
     return code
-
-
-def _check_range(tensor: TensorSource, values: F32) -> None:
-    peak = float(np.abs(values).max(initial=0))
-    if peak > GREATEST:
-        raise ExportError(
-            f"{tensor.name}: holds {peak:g}, but {tensor.type.name} goes up to {GREATEST:g}; check that "
-            "the checkpoint is not damaged, or export with --type f32"
-        )
 
 
 def _bytes(values: npt.NDArray[Any]) -> U8:

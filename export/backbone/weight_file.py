@@ -290,10 +290,10 @@ def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ..
     """List the products that are worth a balancing pass: no norm can absorb their factors, and
     their inputs had outliers."""
     plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
-    return tuple(item.name for item in plain if _has_outliers(peaks.get(item.name), item))
-
-
-def _has_outliers(peaks: F32 | None, item: Columns) -> bool:
-    if peaks is None or len(peaks) != item.codes.dims[0]:
-        return False
-    return bool(peaks.max() > OUTLIER * np.median(peaks))
+    seen = {item.name: peaks[item.name] for item in plain if item.name in peaks}
+    return tuple(
+        item.name
+        for item in plain
+        if len(found := seen.get(item.name, ())) == item.codes.dims[0]
+        and np.max(found) > OUTLIER * np.median(found)
+    )

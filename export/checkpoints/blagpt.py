@@ -168,32 +168,27 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         advice="such a model cannot be exported",
     )
     tensors = named_tensors(path, saved)
-    _check_tables(path, options, tensors)
+    _check_layers(path, options, tensors)
     if options.use_top:
         tensors.pop("top_head.weight", None)  # not needed: only training uses its predictions
-    if options.tie_embed_weights:
-        _drop_tied_head(path, tensors)
+    head, embedding = tensors.get("lm_head.weight"), tensors.get("transformer.wte.weight")
+    if options.tie_embed_weights and head is not None and embedding is not None:
+        if head.dtype != embedding.dtype or not same_values(head, embedding):
+            raise CheckpointError(
+                f"{path}: tie_embed_weights is True, but lm_head.weight is not transformer.wte.weight; "
+                "expected them to be equal: one of them was changed after training"
+            )
+        del tensors["lm_head.weight"]
     return _model_config(path, options), tensors
 
 
-def _check_tables(path: Path, options: Options, tensors: Mapping[str, Tensor]) -> None:
+def _check_layers(path: Path, options: Options, tensors: Mapping[str, Tensor]) -> None:
     layers = range(options.n_layer)
     found = [n for n in layers if f"transformer.h.{n}.mlp.stem_embedding.weight" in tensors]
     if found != list(options.stem()):
         raise CheckpointError(
             f"{path}: model_config asks for tables in layers {list(options.stem())}, but the weights "
             f"have them in {found}; the file was put together from two runs"
-        )
-
-
-def _drop_tied_head(path: Path, tensors: dict[str, Tensor]) -> None:
-    head, embedding = tensors.pop("lm_head.weight", None), tensors.get("transformer.wte.weight")
-    if head is None or embedding is None:
-        return
-    if head.dtype != embedding.dtype or not same_values(head, embedding):
-        raise CheckpointError(
-            f"{path}: tie_embed_weights is True, but lm_head.weight is not transformer.wte.weight; "
-            "expected them to be equal: one of them was changed after training"
         )
 
 

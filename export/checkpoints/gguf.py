@@ -34,7 +34,7 @@ from stem_edge.export.checkpoints.hugging_face.config import Decoder
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
 from stem_edge.export.checkpoints.hugging_face.reader import assembled
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
-from stem_edge.export.tensor_files.gguf_tensor import flat, with_codes
+from stem_edge.export.tensor_files.gguf_tensor import coded_rows, flat
 from stem_edge.export.tensor_files.json import convert_options, one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import Tensor
@@ -176,7 +176,7 @@ def renamed(
     tensors = dict(model.tensors)
     if isinstance(decoder, gemma_ple.GemmaPle) and TABLE in tensors:
         theirs[TABLE] = decoder.inside + gemma_ple.TABLE
-        tensors[TABLE] = _rows_of(tensors[TABLE], config.ple_width)
+        tensors[TABLE] = coded_rows(tensors[TABLE], config.ple_width)
     if model.architecture == LLAMA:
         turned = [n for n, name in theirs.items() if ".q_proj." in name or ".k_proj." in name]
         for name in tensors.keys() & turned:
@@ -192,13 +192,6 @@ def _stored_name(name: str) -> str:
     if part in ALTUP:
         return f"blk.{at.split('.')[1]}.{ALTUP[part]}.weight"
     return CONTEXT if part == "ple_context" else gguf_name(name)
-
-
-def _rows_of(table: Tensor, width: int) -> Tensor:
-    """Return a table of per-layer embeddings, as codes if those of a layer need no offsets."""
-    codes = None if (coded := with_codes(table)) is None else coded.codes
-    fits = codes is not None and codes.offsets is None and width % codes.group_size == 0
-    return coded if fits and coded is not None else table
 
 
 def _in_halves(tensor: Tensor, head_dim: int) -> Tensor:

@@ -130,7 +130,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     # A dense model is accepted, too, since Lingua itself trains such models.
     default = [] if dense else list(range(1, params.model.n_layers))
     order = default if listed is None else listed
-    kind = _stem_ffn(params.model, backbone)
+    # What STEM layers compute follows from `forward` of the trainer's stem_dag, not from its text.
+    mixed = any(f"layers.{layer}.mix" in backbone for layer in range(params.model.n_layers))
+    plus = params.model.alpha_mode == "sum"
+    kind = "stem-plus" if plus else "stem-mix" if mixed else "stem"
     _check_stem_layers(folder, params.model, order if kind == "stem" else [], backbone)
     tables = _read_tables(folder, order, params.distributed.stem_parallel_size) if order else {}
     notes: tuple[str, ...] = ()
@@ -166,14 +169,6 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
         )
     modules = {n.removesuffix(".weight"): m for n, m in found.items() if not n.startswith(SKIPPED)}
     return {names.get(module, module): matrix for module, matrix in modules.items()}
-
-
-def _stem_ffn(model: Params, backbone: Mapping[str, Tensor]) -> str:
-    """Return what STEM layers compute, as `forward` of the trainer's stem_dag does, not its text."""
-    if model.alpha_mode == "sum":
-        return "stem-plus"
-    mixed = any(f"layers.{layer}.mix" in backbone for layer in range(model.n_layers))
-    return "stem-mix" if mixed else "stem"
 
 
 def _check_stem_layers(

@@ -94,20 +94,15 @@ def _matching(patterns: Mapping[str, float] | None, module: str, default: float)
     return default
 
 
-def _sum(base: Tensor, left: Matrix, right: Matrix, scale: float) -> Tensor:
-    """Return a matrix plus a product of two narrow ones."""
-
-    def rows(start: int, stop: int) -> F32:
-        product = left.rows(start, stop) @ whole(right)
-        return np.asarray(base.rows(start, stop) + np.float32(scale) * product, np.float32)
-
-    return base.computed(rows)
-
-
 def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     """Return the checkpoint with the adapter of a folder merged. Raises CheckpointError."""
     folder = Path(adapter)
-    options = _read_options(folder)
+    missing = "give the folder that PEFT's save_pretrained wrote"
+    given = read_json(folder / CONFIG, "the options of an adapter", dict[str, Any], missing=missing)
+    given = {"peft_type": None} | given
+    options = read_options(
+        folder / CONFIG, given, Options, expected=EXPECTED, ignored=IGNORED, advice=ADVICE
+    )
     path = folder / WEIGHTS
     if not path.is_file() and (folder / PICKLE).is_file():
         raise CheckpointError(
@@ -118,7 +113,10 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     # Added for a tied head, which has no matrix; lm_head is PEFT's usual name for it.
     names = {"lm_head": "head", **checkpoint.names}
     if checkpoint.config.tied_head and {"embedding", "head"} & {names.get(m) for m in modules}:
-        checkpoint = _untied(checkpoint)
+        # An adapter changes only one of the two.
+        config = msgspec.structs.replace(checkpoint.config, tied_head=False)
+        both = {**checkpoint.backbone, "head": checkpoint.backbone["embedding"]}
+        checkpoint = replace(checkpoint, config=config, backbone=both)
     backbone = dict(checkpoint.backbone)
     # Where keys are values, the matrix of the keys is the only one.
     keys = {name: name.removesuffix("wv") + "wk" for name in backbone if name.endswith(".wv")}
@@ -137,20 +135,6 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     return check_shapes(replace(checkpoint, backbone=backbone, notes=notes))
 
 
-def _read_options(folder: Path) -> Options:
-    path = folder / CONFIG
-    missing = "give the folder that PEFT's save_pretrained wrote"
-    options = read_json(path, "the options of an adapter", dict[str, Any], missing=missing)
-    return read_options(
-        path,
-        {"peft_type": None} | options,
-        Options,
-        expected=EXPECTED,
-        ignored=IGNORED,
-        advice=ADVICE,
-    )
-
-
 def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:
     """Open the adapter as module -> part -> tensor. Raises CheckpointError for any other tensor."""
     modules: dict[str, dict[str, Tensor]] = {}
@@ -165,13 +149,6 @@ def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:
     if not modules:
         raise CheckpointError(f"{path}: has no tensors; expected those of a LoRA adapter")
     return modules
-
-
-def _untied(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with its head untied, because an adapter changes only one of the two."""
-    config = msgspec.structs.replace(checkpoint.config, tied_head=False)
-    backbone = {**checkpoint.backbone, "head": checkpoint.backbone["embedding"]}
-    return replace(checkpoint, config=config, backbone=backbone)
 
 
 def _merged(
@@ -189,10 +166,17 @@ def _merged(
     for part, shape in zip(kind, ((rank, ends[0]), (ends[1], rank)), strict=True):
         _check_shape(path, f"{module}.{part}", parts.get(part), shape)
     a, b = (parts[part] for part in kind)
-    if kind == LINEAR:
-        return _sum(base, b, a, options.scale(module))
-    left, right = (ArrayMatrix(np.ascontiguousarray(whole(tensor).T)) for tensor in (a, b))
-    return _sum(base, left, right, options.scale(module))
+    left: Matrix = b
+    right: Matrix = a
+    given, scale = base, np.float32(options.scale(module))
+    if kind == EMBEDDING:
+        left, right = (ArrayMatrix(np.ascontiguousarray(whole(tensor).T)) for tensor in (a, b))
+
+    def rows(start: int, stop: int) -> F32:
+        product = left.rows(start, stop) @ whole(right)
+        return np.asarray(given.rows(start, stop) + scale * product, np.float32)
+
+    return base.computed(rows)
 
 
 def _check_shape(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:

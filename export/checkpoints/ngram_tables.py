@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -82,15 +82,8 @@ def open_tables(folder: Path) -> list[StoredRows]:
 
 def is_table(name: str) -> bool:
     """Return whether a tensor of this name is a part of such a table."""
-    return any(WEIGHTS.fullmatch(weight) for weight in _weights_of(name))
-
-
-def _weights_of(name: str) -> Iterator[str]:
-    """Yield the names that the tensor of this name, or that whose scale it is, may have."""
-    yield name
-    for ending in SCALES:
-        if name.endswith(ending):
-            yield name.removesuffix(ending) + ".weight"
+    scaled = (name.removesuffix(s) + ".weight" for s in SCALES if name.endswith(s))
+    return any(WEIGHTS.fullmatch(weight) for weight in (name, *scaled))
 
 
 def _stored(folder: Path, table: KeyedTable, tensors: dict[str, Tensor]) -> StoredRows:

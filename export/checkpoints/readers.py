@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from stem_edge.bundle.manifest import MANIFEST
@@ -47,8 +48,11 @@ def read_checkpoint(path: str | Path, ignore_keys: Collection[str] = ()) -> Chec
 def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """Open a checkpoint as read_checkpoint does, but read no tables for its notes."""
     if not path.exists():
+        hint = ""
+        with suppress(InputError):  # if the path looks like no name of a model on a hub
+            hint = f"did you mean {hub_name(PREFIX + path.as_posix())}? else "
         raise CheckpointError(
-            f"{path}: no such checkpoint; {_hint(path)}give a folder that training wrote, a "
+            f"{path}: no such checkpoint; {hint}give a folder that training wrote, a "
             "GGUF file, or a model on a hub as hf:org/name"
         )
     if (path / CONFIG).is_file():  # must be first, since Mistral's folders have a params.json, too
@@ -67,20 +71,15 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     return read_lingua(path)  # only to say what is missing
 
 
-def _hint(path: Path) -> str:
-    """Ask about a path that looks like the name of a model on a hub."""
-    try:
-        return f"did you mean {hub_name(PREFIX + path.as_posix())}? else "
-    except InputError:
-        return ""
-
-
 def _refuse(path: Path) -> None:
     """Raise CheckpointError for files that are often mistaken for a checkpoint."""
     if path.is_file():
+        what = looks_like(SourceFile(path).head)
+        if path.name.lower().endswith(ARCHIVES):
+            what = f"{what or 'an archive by its name'}: unpack it with a tool that you trust"
         raise CheckpointError(
-            f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, a .gguf "
-            "file, or a .pt file of BlaGPT"
+            f"{path}: not a checkpoint{f', but {what}' if what else ''}; give the folder it lies in, "
+            "a .gguf file, or a .pt file of BlaGPT"
         )
     if not path.is_dir():
         raise CheckpointError(f"{path}: not a folder; give the folder that holds the checkpoint")
@@ -117,11 +116,3 @@ def _checkpoints_below(path: Path) -> list[str]:
         for folder in folders
         if (folder / CONFIG).is_file() or (folder / PARAMS).is_file() or find_states(folder)
     ]
-
-
-def _which_is(path: Path) -> str:
-    file = SourceFile(path)
-    what = looks_like(file.head)
-    if path.name.lower().endswith(ARCHIVES):
-        what = f"{what or 'an archive by its name'}: unpack it with a tool that you trust"
-    return f", but {what}" if what else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import cast
 
@@ -35,7 +35,14 @@ def choose_types(
         layers, ids = source.config.n_layers, _from_all_over(text_ids, source.config.max_context)
         with Progress(layers, "choosing types", progress, layers=layers) as bar:
             found = costs(source, ids, format.block_size, lambda: bar.advance(1))
-        format = _with_eight_bits(format, _costly(format, found, storage.fixed, storage.nats))
+        kinds, matrices = dict(format.kinds), dict(format.matrices)
+        for name in _costly(format, found, storage.fixed, storage.nats):
+            if name not in VOCABULARY_KINDS:
+                matrices[name] = "int8"
+            else:
+                kinds[name] = "int8"
+                kinds |= {"embedding": "int8"} if format.tied else {}
+        format = changed(format, kinds=kinds, matrices=matrices)
     return replace(storage, format=format.stored_once(shared))
 
 
@@ -73,15 +80,3 @@ def _from_all_over(text_ids: I64, max_context: int) -> list[int]:
     pieces = [text_ids[start : start + length] for start in starts]
     found: list[int] = np.concatenate(pieces)[:max_context].tolist()
     return found
-
-
-def _with_eight_bits(format: BackboneFormat, chosen: Iterable[str]) -> BackboneFormat:
-    kinds, matrices = dict(format.kinds), dict(format.matrices)
-    for name in chosen:
-        if name in VOCABULARY_KINDS:
-            kinds[name] = "int8"
-            if format.tied:
-                kinds["embedding"] = "int8"
-        else:
-            matrices[name] = "int8"
-    return changed(format, kinds=kinds, matrices=matrices)

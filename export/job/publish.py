@@ -53,28 +53,24 @@ def publish(
         _recover(out)
         # Checked again because `out` may have been recovered, or made by others, since.
         _check_target(out, force, kind, ours)
-        work = _empty_folder(out)
+        work = out.with_name(WORKING + out.name)
+        if work.is_dir():
+            # It may be the replaced bundle. A power cut could give it its name back until this sync.
+            disk.sync_folder(out.parent)
+            remove_tree(work, out.parent)
+        make_folders(work)
         unfinished = True
         try:
             yield work
-            _sync_all(work)
+            below = sorted(path for path in work.rglob("*") if path.is_dir())
+            for folder in (*below, work):  # for the names; files were synced when they were closed
+                disk.sync_folder(folder)
             unfinished = False  # must not be deleted: from here on it may be the old bundle
             _take_place(work, out)
         finally:
             if unfinished:
                 with contextlib.suppress(OSError):
                     remove_tree(work, out.parent)
-
-
-def _empty_folder(out: Path) -> Path:
-    """Make the working folder of a target, without what a killed export left in it."""
-    work = out.with_name(WORKING + out.name)
-    if work.is_dir():
-        # It may be the replaced bundle. A power cut could give it its name back until this sync.
-        disk.sync_folder(out.parent)
-        remove_tree(work, out.parent)
-    make_folders(work)
-    return work
 
 
 @contextlib.contextmanager
@@ -193,13 +189,6 @@ def _make_durable(folder: Path) -> None:
         disk.sync_folder(folder.parent)
 
 
-def _sync_all(folder: Path) -> None:
-    """Sync the names of everything in a folder; the files were synced when they were closed."""
-    for below in sorted(p for p in folder.rglob("*") if p.is_dir()):
-        disk.sync_folder(below)
-    disk.sync_folder(folder)
-
-
 def _take_place(new: Path, out: Path) -> None:
     """Give `new` the name `out` durably, then delete what had that name.
 
@@ -213,8 +202,16 @@ def _take_place(new: Path, out: Path) -> None:
         with contextlib.suppress(OSError):
             undo()
         raise
-    if old is not None:
-        _remove_old(old)
+    if old is None:
+        return
+    try:
+        remove_tree(old, old.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        warnings.warn(
+            Leftover(f"{old}: the replaced version could not be deleted ({reason}); delete it"),
+            stacklevel=2,
+        )
 
 
 def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
@@ -237,14 +234,3 @@ def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
         disk.rename(aside, out)
         raise
     return aside, undo
-
-
-def _remove_old(old: Path) -> None:
-    try:
-        remove_tree(old, old.parent)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        warnings.warn(
-            Leftover(f"{old}: the replaced version could not be deleted ({reason}); delete it"),
-            stacklevel=2,
-        )

@@ -47,7 +47,13 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
     storage = storage_of(recipe)
     if recipe.rows is None:
         storage = replace(storage, rows=_stored_rows(source) or storage.rows)
-    found = _own_format(source, recipe)
+    matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
+    types = {name: m.stored.type for name, m in matrices.items() if m.stored}
+    found: Format | None = None
+    if packed := {name: m.codes.bits for name, m in matrices.items() if m.codes}:
+        found = _keep_packed(source, recipe, packed)
+    elif recipe.type in (None, KEEP) and types and len(types) == len(matrices):
+        found = KEPT[recipe.engine](source.config, types)
     if found is None:
         if recipe.type == KEEP:
             raise ExportError(
@@ -58,17 +64,6 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
     if storage.judged(recipe):
         storage = replace(storage, format=found.judged())
     return storage
-
-
-def _own_format(source: Checkpoint, recipe: Recipe) -> Format | None:
-    """Return the format that keeps the types of a checkpoint; None to choose others."""
-    matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
-    if packed := {name: m.codes.bits for name, m in matrices.items() if m.codes}:
-        return _keep_packed(source, recipe, packed)
-    types = {name: m.stored.type for name, m in matrices.items() if m.stored}
-    if recipe.type not in (None, KEEP) or not types or len(types) < len(matrices):
-        return None
-    return KEPT[recipe.engine](source.config, types)
 
 
 def _keep_packed(

@@ -81,13 +81,10 @@ def importance_vectors(
         layer_done()
     states.advance(see)
     positions = np.float32(sum(map(len, sequences)))
-    return {name: _damped(sums[seen] / positions) for name, seen in _inputs(config).items()}
-
-
-def _damped(squares: F32) -> F32:
-    """Return the importance [K] of channels by their mean squares, all positive. A share of the mean is
-    added, because a text lacks some inputs, and ggml loses blocks if all their channels count 0."""
-    return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
+    means = {name: sums[seen] / positions for name, seen in _inputs(config).items()}
+    # A share of the mean is added, because a text lacks some inputs, and ggml loses blocks if all
+    # their channels count 0.
+    return {n: np.asarray(m + DAMPING * (m.mean() or 1), np.float32) for n, m in means.items()}
 
 
 def _inputs(config: ModelConfig) -> dict[str, str]:

@@ -95,13 +95,11 @@ def with_codes(matrix: Matrix) -> Tensor | None:
     return replace(matrix, codes=found, stored=None)
 
 
-def gguf_columns(tensor: Tensor, width: int) -> list[Tensor]:
-    """Divide a matrix into matrices of so many columns, with codes where these need no offsets."""
-    coded = with_codes(tensor)
-    codes = None if coded is None else coded.codes
-    if coded is None or codes is None or codes.offsets is not None or width % codes.group_size:
-        return tensor.columns(width)
-    return coded.columns(width)
+def coded_rows(table: Tensor, width: int) -> Tensor:
+    """Return a matrix, as codes if parts of so many columns have blocks of their own without offsets."""
+    codes = None if (coded := with_codes(table)) is None else coded.codes
+    fits = codes is not None and codes.offsets is None and width % codes.group_size == 0
+    return coded if fits and coded is not None else table
 
 
 def decoded(codes: U8, type: TensorType) -> F32:

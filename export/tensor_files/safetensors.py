@@ -109,11 +109,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def _any(name: str) -> bool:
-    return True
-
-
-def indexed_files(folder: Path, wanted: Callable[[str], bool] = _any) -> set[str]:
+def indexed_files(folder: Path, wanted: Callable[[str], bool]) -> set[str]:
     """Return the names of the files that hold such tensors by a folder's index. Raises CheckpointError."""
     return {file for name, file in _places(folder, "").items() if wanted(name)}
 

@@ -96,15 +96,22 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
             f"'{SENTENCEPIECE}' or '{GEMMA4}': give the model's tokenizer.json with --tokenizer"
         )
     names, types = _tokens(keys)
-    pre = _pre(path, keys) if kind == BYTE_LEVEL else None
+    named = keys.get(AT + "pre", "default")
+    if kind == BYTE_LEVEL and (not isinstance(named, str) or named not in PRE):
+        raise CheckpointError(
+            f"{path}: {AT}pre is {one_line(repr(named))}; expected one of {', '.join(PRE)}: give the "
+            "model's tokenizer.json with --tokenizer"
+        )
+    pre = PRE[named] if kind == BYTE_LEVEL else None
     tokenizer = _byte_level(keys, names, pre) if pre else _sentencepiece(keys, names, types)
     special = [n for n, t in zip(names, types, strict=True) if t in (UNKNOWN, CONTROL)]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     own = [n for n, t in zip(names, types, strict=True) if t == USER_DEFINED]
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in own])
-    bos, eos = (_named(keys, names, key) for key in ("bos", "eos"))
+    ids = {key: _id(keys, names, key) for key in ("bos", "eos", "eot", "eom")}
+    bos, eos = (None if (id := ids[key]) is None else names[id] for key in ("bos", "eos"))
     add_bos = bool(keys.get(AT + "add_bos_token", pre.add_bos if pre else True))
-    ends = [_id(keys, names, key) for key in ("eos", "eot", "eom")]
+    ends = [ids[key] for key in ("eos", "eot", "eom")]
     ends += [names.index(name) for name in ENDS if name in special]
     template = keys.get("tokenizer.chat_template")
     return GgufTokenizer(
@@ -131,16 +138,6 @@ def _texts(keys: Mapping[str, Value], key: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ValueError(f"{AT}{key} is {one_line(repr(found), 24)}; expected a list of texts")
     return found
-
-
-def _pre(path: Path, keys: Mapping[str, Value]) -> Pre:
-    name = keys.get(AT + "pre", "default")
-    if not isinstance(name, str) or name not in PRE:
-        raise CheckpointError(
-            f"{path}: {AT}pre is {one_line(repr(name))}; expected one of {', '.join(PRE)}: give the "
-            "model's tokenizer.json with --tokenizer"
-        )
-    return PRE[name]
 
 
 def _byte_level(keys: dict[str, Value], names: list[str], pre: Pre) -> Tokenizer:
@@ -205,11 +202,6 @@ def _id(keys: Mapping[str, Value], names: list[str], key: str) -> int | None:
             f"{AT}{key}_token_id is {one_line(number)}; expected an id below {len(names)}"
         )
     return number
-
-
-def _named(keys: Mapping[str, Value], names: list[str], key: str) -> str | None:
-    number = _id(keys, names, key)
-    return None if number is None else names[number]
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:

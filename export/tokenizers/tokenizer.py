@@ -51,7 +51,12 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
     if kind == "json":
         return _convert_json(_file(kind, path), add_bos)
     if kind == "gguf":
-        return _convert_gguf(_file(kind, path))
+        file = _file(kind, path)
+        with _reading(file, "a tokenizer as llama.cpp reads it"):
+            made = read_gguf_tokenizer(file)
+        return_freed_memory()  # of its lists, before the library takes as much
+        exported = _finish(file, made.conversion, made.add_bos, made.template)
+        return replace(exported, eos_ids=made.ends)
     if kind == "bytes":
         return _finish(Path("bytes"), convert_bytes(), bool(add_bos))
     if kind != "tiktoken":
@@ -145,14 +150,6 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     left_out = f"{path.name}: dropout of {dropout}, a setting of training, is left out"
     notes = (left_out,) if dropout else ()
     return replace(exported, eos_ids=tuple(dict.fromkeys(stops)), notes=notes)
-
-
-def _convert_gguf(path: Path) -> ExportedTokenizer:
-    with _reading(path, "a tokenizer as llama.cpp reads it"):
-        made = read_gguf_tokenizer(path)
-    return_freed_memory()  # of its lists, before the library takes as much
-    exported = _finish(path, made.conversion, made.add_bos, made.template)
-    return replace(exported, eos_ids=made.ends)
 
 
 def _encode(tokenizer: Tokenizer, as_text: bool, text: str) -> list[int]:

@@ -6,7 +6,7 @@ and the gates of the first layers are sparse.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
@@ -82,15 +82,14 @@ class Gemma3n(GemmaPle, kw_only=True):
 
     def kinds(self) -> Iterator[LayerKind]:
         yield from super().kinds()
-        for share, layers in groups(self._sparsity()).items():
+        sparse = SPARSE_LAYERS if self.num_hidden_layers > SPARSE_LAYERS else 0
+        shares = [SPARSITY] * sparse + [0.0] * (self.num_hidden_layers - sparse)
+        if self.activation_sparsity_pattern is not None:
+            given = self.activation_sparsity_pattern
+            shares = self.for_each("activation_sparsity_pattern", given)
+        for share, layers in groups(shares).items():
             if share:
                 yield LayerKind(layers=layers, sparsity=share)
-
-    def _sparsity(self) -> Sequence[float]:
-        if self.activation_sparsity_pattern is not None:
-            return self.for_each("activation_sparsity_pattern", self.activation_sparsity_pattern)
-        sparse = SPARSE_LAYERS if self.num_hidden_layers > SPARSE_LAYERS else 0
-        return [SPARSITY] * sparse + [0.0] * (self.num_hidden_layers - sparse)
 
     def names(self) -> Names:
         return Names(TOP, OWN_LAYER, self.inside)

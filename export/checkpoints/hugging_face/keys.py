@@ -83,20 +83,16 @@ def check_keys(
     if own_schema:
         expected |= {key: "no such key" for key in unknown if rest[key] is not False}
     if expected:
-        raise CheckpointError(f"{path}: {_may_matter(rest, expected, kind)}")
+        wrong = [key for key in rest if key in expected]
+        said = "; ".join(
+            f"{one_line(k)} is {one_line(repr(rest[k]))}, expected {expected[k]}" for k in wrong
+        )
+        options = " ".join(f"--ignore-key {one_line(key)}" for key in wrong)
+        raise CheckpointError(
+            f"{path}: {one_line(said, MOST_SHOWN)}: may change what {kind} models compute; if you "
+            f"know that it does not, export with {one_line(options, MOST_SHOWN)} (ignore_keys=)"
+        )
     if own_schema or not unknown:
         return ()
     named = one_line(", ".join(unknown), MOST_SHOWN)
     return (f"{path.name}: ignored what transformers does not know in {kind} models: {named}",)
-
-
-def _may_matter(given: Mapping[str, Any], expected: Mapping[str, str], kind: str) -> str:
-    wrong = [key for key in given if key in expected]
-    said = "; ".join(
-        f"{one_line(k)} is {one_line(repr(given[k]))}, expected {expected[k]}" for k in wrong
-    )
-    options = " ".join(f"--ignore-key {one_line(key)}" for key in wrong)
-    return (
-        f"{one_line(said, MOST_SHOWN)}: may change what {kind} models compute; if you know that it "
-        f"does not, export with {one_line(options, MOST_SHOWN)} (ignore_keys=)"
-    )

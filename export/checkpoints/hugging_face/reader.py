@@ -71,8 +71,10 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         if is_packed
         else TensorFiles(path, open_folder(path))
     )
-    if isinstance(files, PackedFiles):
-        config = _with_own_head(config, decoder, files)
+    if isinstance(files, PackedFiles) and (head := tensor_name("head")) in files:
+        # transformers ties no packed matrices, whatever tie_word_embeddings says.
+        own, embedding = files.look(head), files.look(decoder.tensor("embedding"))
+        config = msgspec.structs.replace(config, tied_head=same_values(own, embedding))
     return assembled(
         decoder,
         config,
@@ -105,18 +107,6 @@ def assembled(
     check_shapes(checkpoint)
     _check_rest(path, config, decoder, files, backbone["embedding"])
     return checkpoint
-
-
-def _with_own_head(config: ModelConfig, decoder: Decoder, files: PackedFiles) -> ModelConfig:
-    """Return the model, tied if its head has the codes and scales of its embedding.
-
-    transformers ties no packed matrices, whatever tie_word_embeddings says.
-    """
-    head = tensor_name("head")
-    if head not in files:
-        return config
-    own, embedding = files.look(head), files.look(decoder.tensor("embedding"))
-    return msgspec.structs.replace(config, tied_head=same_values(own, embedding))
 
 
 def _ranges(

@@ -17,7 +17,7 @@ from stem_edge.layers import RopeScaling
 
 THETA = 10000.0  # default of transformers
 TYPES = ("default", "linear", "llama3", "yarn", "proportional")
-OURS = {"original_max_position_embeddings": "original_context", "partial_rotary_factor": "share"}
+CONTEXT = "original_max_position_embeddings"
 
 
 def read_rope(
@@ -44,9 +44,9 @@ def read_rope(
 
 def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | None:
     """Return the scaling with the defaults of transformers. Raises ValidationError, TypeError."""
-    fields = {OURS.get(name, name): value for name, value in given.items()}
+    fields = dict(given)
     if kind in ("llama3", "yarn"):
-        fields["original_context"] = fields.get("original_context") or context
+        fields["original_context"] = fields.pop(CONTEXT, None) or context
     if kind == "yarn":
         fields.setdefault("factor", context / fields["original_context"])
         scales = fields.pop("mscale", None), fields.pop("mscale_all_dim", None)
@@ -55,7 +55,7 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
         fields.setdefault("attention_factor", usual)
         fields = {name: value for name, value in fields.items() if value or "beta" not in name}
     elif kind == "proportional":
-        fields.setdefault("share", 1.0)
+        fields["share"] = fields.pop("partial_rotary_factor", 1.0)
     elif kind == "default":
         if fields:
             raise TypeError(f"unknown field `{next(iter(fields))}`")

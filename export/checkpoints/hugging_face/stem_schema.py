@@ -171,8 +171,10 @@ def read_tables(config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
     if config.ngram_order:
         shapes = [(rows, config.row_rank) for rows in config.ngram_sizes]
         return {0: joined(_ngrams(files, "embedders", shapes), axis=0)}
-    read = _read_experts if config.stem_ffn == "hash-moe" else _read_rows
-    return {layer: read(config, files, layer) for layer in config.stem_layers}
+    if config.stem_ffn == "hash-moe":
+        return {layer: _read_experts(config, files, layer) for layer in config.stem_layers}
+    shape = config.vocab_size, *config.row_parts()[0]
+    return {l: _shaped(files.take(table_name(l)), shape) for l in config.stem_layers}
 
 
 def read_index(config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
@@ -198,10 +200,6 @@ def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
     """Return the name of gate, up or down of one expert, or of all experts stacked."""
     number = "" if expert is None else f"{expert}."
     return f"model.layers.{layer}.mlp.experts.{number}{matrix}_proj.weight"
-
-
-def _read_rows(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
-    return _shaped(files.take(table_name(layer)), (config.vocab_size, *config.row_parts()[0]))
 
 
 def _ngrams(files: TensorFiles, part: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

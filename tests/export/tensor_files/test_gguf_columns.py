@@ -10,7 +10,7 @@ import pytest
 from gguf_files import coded, random_blocks, write_file
 
 from stem_edge.export.tensor_files.gguf import open_gguf
-from stem_edge.export.tensor_files.gguf_tensor import gguf_columns, with_codes
+from stem_edge.export.tensor_files.gguf_tensor import coded_rows, with_codes
 from stem_edge.numerics.quantize import U8
 
 ROWS, WIDTH, PARTS = 7, 384, 4  # a part is one and a half of the larger blocks
@@ -33,8 +33,8 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
     tensor = open_gguf(path).tensors["t"]
     whole = tensor.rows(0, ROWS)
     assert np.isfinite(whole).all() and whole.std() > 0
-    assert tensor.nbytes == sum(part.nbytes for part in gguf_columns(tensor, 256))
-    for part, found in enumerate(gguf_columns(tensor, WIDTH)):
+    assert tensor.nbytes == sum(part.nbytes for part in coded_rows(tensor, 256).columns(256))
+    for part, found in enumerate(coded_rows(tensor, WIDTH).columns(WIDTH)):
         assert found.shape == (ROWS, WIDTH)
         expected = whole[2:5, part * WIDTH : (part + 1) * WIDTH]
         np.testing.assert_array_equal(found.rows(2, 5), expected)
