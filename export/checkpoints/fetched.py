@@ -98,7 +98,8 @@ def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
             f"{snapshot.name}: is a bundle; give the checkpoint that it was made from"
         )
     patterns = next((found for told, found in FORMS.items() if told in files), None)
-    chosen = _last_state(files) if patterns is None else _matching(files, patterns)
+    states = [n for state in STATES for n in sorted(_matching(files, [state]), key=step_of)]
+    chosen = states[-1:] if patterns is None else _matching(files, patterns)
     if not chosen and (ggufs := _ggufs(files)):
         raise CheckpointError(
             f"{snapshot.name}: has GGUF files, {one_line(', '.join(ggufs), 400)}; give one of them, "
@@ -113,12 +114,6 @@ def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
     if WEIGHTS in chosen and INDEX in chosen:  # the reader prefers the one file
         chosen.remove(INDEX)
     return chosen + _matching(files - {*chosen}, TOKENIZERS)
-
-
-def _last_state(files: set[str]) -> list[str]:
-    """Return the state of BlaGPT's trainer that is exported, if there is one."""
-    states = [n for state in STATES for n in sorted(_matching(files, [state]), key=step_of)]
-    return states[-1:]
 
 
 def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
     SMALL_KINDS,
+    BackboneFormat,
     MatrixKind,
     WeightType,
 )
@@ -54,7 +56,17 @@ def keep_trained_grid(
     ):
         blocks = f"{', '.join(found)} were trained for 4 bits in blocks of {min(found.values())}"
         said.append(f"{blocks} and are kept as trained")
-        storage = _with_kinds(storage, found, kinds_of(source.config))
+        every = found.keys() >= kinds_of(source.config) - {"v"}
+        small: dict[MatrixKind, WeightType] = {k: "int4" for k in found if k in SMALL_KINDS}
+        block = min(found.values())
+        format = msgspec.structs.replace(
+            cast(BackboneFormat, storage.format),
+            block_size=block,
+            kinds=small,
+            asymmetric=not every,
+        )
+        fixed = {*found, "v"} if "qkv" in found else {*found}
+        storage = replace(storage, format=format, fixed=storage.fixed.union(fixed))
     stem = source.config.stem_layers and not source.config.n_experts
     kept = any(table.codes is not None for table in source.tables.values())
     tables = source.tables.values() if stem and recipe.rows in (None, "int4") and not kept else ()
@@ -79,21 +91,6 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
     if source.config.tied_head:
         blocks["head"] = blocks["embedding"]
     return {kind: min(blocks[kind]) for kind in MATRIX_KINDS if min(blocks.get(kind, [0]))}
-
-
-def _with_kinds(
-    storage: Storage,
-    found: dict[MatrixKind, int],
-    kinds: set[MatrixKind],
-) -> Storage:
-    """Return storage with 4 bits for these kinds, in their blocks."""
-    every = found.keys() >= kinds - {"v"}
-    small: dict[MatrixKind, WeightType] = {kind: "int4" for kind in found if kind in SMALL_KINDS}
-    format = msgspec.structs.replace(
-        storage.format, block_size=min(found.values()), kinds=small, asymmetric=not every
-    )
-    fixed = {*found, "v"} if "qkv" in found else {*found}
-    return replace(storage, format=format, fixed=storage.fixed.union(fixed))
 
 
 def _some(matrices: Iterable[Matrix]) -> list[Matrix]:

@@ -76,7 +76,11 @@ class _Walk:
             name: ArrayMatrix(whole(self._source.backbone[name])) for name in names
         }
         after, moved = self._forward(layer, weights, self._exact), dict[str, float]()
-        rounded = {n: self._round(weights[n]) for n in names if _counts(n, weights[n], self._block)}
+        rounded = {
+            n: ArrayMatrix(_rounded(whole(weights[n]), self._block))
+            for n in names
+            if _counts(n, weights[n], self._block)
+        }
         for product, parts in _products(list(rounded)).items():
             found = self._forward(layer, weights | {n: rounded[n] for n in parts}, self._exact)
             moved[product] = float(np.square(found - after, dtype=np.float64).sum())
@@ -119,9 +123,6 @@ class _Walk:
 
     def _forward(self, layer: int, weights: Mapping[str, Matrix], x: F32) -> F32:
         return next_states(self._source, layer, weights, x, self._tokens)
-
-    def _round(self, matrix: Matrix) -> ArrayMatrix:
-        return ArrayMatrix(_rounded(whole(matrix), self._block))
 
 
 def _rounded_rows(matrix: Tensor, block: int) -> Tensor:

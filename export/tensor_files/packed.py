@@ -11,6 +11,7 @@ All codes but the signed ones count from 0.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -82,20 +83,16 @@ def grouped(stored: Tensor, scales: Tensor, zeros: Tensor | None, shape: Tensor)
     def read(start: int, stop: int) -> U8:
         return unpack_codes(_bytes(stored, start, stop), bits)
 
-    codes = Codes(bits, group, read, scales.rows)
-    if zeros is not None:
-        codes = replace(codes, points=lambda a, b: _points(zeros, bits, a, min(b, rows)))
-    return _coded(stored, width, codes)
+    def points(start: int, stop: int) -> U8:
+        count, stop = WORD // bits, min(stop, rows)
+        word, skipped = divmod(start, count)
+        words = _bytes(cast(Tensor, zeros), word, -(-stop // count))
+        columns = words.reshape(len(words), -1, WORD // 8).swapaxes(0, 1)
+        found = unpack_codes(columns.reshape(columns.shape[0], -1), bits)
+        return np.ascontiguousarray(found[:, skipped : stop - word * count].T)
 
-
-def _points(zeros: Tensor, bits: int, start: int, stop: int) -> U8:
-    """Read zero points [rows, groups] of rows start..stop."""
-    count = WORD // bits
-    word, skipped = divmod(start, count)
-    words = _bytes(zeros, word, -(-stop // count))
-    columns = words.reshape(len(words), -1, WORD // 8).swapaxes(0, 1)
-    points = unpack_codes(columns.reshape(columns.shape[0], -1), bits)
-    return np.ascontiguousarray(points[:, skipped : stop - word * count].T)
+    known = None if zeros is None else points
+    return _coded(stored, width, Codes(bits, group, read, scales.rows, known))
 
 
 def _bytes(tensor: Tensor, start: int, stop: int) -> U8:

@@ -105,11 +105,11 @@ class SourceFile:
 
 
 class Checksum:
-    """CRC-32 of a part of a file, compared once, before its first value is used."""
+    """CRC-32 of a part of a file, compared once, before its first value is used; 0: not computed."""
 
     def __init__(self, file: SourceFile, at: int, nbytes: int, crc32: int) -> None:
-        self._file, self._at, self._nbytes, self._crc32 = file, at, nbytes, crc32
-        self._lock, self._compared = threading.Lock(), False
+        self._file, self.at, self.nbytes, self._crc32 = file, at, nbytes, crc32
+        self._lock, self._compared = threading.Lock(), crc32 == 0
 
     def compare(self) -> None:
         """Raise CheckpointError if the part differs."""
@@ -117,12 +117,12 @@ class Checksum:
             if self._compared:
                 return
             found = 0
-            for at in range(0, self._nbytes, PIECE_NBYTES):
-                piece = min(PIECE_NBYTES, self._nbytes - at)
-                found = zlib.crc32(self._file.values(self._at + at, piece, "u1").data, found)
+            for at in range(0, self.nbytes, PIECE_NBYTES):
+                piece = min(PIECE_NBYTES, self.nbytes - at)
+                found = zlib.crc32(self._file.values(self.at + at, piece, "u1").data, found)
             if found != self._crc32:
                 raise CheckpointError(
-                    f"{self._file.path}: the checksum of {self._nbytes} bytes at byte {self._at} is "
+                    f"{self._file.path}: the checksum of {self.nbytes} bytes at byte {self.at} is "
                     f"{found:08x}, expected {self._crc32:08x}; the file is damaged: copy it again"
                 )
             self._compared = True

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line, reason_of
@@ -132,12 +132,12 @@ def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
     with torch.serialization.safe_globals([(Unread, name) for name in ARRAYS]):
         state = torch.load(part, map_location="meta", weights_only=True)
 
-    def opened(value: Any, depth: int) -> Any:
+    def opened(value: Any, depth: int = 2) -> Any:  # of a model in a trainer's state
         if isinstance(value, dict) and depth:
             return {key: opened(inner, depth - 1) for key, inner in value.items()}
         return _stored(value, file, records) if isinstance(value, torch.Tensor) else value
 
-    return opened(state, 2)  # deep enough for the tensors of a model in a trainer's state
+    return opened(state)
 
 
 def _import_torch(path: Path) -> Any:
@@ -181,15 +181,7 @@ class _FilePart(io.RawIOBase):
         return count
 
 
-class _Record(NamedTuple):
-    """Values of a storage in an archive."""
-
-    at: int  # byte of the file
-    nbytes: int
-    checksum: Checksum | None
-
-
-def _records(part: _FilePart) -> dict[int, _Record]:
+def _records(part: _FilePart) -> dict[int, Checksum]:
     """Map byte of the archive -> record that begins there. Raises ValueError, BadZipFile."""
     records = {}
     with zipfile.ZipFile(part) as archive:
@@ -205,13 +197,11 @@ def _records(part: _FilePart) -> dict[int, _Record]:
             at = member.header_offset + LOCAL.size + sum(lengths)
             if magic != ZIP or at + member.file_size > part.nbytes:
                 raise ValueError(f"{member.filename} is not where its directory says")
-            place = part.file, part.start + at, member.file_size
-            checksum = Checksum(*place, member.CRC) if member.CRC else None  # 0: not computed
-            records[at] = _Record(part.start + at, member.file_size, checksum)
+            records[at] = Checksum(part.file, part.start + at, member.file_size, member.CRC)
     return records
 
 
-def _stored(tensor: Any, file: SourceFile, records: dict[int, _Record]) -> Any:
+def _stored(tensor: Any, file: SourceFile, records: dict[int, Checksum]) -> Any:
     """Return where a tensor's values lie; a tensor of an unknown kind as it is."""
     dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or str(tensor.layout) != "torch.strided":
@@ -222,4 +212,4 @@ def _stored(tensor: Any, file: SourceFile, records: dict[int, _Record]) -> Any:
     if record is None or count * VALUE_NBYTES[dtype] > record.nbytes:
         raise ValueError(f"a tensor {list(shape)} is larger than its values")
     at = record.at + first * VALUE_NBYTES[dtype]
-    return file_tensor(file, f"at byte {at}", dtype, shape, at, strides, record.checksum)
+    return file_tensor(file, f"at byte {at}", dtype, shape, at, strides, record)

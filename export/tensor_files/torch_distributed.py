@@ -27,8 +27,7 @@ T = TypeVar("T")
 def load_distributed(folder: Path) -> dict[str, Tensor]:
     """Open the tensors under `model.` of a distributed checkpoint, as name -> matrix."""
     path = folder / ".metadata"
-    metadata = guarded(path, lambda: _read_metadata(path))
-    return guarded(path, lambda: _matrices(folder, metadata))
+    return guarded(path, lambda: _matrices(folder, _read_metadata(path)))
 
 
 class _Reader(pickle._Unpickler):

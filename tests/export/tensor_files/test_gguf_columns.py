@@ -66,7 +66,7 @@ def test_columns_read_the_rows_once(type: str, tmp_path: Path) -> None:
 
         return again
 
-    for part in (parts := gguf_columns(tensor.reread(ROWS, counted), WIDTH)) * 2:
+    for part in (parts := coded_rows(tensor.reread(ROWS, counted), WIDTH).columns(WIDTH)) * 2:
         if part.codes is None:
             part.rows(0, 4)
         else:
