@@ -62,6 +62,8 @@ ALTUP = {
 class GgufTensors(TensorFiles):
     """Tensors of a file by Hugging Face's names."""
 
+    ones_apart = False
+
     def __init__(self, path: Path, tensors: Tensors, names: Mapping[str, str]) -> None:
         """names: the file's name -> Hugging Face's."""
         super().__init__(path, {names.get(name, name): one for name, one in tensors.items()})
@@ -133,7 +135,7 @@ def _bias(part: str) -> str:
 
 def _read_keys(file: GgufFile, name: str, architecture: Architecture) -> Keys:
     """Read the keys of an architecture, if no other changes the model. Raises CheckpointError."""
-    at, known = f"{name}.", COMMON | architecture.own | architecture.ignored | IGNORED
+    at, known = f"{name}.", COMMON | architecture.own | IGNORED
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)
     }
@@ -143,8 +145,7 @@ def _read_keys(file: GgufFile, name: str, architecture: Architecture) -> Keys:
                 f"{file.path}: {at}{one_line(key)} is {one_line(repr(value))}; expected no such key, "
                 f"or 0: {ADVICE}"
             )
-    counted = COMMON | architecture.own
-    return convert_options(file.path, {k: v for k, v in given.items() if k in counted}, Keys)
+    return convert_options(file.path, {k: v for k, v in given.items() if k in known}, Keys)
 
 
 def _split_streams(config: ModelConfig, tensors: Tensors) -> None:

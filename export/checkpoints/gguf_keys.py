@@ -26,10 +26,11 @@ from stem_edge.export.checkpoints.hugging_face.gemma3 import Gemma3
 from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import Gemma4Assistant
+from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
-from stem_edge.layers import Llama3Rope, Rope
+from stem_edge.layers import Rope
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
@@ -40,7 +41,7 @@ LAYERS_27B = 62  # by which llama.cpp knows the Gemma 3 whose scores have anothe
 LAUREL, SCALE = "blk.0.laurel_l.weight", "blk.0.altup_correct_scale.weight"
 LARGE = 1e20  # factors above it leave nothing of a rotation
 # Llama 3.1 and 3.2 compute their factors from these; a file has only the result.
-LLAMA3 = 1.0, 4.0, 8192  # low_freq_factor, high_freq_factor, original_context
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 Tensors: TypeAlias = dict[str, Tensor]  # those that were not taken yet
 
@@ -162,17 +163,12 @@ def _llama3(keys: Keys, tensor: Tensor, other: dict[str, Any]) -> dict[str, Any]
     if tensor.shape != (width // 2,) or other:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")
     factors = whole(tensor)
-    scaling = Llama3Rope(float(factors.max()), *LLAMA3)
+    given = {"rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
+    scaling = read_rope(None, given, None, 0)[1]
     expected = frequency_factors(Rope(width, keys.rope__freq_base, scaling))
     if expected is None or not np.allclose(factors, expected, rtol=1e-4):
         raise ValueError(f"{ROPE_FACTORS} has factors other than those of Llama 3.1 and 3.2")
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_context,
-    }
+    return given
 
 
 def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
@@ -182,6 +178,7 @@ def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
     sliding = [keys.attention__sliding_window > 0 and one for one in keys.each(given)]
     usual = keys.embedding_length / keys.attention__head_count
     widths = keys.each(keys.feed_forward_length)
+    records = _found(tensors, TABLE).shape[0] if keys.embedding_length_per_layer_input else None
     return {
         "head_dim": keys.window_width,
         "intermediate_size": list(widths) if len({*widths}) > 1 else widths[0],
@@ -194,7 +191,11 @@ def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
         "query_pre_attn_scalar": usual if layers == LAYERS_27B else keys.head_dim,
         "final_logit_softcapping": keys.final_logit_softcapping,
         "dtype": "float32",
-    } | _rows(keys, tensors)
+        # Of Gemma 3n and 4 alone.
+        "hidden_size_per_layer_input": keys.embedding_length_per_layer_input,
+        "vocab_size_per_layer_input": records,
+        "num_kv_shared_layers": keys.attention__shared_kv_layers,
+    }
 
 
 def _of_full(keys: Keys, tensors: Tensors) -> dict[str, Any]:
@@ -215,17 +216,6 @@ def _of_full(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return {"rope_type": "proportional", "partial_rotary_factor": turning / len(values)}
 
 
-def _rows(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """Return what Gemma 3n and 4 have beyond Gemma 3."""
-    width, said = keys.embedding_length_per_layer_input, dict[str, Any]()
-    if width:
-        said["vocab_size_per_layer_input"] = _found(tensors, TABLE).shape[0]
-    return said | {
-        "hidden_size_per_layer_input": width,
-        "num_kv_shared_layers": keys.attention__shared_kv_layers,
-    }
-
-
 def _gemma3n(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     scales = keys.each(keys.activation_sparsity_scale)
     if any(map(math.isnan, scales)):
@@ -240,19 +230,18 @@ def _gemma3n(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 def _gemma4(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    said, heads = _gemma(keys, tensors), keys.each(keys.attention__head_count_kv)
+    said = _gemma(keys, tensors)
+    heads = keys.each(keys.attention__head_count_kv or keys.attention__head_count)
     full = [number for number, kind in enumerate(said["layer_types"]) if kind == FULL]
-    sizes = {
-        number: {"num_key_value_heads": 0 if count == heads[0] else count}
-        for number, count in enumerate(heads)
-    }
+    own = {n: 0 if count == heads[0] else count for n, count in enumerate(heads)}
     lenders = range(len(heads) - keys.attention__shared_kv_layers)
     values = (gguf_name(f"layers.{n}.wv") in tensors for n in full if n in lenders)
     return said | {
+        "num_key_value_heads": heads[0],
         "per_layer_config": {
-            str(number): own | {"head_dim": keys.head_dim if number in full else 0}
-            for number, own in sizes.items()
-            if number in full or own["num_key_value_heads"]
+            str(n): {"num_key_value_heads": count, "head_dim": keys.head_dim if n in full else 0}
+            for n, count in own.items()
+            if n in full or count
         },
         "attention_k_eq_v": not all(values),
     }
@@ -274,23 +263,16 @@ def _found(tensors: Tensors, name: str) -> Tensor:
     return tensors[name]
 
 
-class Gemma3File(Gemma3, kw_only=True):
-    """Gemma 3 whose norms have their 1."""
-
-    ONE_APART = False
-
-
 class Architecture(NamedTuple):
     """What the keys of an architecture mean."""
 
     decoder: type[Decoder]
     own: frozenset[str] = frozenset()  # keys that not all architectures have
     described: Callable[[Keys, Tensors], dict[str, Any]] = _dense
-    ignored: frozenset[str] = frozenset()  # keys that change nothing here
 
 
 # Keys that change nothing: sizes that follow from others, and what converters note.
-IGNORED = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
+IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "mm.tokens_per_image"}
 WINDOW = frozenset({"attention.sliding_window"})
 GEMMA = WINDOW | {
     "attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa",
@@ -299,37 +281,31 @@ GEMMA = WINDOW | {
 ROWS = GEMMA | {"embedding_length_per_layer_input", "attention.shared_kv_layers"}
 ALTUP = ROWS | {"altup.num_inputs", "altup.active_idx", "activation_sparsity_scale"}
 WIDTHS = ROWS | {"attention.key_length_swa", "attention.value_length_swa"}
-OF_IMAGES = frozenset({"mm.tokens_per_image"})
+DRAFTS = WIDTHS | {
+    "masked_embedding.top_k", "masked_embedding.centroid_count", "embedding_length_out",
+    "nextn_predict_layers",
+}  # fmt: skip
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(Mistral, WINDOW),  # Llama, Mistral, SmolLM and others; heads rotate pairs
     "qwen2": Architecture(Qwen2),
     "qwen3": Architecture(Qwen3),
-    "gemma3": Architecture(Gemma3File, GEMMA, _gemma, OF_IMAGES),
-    "gemma3n": Architecture(Gemma3n, ALTUP, _gemma3n, OF_IMAGES),
-    "gemma4": Architecture(Gemma4, WIDTHS, _gemma4, OF_IMAGES),
+    "gemma3": Architecture(Gemma3, GEMMA, _gemma),
+    "gemma3n": Architecture(Gemma3n, ALTUP, _gemma3n),
+    "gemma4": Architecture(Gemma4, WIDTHS, _gemma4),
 }
-ASSISTANTS = {
-    "gemma4-assistant": Architecture(
-        Gemma4Assistant, WIDTHS | {"masked_embedding.top_k"}, _assistant,
-        OF_IMAGES | {
-            "embedding_length_out", "nextn_predict_layers", "masked_embedding.centroid_count",
-        },
-    )
-}  # fmt: skip
+ASSISTANTS = {"gemma4-assistant": Architecture(Gemma4Assistant, DRAFTS, _assistant)}
 SOME = frozenset[str]().union(*(one.own for one in (ARCHITECTURES | ASSISTANTS).values()))
 COMMON = frozenset(Keys.__struct_encode_fields__) - SOME
 
 
 def described(architecture: Architecture, keys: Keys, tensors: Tensors) -> dict[str, Any]:
     """Return the keys that a config.json of this model would have. Raises ValueError."""
-    kv = keys.attention__head_count_kv or keys.attention__head_count
-    per_layer = issubclass(architecture.decoder, Gemma4)
     said = {
         "vocab_size": _found(tensors, gguf_name("embedding")).shape[0],
         "hidden_size": keys.embedding_length,
         "num_hidden_layers": keys.block_count,
         "num_attention_heads": keys.attention__head_count,
-        "num_key_value_heads": keys.each(kv)[0] if per_layer else kv,
+        "num_key_value_heads": keys.attention__head_count_kv or keys.attention__head_count,
         "max_position_embeddings": keys.context_length,
         "rms_norm_eps": keys.attention__layer_norm_rms_epsilon,
         "tie_word_embeddings": gguf_name("head") not in tensors,

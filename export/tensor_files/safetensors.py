@@ -38,6 +38,8 @@ MOST_SHOWN = 8  # problems in a message
 class TensorFiles:
     """Tensors of a checkpoint. Each is taken once, so that unused ones can be found."""
 
+    ones_apart = True  # whether Gemma 3's norms are stored as what is added to 1
+
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         self._path, self._left = path, dict(tensors)
 

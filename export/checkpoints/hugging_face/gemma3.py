@@ -25,7 +25,6 @@ class Gemma3(Gemma, kw_only=True):
 
     family = "Gemma 3"
     multimodal = "gemma3"
-    ONE_APART: ClassVar[bool] = True  # whether norms are stored as what is added to 1
     PLACEHOLDERS: ClassVar = {"an image": ("image_token_index", 262_144)}
     vocab_size: int = 262_208
     hidden_size: int = 2304
@@ -63,8 +62,8 @@ class Gemma3(Gemma, kw_only=True):
         if OLDER_INSIDE + "norm.weight" in files:
             self.__dict__["inside"] = OLDER_INSIDE
         found = super().backbone(config, files)
-        norms = {n: _plus_one(m) for n, m in found.items() if n.endswith("norm")}
-        return found | norms if self.ONE_APART else found
+        apart = files.ones_apart
+        return {n: _plus_one(m) if apart and n.endswith("norm") else m for n, m in found.items()}
 
 
 def _plus_one(vector: Tensor) -> Tensor:
