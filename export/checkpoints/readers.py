@@ -1,12 +1,4 @@
-"""Choice of the reader for a checkpoint, by the files that its trainer writes.
-
-| reader | recognised by |
-|---|---|
-| hugging_face/ | config.json: dense models, and this project's own schema for STEM models |
-| lingua.py | params.json |
-| gguf.py | a file .gguf: llama.cpp's form of a model, one file or a split one's first |
-| blagpt.py | a file state_step*.pt or best_model*.pt, or a folder with such files |
-"""
+"""Choice of the reader for a checkpoint, by the files that its trainer writes."""
 
 from __future__ import annotations
 

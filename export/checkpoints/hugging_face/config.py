@@ -1,17 +1,7 @@
 """Reading config.json of Hugging Face models as a ModelConfig.
 
-| model_type | beyond what all models have |
-|---|---|
-| llama | attention_bias, mlp_bias |
-| mistral | sliding_window |
-| qwen2 | biases of q, k and v; windows in some layers |
-| qwen3 | norms of q and k; attention_bias; windows in some layers |
-| gemma3_text, gemma3 | see gemma3.py |
-| gemma4_text, gemma4 | see gemma4.py |
-| gemma3n_text, gemma3n | see gemma3n.py |
-| stem | this project's own, see stem_schema.py |
-
-keys.py says what happens to keys that are not read here.
+A family of dense models is a class here, an entry of KINDS (reader.py), and one of ARCHITECTURES
+(../gguf_keys.py) for its GGUF files. keys.py says what happens to keys that are not read.
 """
 
 from __future__ import annotations

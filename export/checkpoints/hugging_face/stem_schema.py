@@ -1,47 +1,7 @@
 """Schema of this project for STEM models: a folder in Hugging Face's form that any trainer can write.
 
-config.json has model_type "stem", the keys that Hugging Face's decoders have, and these keys, each
-with a default:
-
-| key | default | meaning |
-|---|---|---|
-| stem_layers | [] | numbers of the layers that take rows |
-| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate, hash-moe, ngrams or engram |
-| stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
-| stem_window | 0 | a row is the mean of those of so many last tokens of a document; 0: its own |
-| stem_experts | 0 | rows of a token in each layer, which a router mixes; 0: one |
-| ngram_order | 0 | ngrams, engram: the most ids of an n-gram |
-| ngram_rows | [] | the same: rows of each table, as many for each of 2 to ngram_order ids; engram: layer by layer |
-| ngram_end | null | the same: id that ends a document, to which n-grams keep; null: none does |
-| ngram_multipliers | [] | engram: for each layer what ids are multiplied by, the newest first |
-| ngram_filler | 0 | engram: id that stands for those before a document |
-| engram_kernel | 0 | engram: tokens that the convolution adds up; 0: there is none |
-| num_experts | 0 | hash-moe: experts in each layer |
-| biases | [] | modules with a bias: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head |
-| qk_norm_eps | null | epsilon of the norms of each head of q and k before RoPE; null: no norms |
-| post_norms | false | an RMS norm after attention and FFN, too |
-| rope_interleave | false | RoPE turns values 2i and 2i+1, not i and i + head_dim / 2 |
-| sliding_window, layer_types | null | as in Qwen2: layers of the type sliding_attention have it |
-| final_logit_softcapping | null | logits become cap * tanh(logits / cap) |
-
-Tensors have the names of Llama (names.py), without those that a layer replaces, and with
-
-| tensor | shape | in |
-|---|---|---|
-| model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers, not hash-moe; with stem_experts, that many rows of a token side by side |
-| model.layers.N.mlp.stem_router.weight | [stem_experts, hidden] | STEM layers, if stem_experts > 0 |
-| model.layers.N.mlp.stem_project.weight | [intermediate, rank] | the same, if stem_rank > 0 |
-| model.ngram_embeddings.embedders.I.weight | [rows, rank] | ngrams: table I |
-| model.ngram_embeddings.post_projs.I.weight | [hidden, rank] | the same |
-| model.layers.N.engram.embed.weight | [rows, rank] | engram: the tables of a layer, one after another |
-| model.layers.N.engram.{key,value}_proj.weight | [hidden, tables of a layer * rank] | the same |
-| model.layers.N.engram.{query,key,conv}_norm.weight | [hidden] | the same; conv_norm with a kernel |
-| model.layers.N.engram.conv.weight | [hidden, 1, kernel] | the same, as torch's Conv1d has it |
-| model.layers.N.mlp.stem_mix.weight | [1] | stem-mix: the share of rows is its logistic function |
-| model.layers.N.mlp.experts.{gate,up}_proj.weight | [experts, intermediate, hidden] | hash-moe |
-| model.layers.N.mlp.experts.down_proj.weight | [experts, hidden, intermediate] | hash-moe |
-| model.layers.N.mlp.experts.E.{gate,up,down}_proj.weight | matrices | instead of the last two |
-| model.expert_of_token | [vocab], int32 or int64 | hash-moe, once |
+docs/models.md lists its keys and tensors. Tensors have the names of Llama (names.py), without those that
+a layer replaces.
 """
 
 from __future__ import annotations
