@@ -18,6 +18,17 @@ from stem_edge.text.tokenizer_gate import check_json
 
 REPLACED = "\ufffd"  # in the text of a token that is a part of a character
 SPACE = "\ue000"  # of private use; stands for a lone space while ends are stripped
+# What makes tokens of a class equal.
+STEPS = [
+    normalizers.NFKC(),
+    normalizers.NFD(),
+    normalizers.StripAccents(),
+    normalizers.Lowercase(),
+    normalizers.Replace(tokenizers.Regex(r"[ \t\r\n]+"), " "),
+    normalizers.Replace(tokenizers.Regex(r"^ $"), SPACE),
+    normalizers.Strip(),
+    normalizers.Replace(SPACE, " "),
+]
 
 
 def token_classes(path: Path, vocab_size: int, classes: int) -> I32:
@@ -32,7 +43,7 @@ def token_classes(path: Path, vocab_size: int, classes: int) -> I32:
             f"{path}: cannot read the tokenizer ({error}); copy it, too"
         ) from error
     tokenizer = tokenizers.Tokenizer.from_buffer(checked.json)
-    normalizer, numbers = _normalizer(), dict[str, int]()
+    normalizer, numbers = normalizers.Sequence(STEPS), dict[str, int]()
     class_of = np.empty(vocab_size, np.int32)
     for token in range(vocab_size):
         text = tokenizer.decode([token], skip_special_tokens=False)
@@ -47,19 +58,3 @@ def token_classes(path: Path, vocab_size: int, classes: int) -> I32:
             "is not the model's: copy it again"
         )
     return class_of
-
-
-def _normalizer() -> normalizers.Normalizer:
-    """Return what makes tokens of a class equal."""
-    return normalizers.Sequence(
-        [
-            normalizers.NFKC(),
-            normalizers.NFD(),
-            normalizers.StripAccents(),
-            normalizers.Lowercase(),
-            normalizers.Replace(tokenizers.Regex(r"[ \t\r\n]+"), " "),
-            normalizers.Replace(tokenizers.Regex(r"^ $"), SPACE),
-            normalizers.Strip(),
-            normalizers.Replace(SPACE, " "),
-        ]
-    )

@@ -26,25 +26,13 @@ EVERY = 4  # one row in this many is measured
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Tensor to be written, with its type. Raises ValueError if type or importance does not fit."""
+    """Tensor to be written, with its type."""
 
     name: str  # in the file
     matrix: Matrix  # [rows, width], or a vector [rows]
     type: TensorType
     kind: str  # name of its quantization error in the report
     importance: F32 | None = None  # [width]: weight of each channel in a quantized type
-
-    def __post_init__(self) -> None:
-        *rows, width = self.matrix.shape
-        if width % self.type.block or (not rows and self.type != FLOAT32):
-            raise ValueError(
-                f"{self.name}: {list(self.matrix.shape)} cannot be {self.type.name}; expected "
-                f"rows of a multiple of {self.type.block} values, and vectors as F32"
-            )
-        if self.importance is not None and self.importance.shape != (width,):
-            raise ValueError(
-                f"{self.name}: importance {list(self.importance.shape)}, rows of {width} values"
-            )
 
 
 def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F32], U8]:

@@ -80,6 +80,14 @@ class Params(msgspec.Struct):
         if not 0 < self.n_layers <= MAX_LAYERS:
             raise ValueError(f"n_layers is {self.n_layers}; expected 1 to {MAX_LAYERS}")
 
+    @property
+    def ffn_width(self) -> int:
+        """Width of FFNs by the trainer's rule: 2/3 of 4 dim, scaled, rounded up."""
+        width = int(2 * (4 * self.dim) / 3)
+        if self.ffn_dim_multiplier is not None:
+            width = int(self.ffn_dim_multiplier * width)
+        return self.multiple_of * -(-width // self.multiple_of)
+
 
 class TokenizerParams(msgspec.Struct):
     """`data.tokenizer` of params.json."""
@@ -136,17 +144,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     kind = "stem-plus" if plus else "stem-mix" if mixed else "stem"
     _check_stem_layers(folder, params.model, order if kind == "stem" else [], backbone)
     tables = _read_tables(folder, order, params.distributed.stem_parallel_size) if order else {}
-    notes: tuple[str, ...] = ()
-    if params.model.sliding_window is not None:
-        # The trainer's default attention has no window, in training and in its own generation.
-        notes = (f"sliding_window {params.model.sliding_window} is ignored, as by the trainer",)
+    # The trainer's default attention has no window, in training and in its own generation.
+    window = params.model.sliding_window
+    ignored = f"sliding_window {window} is ignored, as by the trainer"
     checkpoint = Checkpoint(
         path=folder,
         config=_config(folder, params, order, kind, backbone),
         backbone=backbone,
         tables=tables,
         tokenizer=_tokenizer(folder, params.data),
-        notes=notes,
+        notes=() if window is None else (ignored,),
         names=names,
     )
     return check_shapes(checkpoint)
@@ -269,7 +276,7 @@ def _config(
             n_heads=heads,
             n_kv_heads=model.n_kv_heads or heads,
             head_dim=model.head_dim or model.dim // heads,
-            d_ff=model.stem_embedding_dim or _ffn_width(model),
+            d_ff=model.stem_embedding_dim or model.ffn_width,
             stem_layers=tuple(sorted(order)),
             stem_ffn=kind,
             row_window=window if order and window and window > 1 else 0,
@@ -280,14 +287,6 @@ def _config(
         )
     except (ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{folder / PARAMS}: {error}") from error
-
-
-def _ffn_width(model: Params) -> int:
-    """Return the FFN's width by the trainer's rule: 2/3 of 4 dim, scaled, rounded up."""
-    width = int(2 * (4 * model.dim) / 3)
-    if model.ffn_dim_multiplier is not None:
-        width = int(model.ffn_dim_multiplier * width)
-    return model.multiple_of * -(-width // model.multiple_of)
 
 
 def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:

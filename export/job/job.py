@@ -41,21 +41,13 @@ class Job:
     counts: Counts  # of the tokens in a text that the user gave
     tables: TablePlan | None  # None for a dense model
     assistant: AssistantPart | None  # to be written
+    judged: bool  # whether the bundle is compared with its checkpoint
+    prefill: bool  # whether int8 matrices for prompts are written
 
     @property
     def format(self) -> Format:
         """Format of the backbone."""
         return self.storage.format
-
-    @property
-    def judged(self) -> bool:
-        """True if the bundle is compared with its checkpoint."""
-        return self.storage.judged(self.recipe)
-
-    @property
-    def prefill(self) -> bool:
-        """True if int8 matrices for prompts are written."""
-        return self.storage.prefill(self.recipe)
 
     @property
     def table_format(self) -> TableFormat | None:
@@ -81,7 +73,10 @@ def make_job(
     counts = count_tokens(given, source.config.vocab_size)
     plan = plan_tables(source, storage.rows, counts)
     chosen = choose_types(source, storage, text_ids, recipe.progress)
-    return Job(source, tokenizer, recipe, chosen, text_ids, counts, plan, assistant)
+    judged, prefill = chosen.judged(recipe), chosen.prefill(recipe)
+    return Job(
+        source, tokenizer, recipe, chosen, text_ids, counts, plan, assistant, judged, prefill
+    )
 
 
 def kept_footprint(source: Checkpoint, recipe: Recipe) -> Footprint | None:

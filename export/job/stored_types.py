@@ -150,7 +150,8 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
             for kind, of in found.items()
             for product, type in of.items()
             if type != usual[kind]
-            for name in _with_values(product)
+            # Values would else be apart, with the usual type.
+            for name in (product, *([product[:-3] + "v"] if product.endswith(".qkv") else ()))
         },
     )
 
@@ -163,12 +164,6 @@ def _refuse_padded(source: Checkpoint, bits: Collection[str]) -> None:
                 f"{source.path}: {name} is packed, and onnxruntime needs heads of another width, which its "
                 "codes cannot have; take --type fp32"
             )
-
-
-def _with_values(product: str) -> tuple[str, ...]:
-    """Return the names whose type a product has; values would else be apart, with the usual type."""
-    at, _, kind = product.rpartition(".")
-    return (product, f"{at}.v") if kind == "qkv" else (product,)
 
 
 def _product(config: ModelConfig, name: str) -> str:

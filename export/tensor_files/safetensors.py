@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from copy import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -45,12 +44,6 @@ class TensorFiles:
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
-
-    def again(self) -> Self:
-        """Return a copy with the same tensors left, to look at some without taking them."""
-        other = copy(self)
-        other._left = dict(self._left)
-        return other
 
     @property
     def names(self) -> list[str]:

@@ -6,12 +6,11 @@ would run, and be wrong.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tokenizers
 from tokenizers import Encoding, Tokenizer
@@ -35,17 +34,6 @@ class Conversion:
     bos: str | None
     eos: str | None
     as_names: Encode | None = None  # names of special tokens are these tokens; None: never
-
-
-def import_original(name: str) -> Any:
-    """Import a trainer's library. Raises CheckpointError if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise CheckpointError(
-            f"this tokenizer needs {name}, which cannot be imported ({error}); "
-            "pip install 'stem-edge[export]', or pass --tokenizer tokenizer.json"
-        ) from error
 
 
 def compare(path: Path, original: Conversion, written: bytes, template: object) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from stem_edge.export.tokenizers.comparison import Conversion, Encode, import_original
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tokenizers.comparison import Conversion, Encode
 
 MAX_TOKEN_CHARS = 4096
 MAX_COMPARED = (
@@ -42,7 +43,13 @@ def convert_ranks(path: Path) -> Conversion:
 
     Raises CheckpointError without the package tiktoken, ValueError for a file that is damaged.
     """
-    library = import_original("tiktoken")
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise CheckpointError(
+            f"this tokenizer needs tiktoken, which cannot be imported ({error}); "
+            "pip install 'stem-edge[export]', or pass --tokenizer tokenizer.json"
+        ) from error
     ranks, chars = _read_ranks(path), _byte_chars()
     named = {rank: "".join(chars[byte] for byte in token) for token, rank in ranks.items()}
     vocab = {named[rank]: rank for rank in range(len(named))}
@@ -58,7 +65,7 @@ def convert_ranks(path: Path) -> Conversion:
     names = [_NAMED.get(i, f"<|reserved_special_token_{i}|>") for i in range(256)]
     special = {name: len(ranks) + i for i, name in enumerate(names)}
     # From the ranks, since tiktoken's own reader of files may return what its cache has of the path.
-    original = library.Encoding(
+    original = tiktoken.Encoding(
         path.name, pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens=special
     )
     return _finish(

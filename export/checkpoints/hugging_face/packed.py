@@ -40,10 +40,6 @@ class PackedFiles(TensorFiles):
         super().__init__(folder, open_folder(folder))
         self._widths = widths
 
-    def look(self, name: str) -> Tensor:
-        """Return a matrix, which can still be taken. Raises CheckpointError."""
-        return self.again().take(name)
-
     def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
         """Take a matrix, packed if it has scales. Raises CheckpointError."""
         module, codes, taken = name.removesuffix(".weight"), name, super()._taken

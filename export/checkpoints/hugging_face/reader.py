@@ -73,7 +73,8 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     )
     if isinstance(files, PackedFiles) and (head := tensor_name("head")) in files:
         # transformers ties no packed matrices, whatever tie_word_embeddings says.
-        own, embedding = files.look(head), files.look(decoder.tensor("embedding"))
+        again = PackedFiles(path, decoder.widths(config))  # since each tensor is taken once
+        own, embedding = again.take(head), again.take(decoder.tensor("embedding"))
         config = msgspec.structs.replace(config, tied_head=same_values(own, embedding))
     return assembled(
         decoder,
