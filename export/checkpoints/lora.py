@@ -172,11 +172,11 @@ def _merged(
     if kind == EMBEDDING:
         left, right = (ArrayMatrix(np.ascontiguousarray(whole(tensor).T)) for tensor in (a, b))
 
-    def rows(start: int, stop: int) -> F32:
+    def summed(start: int, stop: int) -> F32:
         product = left.rows(start, stop) @ whole(right)
         return np.asarray(given.rows(start, stop) + scale * product, np.float32)
 
-    return base.computed(rows)
+    return base.computed(summed)
 
 
 def _check_shape(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:

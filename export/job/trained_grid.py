@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
 
 import msgspec
 import numpy as np
@@ -22,7 +21,6 @@ from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
     SMALL_KINDS,
-    BackboneFormat,
     MatrixKind,
     WeightType,
 )
@@ -60,7 +58,7 @@ def keep_trained_grid(
         small: dict[MatrixKind, WeightType] = {k: "int4" for k in found if k in SMALL_KINDS}
         block = min(found.values())
         format = msgspec.structs.replace(
-            cast(BackboneFormat, storage.format),
+            storage.format,
             block_size=block,
             kinds=small,
             asymmetric=not every,
