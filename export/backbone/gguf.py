@@ -19,6 +19,7 @@ from stem_edge.export.quantization.streams import MatrixPool
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
+from stem_edge.graph.layer import kind_of
 from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
@@ -34,7 +35,6 @@ FILE_TYPES: dict[GgufType, int] = {
     "q6_k": 18,
 }
 MIXED = 1024  # llama.cpp's number for a guess from the tensors themselves
-KINDS = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # names in the quality report
 
 
 def check_runnable(source: Checkpoint) -> None:
@@ -62,7 +62,7 @@ def write_gguf_backbone(job: Job, out: Output, peaks: object) -> None:
             gguf_schema.gguf_name(name),
             source.backbone[name],
             types[name],
-            KINDS.get(part := name.rsplit(".", 1)[-1], part),
+            kind_of(name),
             importance.get(name),
         )
         for name in config.backbone_shapes()

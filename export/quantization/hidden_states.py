@@ -13,13 +13,12 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import next_states
+from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.arithmetic import Observer
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import Tokens, embed, head_forward
 
-# Matrix -> its input in stem_edge.numerics.reference; inputs of others have the matrix's own name.
-INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
 HEAD = "head"
 DAMPING = 0.01  # share of the mean that each channel counts at least
 
@@ -88,11 +87,11 @@ def importance_vectors(
 
 
 def _inputs(config: ModelConfig) -> dict[str, str]:
-    """Map each matrix of the backbone to the name of its input."""
+    """Map each matrix of the backbone to the name of its input in stem_edge.numerics.reference."""
     found = {}
     for name, shape in config.backbone_shapes().items():
         at, _, part = name.rpartition(".")
         if len(shape) < 2 or (part == "embedding" and not config.tied_head):
             continue
-        found[name] = f"{at}.{INPUTS.get(part, part)}" if at else HEAD
+        found[name] = f"{at}.{'gate' if part == 'up' else kind_of(name)}" if at else HEAD
     return found

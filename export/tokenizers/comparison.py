@@ -36,6 +36,13 @@ class Conversion:
     as_names: Encode | None = None  # names of special tokens are these tokens; None: never
 
 
+def encode(tokenizer: Tokenizer, as_text: bool, text: str) -> list[int]:
+    """Encode with names of special tokens as ordinary text, or as these tokens."""
+    tokenizer.encode_special_tokens = as_text
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
 def compare(path: Path, original: Conversion, written: bytes, template: object) -> None:
     """Raise CheckpointError if the tokenizer.json `written` reads a text other than its original.
 
@@ -46,10 +53,11 @@ def compare(path: Path, original: Conversion, written: bytes, template: object) 
     readings = [(True, original.as_text)]
     if original.as_names is not None:
         readings.append((False, original.as_names))
-    for as_text, encode in readings:
+    for as_text, original_ids in readings:
         tokenizer.encode_special_tokens = as_text
         for text in texts:
-            found, expected = tokenizer.encode(text, add_special_tokens=False), list(encode(text))
+            found = tokenizer.encode(text, add_special_tokens=False)
+            expected = list(original_ids(text))
             if found.ids != expected:
                 raise CheckpointError(
                     f"{path}: {_difference(text, found, expected)}; give a tokenizer.json of the "

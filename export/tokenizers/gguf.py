@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import Value, read_keys
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tokenizers.comparison import Conversion
+from stem_edge.export.tokenizers.comparison import Conversion, encode
 from stem_edge.export.tokenizers.ranks import merges
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -115,7 +115,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     ends += [names.index(name) for name in ENDS if name in special]
     template = keys.get("tokenizer.chat_template")
     return GgufTokenizer(
-        Conversion(tokenizer, partial(_encode, tokenizer), bos, eos),
+        Conversion(tokenizer, partial(encode, tokenizer, True), bos, eos),
         add_bos and bos is not None,
         tuple(dict.fromkeys(end for end in ends if end is not None)),
         template if isinstance(template, str) else None,
@@ -202,10 +202,3 @@ def _id(keys: Mapping[str, Value], names: list[str], key: str) -> int | None:
             f"{AT}{key}_token_id is {one_line(number)}; expected an id below {len(names)}"
         )
     return number
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode ordinary text; there is no other original than the file."""
-    tokenizer.encode_special_tokens = True
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, processors
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tokenizers.comparison import Conversion, compare
+from stem_edge.export.tokenizers.comparison import Conversion, compare, encode
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.export.tokenizers.ranks import convert_bytes, convert_ranks
 from stem_edge.system.memory import return_freed_memory
@@ -143,20 +143,13 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     bos, eos = (_token_name(beside, config, key) for key in ("bos_token", "eos_token"))
     # add_bos_token is not read, since transformers, too, goes by the tokenizer.json alone.
     adds = _adds(path, original, bos) if add_bos is None else add_bos
-    as_text, as_names = partial(_encode, original, True), partial(_encode, original, False)
+    as_text, as_names = partial(encode, original, True), partial(encode, original, False)
     conversion = Conversion(tokenizer, as_text, bos, eos, as_names)
     exported = _finish(path, conversion, adds, template)
     stops = [*exported.eos_ids, *_stops(path, exported.vocab_size)]
     left_out = f"{path.name}: dropout of {dropout}, a setting of training, is left out"
     notes = (left_out,) if dropout else ()
     return replace(exported, eos_ids=tuple(dict.fromkeys(stops)), notes=notes)
-
-
-def _encode(tokenizer: Tokenizer, as_text: bool, text: str) -> list[int]:
-    """Encode with names of special tokens as ordinary text, or as these tokens."""
-    tokenizer.encode_special_tokens = as_text
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
 
 
 def _read_object(path: Path) -> dict[str, Any]:
