@@ -34,9 +34,8 @@ _NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4",
 _NUMPY |= {"U8": "|u1", "I8": "|i1", "F8_E4M3": "|u1", "F8_E8M0": "|u1"}
 MAX_VALUES = 1 << 48  # of one tensor, more than any file holds
 MAX_AXES = 8
-PIECE_NBYTES = (
-    16 << 20
-)  # of float32 values that columns are cut from, as many as a writer of tables asks for
+# Of float32 values that columns are cut from, as many as a writer of tables asks for.
+PIECE_NBYTES = 16 << 20
 
 Rows = TypeVar("Rows", bound=npt.NDArray[Any])
 Read: TypeAlias = Callable[[int, int], Rows]  # rows start..stop

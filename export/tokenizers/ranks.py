@@ -16,9 +16,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tokenizers.comparison import Conversion, Encode
 
 MAX_TOKEN_CHARS = 4096
-MAX_COMPARED = (
-    1 << 27
-)  # characters in all cuts of all tokens; a vocabulary of 256,000 has 20 million
+# Characters in all cuts of all tokens; a vocabulary of 256,000 has 20 million.
+MAX_COMPARED = 1 << 27
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 _PATTERN = (  # the trainer's, which cuts text before bytes are merged
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -204,21 +204,13 @@ class Qwen3(Qwen2, kw_only=True):
         return super().extras() | {"biases": biases, "qk_norm_eps": self.rms_norm_eps}
 
 
-class Described(NamedTuple):
-    """Content of a config.json."""
-
-    config: ModelConfig
-    decoder: Decoder
-    notes: tuple[str, ...]  # for the user, a sentence each
-    packed: bool = False  # matrices are codes, as packed.py reads them
-
-
 def read_config(
     path: Path, kinds: dict[str, type[Decoder]], ignore_keys: Collection[str] = ()
-) -> Described:
+) -> tuple[ModelConfig, Decoder, tuple[str, ...], bool]:
     """Read a config.json of one of `kinds`. Raises CheckpointError.
 
-    ignore_keys: keys that the user knows to change nothing.
+    ignore_keys: keys that the user knows to change nothing. Returns also notes for the user, and
+    whether matrices are codes, as packed.py reads them.
     """
     whole = read_json(path, "a model's configuration", dict[str, Any])
     kind = whole.get("model_type")
@@ -243,7 +235,7 @@ def read_config(
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
     notes += (f"{path.name} names code ({named}), which is not run",) if named else ()
-    return Described(config, decoder, notes + decoder.notes(), packed)
+    return config, decoder, notes + decoder.notes(), packed
 
 
 def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
