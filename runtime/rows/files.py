@@ -31,23 +31,14 @@ class ByteRange(NamedTuple):
     nbytes: int
 
 
-class Advice(NamedTuple):
-    """Advice for bytes that cannot be read, are too few, or are damaged."""
-
-    unreadable: str
-    short: str
-    damaged: str
-
-
 class ShardFiles:
     """Shards in the bundle's folder, all of them open. Threads may read at once. Raises BundleError."""
 
-    advice = Advice(
-        "check the storage device",
-        "the file was truncated while open: copy it again",
-        "the file is damaged: run stem-edge verify, then copy or export the bundle again",
-    )
     distant = False  # True if bytes come over a network
+    # Advice for bytes that cannot be read, are too few, or are damaged.
+    if_unreadable = "check the storage device"
+    if_short = "the file was truncated while open: copy it again"
+    if_damaged = "the file is damaged: run stem-edge verify, then copy or export the bundle again"
 
     def __init__(self, grids: Sequence[ShardGrid]) -> None:
         self._paths = [str(grid.shard_path(n)) for grid in grids for n in range(grid.shards)]

@@ -36,15 +36,13 @@ class NgramRows:
 
     def __init__(self, path: str | Path, url: str | None = None) -> None:
         store = open_ngrams(Path(path))
-        self.tables, self._class_of, self._stores = (
-            store.format.tables,
-            store.class_of,
-            list[RowStore](),
-        )
+        self.tables, self._class_of = store.format.tables, store.class_of
         with ExitStack() as opened:
-            for pages in store.tables:
-                self._stores.append(opened.enter_context(RowStore(pages, open_shards(pages, url))))
-            opened.pop_all()
+            self._stores = [
+                opened.enter_context(RowStore(pages, open_shards(pages, url)))
+                for pages in store.tables
+            ]
+            self._opened = opened.pop_all()
 
     @property
     def memory(self) -> int:
@@ -81,8 +79,7 @@ class NgramRows:
 
     def close(self) -> None:
         """Release the files; later reads fail."""
-        for store in self._stores:
-            store.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self

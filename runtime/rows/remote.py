@@ -22,7 +22,7 @@ import numpy as np
 from stem_edge.errors import InputError
 from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.files import Advice, ByteRange
+from stem_edge.runtime.rows.files import ByteRange
 from stem_edge.runtime.rows.records import READ_AT_ONCE, RowCounters
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableStore
@@ -37,12 +37,10 @@ URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error's words
 class RemoteShards:
     """Shards of a table store below a URL; methods as ShardFiles has them. Raises InputError if nothing here can read it."""
 
-    advice = Advice(
-        "check the network and the address; credentials are those that fsspec finds",
-        "check that the URL is that of this bundle's tables, the folder tables.zarr itself",
-        "check that the URL is that of this bundle's tables, and that nothing changed them",
-    )
     distant = True
+    if_unreadable = "check the network and the address; credentials are those that fsspec finds"
+    if_short = "check that the URL is that of this bundle's tables, the folder tables.zarr itself"
+    if_damaged = "check that the URL is that of this bundle's tables, and that nothing changed them"
 
     def __init__(self, tables: TableStore, url: str) -> None:
         from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper

@@ -121,13 +121,12 @@ class RowStore:
 
     def _fault(self, grid: ShardGrid, found: int | OSError, buffer: U8) -> str:
         """Return what is wrong with bytes that were read, and what to do; "" if nothing is."""
-        advice = self._shards.advice
         if isinstance(found, OSError):
-            return f"{found.strerror or found}; {advice.unreadable}"
+            return f"{found.strerror or found}; {self._shards.if_unreadable}"
         if found != len(buffer):
-            return f"only {found} of {len(buffer)} bytes were read; {advice.short}"
+            return f"only {found} of {len(buffer)} bytes were read; {self._shards.if_short}"
         damaged = grid.first_damaged(buffer[None])
-        return "" if damaged is None else f"{damaged[1]}; {advice.damaged}"
+        return "" if damaged is None else f"{damaged[1]}; {self._shards.if_damaged}"
 
     def _converted(self, grid: ShardGrid, read: U8) -> U8:
         """Return a record without checksums, in the form of this store's layout."""
