@@ -257,3 +257,10 @@ def test_conversations_are_saved_with_their_keys_and_values(model: Model, tmp_pa
             model.load_conversation(path)
     with pytest.raises(InputError, match="cannot write"):
         model.save_conversation(tmp_path / "none" / "talk", talk)
+    model.close()
+    for call in (
+        lambda: model.save_conversation(path, talk),
+        lambda: model.load_conversation(path),
+    ):
+        with pytest.raises(InputError, match="this model is closed"):
+            call()

@@ -55,6 +55,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
 
     def export(checkpoint: str, bundle: Path, engine: str, show: bool | None) -> None:
+        assert not bundle.exists() or (bundle / MANIFEST).exists()  # only bundles are replaced
         shutil.copytree(DEMO, bundle, dirs_exist_ok=True)
         with (bundle / MANIFEST).open("a", encoding="ascii") as manifest:
             manifest.write(" " * len(done))  # another bundle
