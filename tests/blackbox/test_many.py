@@ -85,6 +85,17 @@ def test_each_has_its_own_params_and_end(model: Model) -> None:
     assert found[0][-1].stop == stop
 
 
+@pytest.mark.parametrize("exact", [None, True])
+def test_sequences_end_in_every_order(model: Model, exact: bool | None) -> None:
+    """Those that stay move to the places of others, also of several that end in one step."""
+    expected, rng = alone(model, PROMPTS, **NEW), random.Random(3)
+    for _ in range(12):
+        lengths = [rng.randint(1, 9) for _ in PROMPTS]
+        params = [stem_edge.SamplingParams(max_new_tokens=length) for length in lengths]
+        found = together(model, PROMPTS, params, exact=exact)
+        assert found == {n: expected[n][:length] for n, length in enumerate(lengths)}
+
+
 def test_prompts_are_taken_in_order_as_places_become_free(model: Model) -> None:
     taken, ended, begun = 0, 0, list[int]()
 
