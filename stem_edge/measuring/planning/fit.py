@@ -6,6 +6,7 @@ and the mapped weights that every token reads. What is left of it is planned as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -243,8 +244,13 @@ def _hits(bundle: Bundle | None, footprint: Footprint) -> tuple[Callable[[int], 
             index = open_table_store(bundle.file(TABLES)).index if manifest.indexed else None
             counts = counts_of_records(counted, index, config.records)
             return partial(hit_rate, counts), "the bundle's token counts"
-    zipf = (1e6 / np.arange(1, config.records + 1)).astype(np.uint32)
-    return partial(hit_rate, zipf), "assumed: token frequencies by Zipf's law"
+    whole = harmonic(config.records)  # without an array of all records, which are many with n-grams
+    return lambda slots: harmonic(slots) / whole, "assumed: token frequencies by Zipf's law"
+
+
+def harmonic(count: int) -> float:
+    """Return the sum of 1 / n for n from 1 to `count` (Euler's approximation)."""
+    return math.log(count) + 0.577216 + 1 / (2 * count) - 1 / (12 * count**2) if count else 0.0
 
 
 def hit_rate(counts: Counts, slots: int) -> float:
