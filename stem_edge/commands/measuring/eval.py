@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.keywords import values_of
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, DEVICE, add_loading, device_options
+from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.edit_files.opening import open_edits
 from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.quality.quality import Divergence, Quality, evaluate
@@ -23,6 +23,7 @@ Perplexity is the exp of the mean of -log P(token); compare it only between
 bundles with the same tokenizer. Divergence is KL(reference || bundle) of the
 next token, in nats."""
 
+LOADING = ("engine", "kv", "threads", "provider", "device_memory")
 EPILOG = """\
 examples:
   stem-edge eval exact model small --text book.txt
@@ -45,12 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="SIZE", help="limit on memory, the reference included")
     edit = "an edit with scope everywhere; may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
-    add_loading(parser, "engine", "kv", "threads", *DEVICE)
+    add_loading(parser, *LOADING)
     add("--json", action="store_true", help="print a JSON list with an object for each")
 
 
 def run(args: argparse.Namespace) -> int:
-    given = values_of(args, evaluate) | {**device_options(args)}
+    given = values_of(args, evaluate) | {name: getattr(args, name) for name in ("memory", *LOADING)}
     found = []
     for bundle in map(pinned, args.bundles):
         edits = open_edits(open_bundle(bundle), args.edit)

@@ -10,7 +10,7 @@ from stem_edge.commands.options.arguments import MORE
 from stem_edge.commands.options.keywords import add_keywords
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
-from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions, Speculate
 from stem_edge.runtime.loading import load
 
@@ -56,7 +56,6 @@ PROMPT_CACHE: dict[str, dict[str, Any]] = {
         "help": "keep prompts in files (--prompt-cache=DIR)",
     }
 }
-DEVICE = ("provider", "device_memory")
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
@@ -72,8 +71,3 @@ def loading_options(args: argparse.Namespace) -> LoadKeywords:
     given = {name: getattr(args, name) for name in LOADING}
     given["prompt_cache"] = getattr(args, "prompt_cache", None)
     return cast(LoadKeywords, given)
-
-
-def device_options(args: argparse.Namespace) -> DeviceKeywords:
-    """Values of the options DEVICE, as keywords of stem_edge.load."""
-    return {"provider": args.provider, "device_memory": args.device_memory}

@@ -18,24 +18,14 @@ import numpy as np
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
-from stem_edge.graph.kv import KvChoice
 from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.planning.candidates import model_folder
-from stem_edge.measuring.quality.logit_source import check_reference
-from stem_edge.measuring.quality.scores import (
-    Scored,
-    Scores,
-    ScoringTask,
-    join,
-    make_task,
-    parts,
-    read_text,
-    score,
-)
-from stem_edge.measuring.quality.scoring import Scoring
+from stem_edge.measuring.quality.logit_source import check_reference, open_sources
+from stem_edge.measuring.quality.scores import Scores, make_task, read_text, score
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
-from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 
 
 @dataclass(frozen=True)
@@ -88,13 +78,8 @@ def evaluate(
     stride: int | None = None,
     against: str | Path | None = None,
     edits: Sequence[Edit] = (),
-    engine: str = "auto",
     prefill_graph: bool = False,
-    kv: KvChoice = "auto",
-    memory: int | str | None = None,
-    threads: int | None = None,
-    progress: bool | None = None,
-    **device: Unpack[DeviceKeywords],
+    **options: Unpack[LoadKeywords],
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
 
@@ -110,13 +95,9 @@ def evaluate(
     against: reference to compare distributions with: a bundle, or a checkpoint that an export
         takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
     edits: of the bundle, not of `against`, with scope everywhere, to see their side effects.
-    engine, kv: as in stem_edge.load; `against` has keys and values of the usual type.
     prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
-    memory: limit on memory, that of `against` included, like 600MB. Logits of some tokens and, for a
-        checkpoint, the arrays of a window come on top. Default: half of the free RAM.
-    threads, progress: as in stem_edge.load.
-    device: provider, device_memory as in stem_edge.load, for the
-        bundle; `against` runs on the CPU.
+    options: of stem_edge.load, for the bundle; `against` runs on the CPU with the usual ones. memory is a
+        limit for both. Logits of some tokens and, for a checkpoint, the arrays of a window come on top.
 
     Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
@@ -127,62 +108,38 @@ def evaluate(
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
     if against is not None:
         check_reference(model_folder(against), opened, task)
-    keywords: LoadKeywords = {
-        "memory": memory,
-        "threads": threads,
-        "context_length": task.window,
-        "engine": engine,
-        "kv": kv,
-        "progress": progress,
-    }
-    scoring = Scoring(
-        bundle,
-        {**keywords, **device},
-        task.window,
-        tuple(edits),
-        against,
-        prefill_graph,
-    )
-    engine, reference_engine, (scores, nats) = _score(scoring, task)
-    documents, likelihood = task.documents, float(scores[0].likelihood.mean())
+    chosen = LoadOptions(**options | {"context_length": task.window}, warm_start=False)
+    title = f"scoring {bundle}"
+    with Progress(task.nbytes, title, options.get("progress")) as bar, ExitStack() as stack:
+        engines, sources = open_sources(
+            stack, bundle, chosen, against, edits, prefill=prefill_graph
+        )
+        per_token = task.nbytes / task.predicted
+        scores, nats = score(task, sources, lambda tokens: bar.advance(tokens * per_token))
+    likelihood = float(scores[0].likelihood.mean())
     divergence = None
     if against is not None:
-        divergence = _divergence(str(against), reference_engine, scores, nats)
-    bits = -likelihood * documents.predicted / math.log(2)
+        divergence = _divergence(str(against), engines[1], scores, nats)
+    bits = -likelihood * task.predicted / math.log(2)
     return Quality(
         bundle=str(bundle),
-        documents=len(documents.token_ids),
-        tokens=documents.predicted,
-        nbytes=documents.nbytes,
-        characters=documents.characters,
+        documents=len(task.token_ids),
+        tokens=task.predicted,
+        nbytes=task.nbytes,
+        characters=task.characters,
         window=task.window,
         window_asked=task.window_asked,
         stride=task.stride,
-        engine=engine,
+        engine=str(engines[0]),
         prefill_graph=prefill_graph,
         edits=len(edits),
-        ids_sha256=sha256(repr(documents.token_ids).encode()).hexdigest(),
+        ids_sha256=sha256(repr(task.token_ids).encode()).hexdigest(),
         log_likelihood=likelihood,
         perplexity=math.exp(-likelihood),
-        bits_per_byte=bits / documents.nbytes,
-        bits_per_character=bits / documents.characters,
+        bits_per_byte=bits / task.nbytes,
+        bits_per_character=bits / task.characters,
         divergence=divergence,
     )
-
-
-def _score(scoring: Scoring, task: ScoringTask) -> tuple[str, str | None, Scored]:
-    """Score all windows of a text, with a progress bar; also return the engines that did."""
-    found, documents, progress = list[Scored](), task.documents, scoring.keywords.get("progress")
-    count, title = documents.predicted, f"scoring {scoring.bundle}"
-    with Progress(documents.nbytes, title, progress) as bar, ExitStack() as stack:
-
-        def advance(tokens: int) -> None:
-            bar.advance(tokens * documents.nbytes // count)
-
-        engine, reference_engine, sources = scoring.open(stack)
-        for part in parts(task):
-            found.append(score(part, sources, advance))
-    return engine, reference_engine, join(found)
 
 
 def _check(bundle: Bundle, edits: Sequence[Edit], *, prefill_graph: bool) -> None:

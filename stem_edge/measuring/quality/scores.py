@@ -24,34 +24,22 @@ LONGEST_WINDOW = 2048
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Token ids of documents of at least two tokens, and how long their texts are."""
+class ScoringTask:
+    """Documents of at least two tokens to score, and the windows to do it in."""
 
-    token_ids: list[list[int]]
-    nbytes: int  # in UTF-8
+    text: str
+    lines: bool
+    token_ids: list[list[int]]  # of each document
+    nbytes: int  # of all documents, in UTF-8
     characters: int
+    window: int  # tokens seen at once
+    window_asked: int  # greater than window if no document has that many tokens
+    stride: int  # tokens between the starts of windows
 
     @property
     def predicted(self) -> int:
         """Number of tokens that are predicted: all but the first of each document."""
         return sum(len(ids) - 1 for ids in self.token_ids)
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of a document before a predicted one: all but the last."""
-        return max(len(ids) - 1 for ids in self.token_ids)
-
-
-@dataclass(frozen=True)
-class ScoringTask:
-    """Documents to score, and the windows to do it in."""
-
-    text: str
-    lines: bool
-    documents: Documents
-    window: int  # tokens seen at once
-    window_asked: int  # greater than window if no document has that many tokens
-    stride: int  # tokens between the starts of windows
 
 
 def make_task(
@@ -65,12 +53,23 @@ def make_task(
     step = max(1, asked // 2) if stride is None else stride
     if not 0 < step <= asked:
         raise InputError(f"stride is {step} tokens; expected 1 to {asked}, the window")
-    documents = split(bundle, text, lines=lines)
-    return ScoringTask(text, lines, documents, min(asked, documents.longest), asked, step)
+    found = split(bundle, text, lines=lines)
+    ids = [each for _, each in found]
+    longest = max(len(each) - 1 for each in ids)  # not the last token, because none comes after it
+    return ScoringTask(
+        text=text,
+        lines=lines,
+        token_ids=ids,
+        nbytes=sum(len(each.encode()) for each, _ in found),
+        characters=sum(len(each) for each, _ in found),
+        window=min(asked, longest),
+        window_asked=asked,
+        stride=step,
+    )
 
 
-def split(bundle: Bundle, text: str, *, lines: bool) -> Documents:
-    """Split a text into a document for each line that is not blank, or return it as a single one.
+def split(bundle: Bundle, text: str, *, lines: bool) -> list[tuple[str, list[int]]]:
+    """Return text and token ids of a document for each line that is not blank, or of a single one.
 
     Lines are closed by the end-of-text token, which stands for the line's end: its length counts.
     Raises InputError if there is nothing to predict.
@@ -88,11 +87,7 @@ def split(bundle: Bundle, text: str, *, lines: bool) -> Documents:
             f"the text of {len(text)} characters has too few tokens of {bundle.path} to predict one "
             "from another, expected 2 or more; give a longer text"
         )
-    return Documents(
-        token_ids=[ids for _, ids in kept],
-        nbytes=sum(len(each.encode()) for each, _ in kept),
-        characters=sum(len(each) for each, _ in kept),
-    )
+    return kept
 
 
 def read_text(path: Path) -> str:
@@ -132,25 +127,6 @@ def windows(tokens: int, window: int, stride: int) -> list[Window]:
     return [Window(*each) for each in zip(starts, stops, [0, *stops], strict=False)]
 
 
-class ScoredWindow(NamedTuple):
-    """A window of a document, which is scored apart from all others."""
-
-    token_ids: list[int]  # tokens in the window, and the one after the last of them
-    first: int  # first position that counts
-
-    @property
-    def predicted(self) -> int:
-        """Number of tokens that are predicted."""
-        return len(self.token_ids) - 1 - self.first
-
-
-def parts(task: ScoringTask) -> Iterator[ScoredWindow]:
-    """Yield the windows of all documents, in the order of the text."""
-    for ids in task.documents.token_ids:
-        for start, stop, first in windows(len(ids), task.window, task.stride):
-            yield ScoredWindow(ids[start : stop + 1], first - start)
-
-
 class Scores(NamedTuple):
     """Predictions of a model, in the order of the text."""
 
@@ -158,43 +134,28 @@ class Scores(NamedTuple):
     top: I64  # the most probable token
 
 
-class Scored(NamedTuple):
-    """Scores of each source, and what two of them differ by."""
-
-    scores: list[Scores]
-    divergence: F64  # KL(second source || first) in nats at each token; empty for a single source
-
-
 def score(
-    part: ScoredWindow, sources: Sequence[Logits], advance: Callable[[int], object]
-) -> Scored:
-    """Score the tokens of a part; `advance` is called with the number of tokens just done."""
-    found, at = list[Scored](), part.first + 1
-    for logits in side_by_side([source(part.token_ids[:-1], part.first) for source in sources]):
-        came = np.array(part.token_ids[at : at + len(logits[0])])
-        found.append(_score_piece(logits, came))
-        advance(len(came))
-        at += len(came)
-    return join(found)
+    task: ScoringTask, sources: Sequence[Logits], advance: Callable[[int], object]
+) -> tuple[list[Scores], F64]:
+    """Score all documents by each source; also return KL(second source || first) in nats at each token.
 
-
-def _score_piece(logits: Sequence[F32], came: I64) -> Scored:
-    """Score tokens [n] by the logits [n, V] of each source."""
-    rows, scores = np.arange(len(came)), []
-    said = [log_softmax(piece) for piece in logits]
-    for each in said:
-        top = each.argmax(axis=1)
-        scores.append(Scores(each[rows, came], top))
-    return Scored(scores, kullback_leibler(said[1], said[0]) if len(said) > 1 else np.zeros(0))
-
-
-def join(found: Sequence[Scored]) -> Scored:
-    """Put what was scored apart behind one another."""
-    scores = [
-        Scores(*map(np.concatenate, zip(*source, strict=True)))
-        for source in zip(*(each.scores for each in found), strict=True)
-    ]
-    return Scored(scores, np.concatenate([each.divergence for each in found]))
+    advance: called with the number of tokens just done.
+    """
+    found, nats = [list[Scores]() for _ in sources], [np.zeros(0)]
+    for ids in task.token_ids:
+        for start, stop, first in windows(len(ids), task.window, task.stride):
+            at = first + 1
+            for logits in side_by_side([each(ids[start:stop], first - start) for each in sources]):
+                came = np.array(ids[at : at + len(logits[0])])
+                said = [log_softmax(piece) for piece in logits]
+                for each, scores in zip(said, found, strict=True):
+                    likelihood = each[np.arange(len(came)), came]
+                    scores.append(Scores(likelihood, each.argmax(axis=1)))
+                nats += [kullback_leibler(said[1], said[0])] if len(said) > 1 else []
+                advance(len(came))
+                at += len(came)
+    joined = [Scores(*map(np.concatenate, zip(*each, strict=True))) for each in found]
+    return joined, np.concatenate(nats)
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
