@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, TypeAlias, cast
@@ -82,19 +81,11 @@ def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) 
         scheduler.submit(task.request)
         return None
 
-    def push(request: Request, chunk: Chunk) -> Result | DeviceLostError | None:
+    def push(request: Request, chunk: Chunk) -> Result | None:
         ended = chunk.finish_reason is not None
         return (tasks.pop(request) if ended else tasks[request]).push(chunk)
 
-    return _until_lost(run(scheduler, iter(rows), begin, push))
-
-
-def _until_lost(results: Generator[Result | DeviceLostError]) -> Iterator[Result]:
-    with closing(results):
-        for result in results:
-            if isinstance(result, DeviceLostError):
-                raise result
-            yield result
+    return run(scheduler, iter(rows), begin, push)
 
 
 class _Task:
@@ -104,10 +95,10 @@ class _Task:
         self.row, self.request = row, request
         self._events, self._whole = events, Whole()
 
-    def push(self, chunk: Chunk) -> Result | DeviceLostError | None:
-        """Take a piece of the answer; return the result with the last one."""
+    def push(self, chunk: Chunk) -> Result | None:
+        """Take a piece of the answer; return the result with the last one. Raises DeviceLostError."""
         if isinstance(chunk.error, DeviceLostError):
-            return chunk.error
+            raise chunk.error
         if chunk.error is not None:
             return failed(self.row, openai_error(chunk.error))
         for event in self._events.push(chunk):

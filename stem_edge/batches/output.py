@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat
@@ -21,7 +20,6 @@ from stem_edge.files.lock import lock
 SYNC_SECONDS = 5.0  # a power cut may lose the results of these seconds; they are computed again
 BEGIN = b'{"id":'  # of each line
 CLOSED = -1  # in place of a descriptor
-NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP  # of shared disks
 MAX_LINE_NBYTES = 1 << 30  # so that a file of something else is not read into memory
 
 
@@ -164,11 +162,7 @@ def _lock(file: int, path: Path) -> bool:
     try:
         return lock(file)
     except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        told = (
-            f"files cannot be locked here ({error.strerror}); let no other batch write it meanwhile"
-        )
+        told = f"cannot be locked here ({error.strerror}); let no other batch write it meanwhile"
         warnings.warn(f"{path}: {told}", RuntimeWarning, stacklevel=2)
         return True
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
 
@@ -67,6 +67,12 @@ def failed(row: Row, error: Mapping[str, Any]) -> Result:
     """Return the error of a row. error: {"error": {"message": ...}}."""
     data = msgspec.json.encode({"id": row.id, "line": row.line, **error})
     return Result(row.key, row.line, data, error=error["error"]["message"])
+
+
+_Id = (
+    Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
+    | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+)
 
 
 class _Line(msgspec.Struct):
@@ -136,18 +142,12 @@ def _parse(line: bytes, number: int) -> Row:
     id = fields.pop("id", None)
     if id is None:
         return Row(number, number, fields)
-    if not (_is_text(id) or _is_number(id)):
+    try:
+        msgspec.convert(id, _Id)
+    except msgspec.ValidationError:
         wanted = f"a text of 1 to {MAX_ID_CHARS} characters, or a whole number of 64 bits"
         return Row(None, number, wrong=f"id is {shown(id)}; expected {wanted}")
     return Row(id, number, fields)
-
-
-def _is_text(id: object) -> bool:
-    return isinstance(id, str) and 0 < len(id) <= MAX_ID_CHARS
-
-
-def _is_number(id: object) -> bool:
-    return isinstance(id, int) and not isinstance(id, bool) and -(2**63) <= id < 2**63
 
 
 def _open(path: Path) -> BinaryIO:

@@ -136,66 +136,36 @@ def fit(
         footprints = [footprint_of(bundle.manifest, choose_engine(bundle, engine))]
     rates = bandwidth_of(stated, bandwidth, threads or usable_cpus())
     hits, source = _hits(bundle, footprints[0])
-    planner = _Fitting(
-        root,
-        allowed,
-        memory_limit() if stated is None else stated.memory,
-        _lengths(footprints[0], context_length),
-        sequences,
-    )
-
+    limit = memory_limit() if stated is None else stated.memory
+    lengths = _lengths(footprints[0], context_length)
     # As load does, because the memory of the tokenizer counts.
     text = None if bundle is None else open_text(bundle, replace(options, memory=allowed))
+    left = allowed - (0 if text is None else text.nbytes_to_come)
+
+    def planned(footprint: Footprint) -> Fit:
+        prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, limit)
+        needs_at = partial(ENGINES[footprint.engine].planning.needs, footprint, prefill=prefill)
+        plan, mapped = plan_within(root, needs_at, left, lengths, sequences)
+        needs = needs_at(plan.context_length)
+        return Fit(needs, plan, mapped, hits(plan.slots), source, rates, flash)
 
     def found(kv: KvChoice) -> list[Fit]:
-        later = 0 if text is None else text.nbytes_to_come
-        plans = planner.plans([footprint.with_kv(kv) for footprint in footprints], later)
-        return [
-            Fit(needs, plan, mapped, hits(plan.slots), source, rates, flash)
-            for needs, plan, mapped in plans
-        ]
+        fits = list[Fit]()
+        for footprint in footprints:
+            try:
+                fits.append(planned(footprint.with_kv(kv)))
+            except MemoryPlanError:
+                if footprint is footprints[-1] and not fits:
+                    raise  # of the last one, because it needs least
+        return fits
 
     if kv != "auto" or footprints[0].caches.obstacle(SMALL_KV):
         return found(kv)
     with suppress(MemoryPlanError):
         usual = found(kv)
-        if usual[0].plan.context_length >= min(USUAL_CONTEXT, planner.contexts[0]):
+        if usual[0].plan.context_length >= min(USUAL_CONTEXT, lengths[0]):
             return usual
     return found(SMALL_KV)
-
-
-@dataclass(frozen=True)
-class _Fitting:
-    """Machine and use that plans are made for."""
-
-    path: Path
-    memory: int
-    limit: int  # bytes that the device has, of which `memory` may be a part
-    contexts: list[int]
-    sequences: int
-
-    def plans(
-        self, footprints: Sequence[Footprint], later: int
-    ) -> list[tuple[Needs, MemoryPlan, int]]:
-        """Plan for each possible bundle that fits. Raises the last error if no bundle fits.
-
-        later: bytes that this process will take beside the model.
-        """
-        found, refused = list[tuple[Needs, MemoryPlan, int]](), list[MemoryPlanError]()
-        for footprint in footprints:
-            prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
-            needs = ENGINES[footprint.engine].planning.needs
-            needs_at = partial(needs, footprint, prefill=prefill)
-            try:
-                plan, mapped = plan_within(
-                    self.path, needs_at, self.memory - later, self.contexts, self.sequences
-                )
-                found.append((needs_at(plan.context_length), plan, mapped))
-            except MemoryPlanError as error:
-                refused.append(error)
-        if not found:
-            raise refused[-1]  # the last, because it needs least
-        return found
 
 
 def plan_within(

@@ -222,7 +222,7 @@ class _Runs:
         add("first", worker.prompt(short := prompt[:SHORT_PROMPT], "first"), len(short))
         before = add("prompt", worker.prompt(prompt), len(prompt))
         decoded = add("decode", worker.decode(following), len(following))
-        return Round(phases, decoded.steps, before.counters, decoded.counters, loaded.about)
+        return Round(phases, decoded.steps, before.counters, decoded.counters)
 
 
 def token_nbytes(bundle: Bundle, options: LoadOptions, work: Workload) -> int:

@@ -75,9 +75,8 @@ def _head(report: Report) -> Iterator[str]:
         f"{settings['text']}: prompt of {settings['prompt_tokens']} tokens, "
         f"{settings['new_tokens']} decoded; {settings['rounds']} rounds{cold}"
     )
-    about = _last(report).about
-    if about:
-        yield ", ".join(f"{key} {value}" for key, value in about.items())
+    if "provider" in settings["options"]:
+        yield f"provider {settings['options']['provider']}"
     for limit in report.limits:
         yield f"  {limit.what + ':':<8}{limit.how}; {limit.words}"
 

@@ -43,7 +43,6 @@ class Round:
     steps: list[float]  # seconds of each decode step
     before: dict[str, float]  # counters before decoding
     counters: dict[str, float]  # after it
-    about: dict[str, str]  # the accelerator
 
     @cached_property
     def figures(self) -> dict[str, float]:

@@ -55,7 +55,3 @@ class StemEdge(MeasuredEngine):
             "row_cache_nbytes": filled * slot_nbytes,
             "kv_nbytes": self._context.backend.nbytes,
         }
-
-    def about(self) -> dict[str, str]:
-        device = self._model.plan.device
-        return {} if device is None else {"provider": device.provider}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -28,42 +28,6 @@ LLAMA_MODES = {
 }
 
 
-@dataclass(frozen=True)
-class Common:
-    """The bundle that is measured, and its options of load."""
-
-    bundle: Bundle
-    options: LoadOptions
-
-    def case(self, words: str) -> Subject:
-        """Return the bundle with other options: NAME=VALUE,... Raises InputError."""
-        types, changes = get_type_hints(LoadOptions), dict[str, Any]()
-        for word in words.split(","):
-            name, equals, value = word.partition("=")
-            name = name.replace("-", "_")
-            if name not in types or name in APART:
-                known = ", ".join(sorted({*types} - {*APART}))
-                raise InputError(f"--cases {words}: {name!r} is no option; expected one of {known}")
-            try:
-                changes[name] = msgspec.convert(
-                    value if equals else True, types[name], strict=False
-                )
-            except (msgspec.ValidationError, TypeError) as error:
-                raise InputError(f"--cases {words}: {name} is {value!r} ({error})") from error
-        return _subject(words, self.bundle, replace(self.options, **changes))
-
-    def other(self, words: str) -> Subject:
-        """Return another bundle, or a file of llama.cpp with its modes. Raises InputError."""
-        path, *modes = words.split(",")
-        if path.endswith(GGUF_SUFFIX):
-            return _llama(words, Path(path), modes)
-        bundle, options = open_bundle(words), self.options
-        if bundle.manifest.tables is None:
-            usual = LoadOptions()
-            options = replace(options, **{name: getattr(usual, name) for name in OF_ROWS})
-        return _subject(words, bundle, options)
-
-
 def make_subjects(
     bundle: Bundle, options: LoadOptions, cases: Iterable[str], against: Iterable[str]
 ) -> list[Subject]:
@@ -71,10 +35,37 @@ def make_subjects(
 
     Raises InputError for an unknown name, BackendError if an engine is not installed.
     """
-    common = Common(bundle, options)
-    own = _subject("bundle", bundle, options)
-    found = [own, *map(common.case, cases), *map(common.other, against)]
+    found = [_subject("bundle", bundle, options)]
+    found += [_subject(words, bundle, _changed(words, options)) for words in cases]
+    found += [_other(words, options) for words in against]
     return list({subject.name: subject for subject in found}.values())
+
+
+def _changed(words: str, options: LoadOptions) -> LoadOptions:
+    """Return options of load with others: NAME=VALUE,... Raises InputError."""
+    types, changes = get_type_hints(LoadOptions), dict[str, Any]()
+    for word in words.split(","):
+        name, equals, value = word.partition("=")
+        name = name.replace("-", "_")
+        if name not in types or name in APART:
+            known = ", ".join(sorted({*types} - {*APART}))
+            raise InputError(f"--cases {words}: {name!r} is no option; expected one of {known}")
+        try:
+            changes[name] = msgspec.convert(value if equals else True, types[name], strict=False)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InputError(f"--cases {words}: {name} is {value!r} ({error})") from error
+    return replace(options, **changes)
+
+
+def _other(words: str, options: LoadOptions) -> Subject:
+    """Return another bundle, or a file of llama.cpp with its modes. Raises InputError."""
+    path, *modes = words.split(",")
+    if path.endswith(GGUF_SUFFIX):
+        return _llama(words, Path(path), modes)
+    bundle, usual = open_bundle(words), LoadOptions()
+    if bundle.manifest.tables is None:
+        options = replace(options, **{name: getattr(usual, name) for name in OF_ROWS})
+    return _subject(words, bundle, options)
 
 
 def _subject(name: str, bundle: Bundle, options: LoadOptions) -> Subject:

@@ -20,7 +20,7 @@ KINDS = {
 
 
 class MeasuredEngine(Protocol):
-    """A model that is measured. Engines other than stem-edge count nothing and run on the CPU."""
+    """A model that is measured. Engines other than stem-edge count nothing."""
 
     def clear(self) -> None:
         """Empty the context."""
@@ -30,10 +30,6 @@ class MeasuredEngine(Protocol):
 
     def counters(self) -> dict[str, float]:
         """Return the engine's counters."""
-        return {}
-
-    def about(self) -> dict[str, str]:
-        """Describe the accelerator; return nothing on the CPU."""
         return {}
 
 
@@ -50,7 +46,6 @@ class Worker:
         answer = {"seconds": time.perf_counter() - started} | done
         if self._engine is not None:
             answer["counters"] = self._engine.counters()
-            answer["about"] = self._engine.about() if do == "load" else {}
         return answer
 
     def start(self) -> None:

@@ -74,7 +74,6 @@ class WorkerAnswer:
     seconds: float
     steps: list[float] = field(default_factory=list)  # seconds of each decode step
     counters: dict[str, float] = field(default_factory=dict)
-    about: dict[str, str] = field(default_factory=dict)  # after loading: the accelerator
 
 
 class WorkerProcess:

@@ -29,9 +29,7 @@ def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
         )
         for at, name in enumerate(NAMES, 1)
     ]
-    made = Round(
-        phases, [s / speed for s in (1, 1, 2, 4)], {"hits": 10.0}, ROWS | {"planned": 1e6}, {}
-    )
+    made = Round(phases, [s / speed for s in (1, 1, 2, 4)], {"hits": 10.0}, ROWS | {"planned": 1e6})
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -40,7 +38,7 @@ def report(**subjects: SubjectResult) -> Report:
 
 
 SETTINGS = {
-    "threads": 2, "text": "a text", "prompt_tokens": 100, "new_tokens": 4, "rounds": 3, "cold": False,
+    "threads": 2, "text": "a text", "prompt_tokens": 100, "new_tokens": 4, "rounds": 3, "cold": False, "options": {},
 }  # fmt: skip
 
 
