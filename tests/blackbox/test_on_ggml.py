@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from installed import needs_ggml
 
 import stem_edge
 from stem_edge.commands.main import main
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import InputError
 from stem_edge.measuring.quality.quality import evaluate
-from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.ggml.planning import CHOICES
 from stem_edge.runtime.consistency import verify_runs
 
@@ -45,12 +43,6 @@ def test_runs_on_ggml_give_the_same(tiny_gguf: Path) -> None:
     unlike = {way for way, found in results.items() if found != "ok"}
     assert unlike == {"drafts"}
     assert all(results[way].startswith("not run") for way in unlike)
-
-
-def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "ggml", replace(ENGINES["ggml"], installed=lambda: False))
-    with pytest.raises(BackendError, match="ggml is not installed"):
-        verify_runs(alone)
 
 
 def test_fit_plans_for_the_engine_that_runs_it(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import onnxruntime as ort
 import pytest
 from exports import refused
 from gguf_files import coded, model_keys, model_tensors, write_file, write_model
@@ -36,7 +36,6 @@ from stem_edge.graph.formats import GGUF_TYPES, EngineName, GgufType
 from stem_edge.layers import LinearRope, Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
-from stem_edge.runtime.backends.onnxruntime.providers import session
 
 SCALING: dict[str, dict[str, Any]] = {
     "llama, linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
@@ -209,13 +208,13 @@ def test_what_is_kept_is_compared_only_if_a_text_is_given(
     path, text = write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"), tmp_path / "ids.npy"
     np.save(text, np.arange(299) % 256)
     command, packed = ["export", str(path), "--engine", engine], list[object]()
-    opened = session._options
 
-    def seen(threads: int, settings: Mapping[str, str]) -> Any:
-        packed.append(threads)
-        return opened(threads, settings)
+    class Seen(ort.InferenceSession):  # type: ignore[misc]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            packed.append(given)
+            super().__init__(*given, **named)
 
-    monkeypatch.setattr(session, "_options", seen)
+    monkeypatch.setattr(ort, "InferenceSession", Seen)
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(exporter, "observe")
         assert main([*command, str(tmp_path / "kept")]) == 0

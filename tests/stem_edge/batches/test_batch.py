@@ -19,9 +19,9 @@ from open_files import posix
 import stem_edge
 from stem_edge.batches.output import ResultFile
 from stem_edge.batches.rows import count_rows, read_rows
-from stem_edge.errors import BundleError, InputError, RowReadError, StemEdgeError
+from stem_edge.errors import BundleError, InputError
+from stem_edge.files import disk
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.scheduling.request import Request
 
 Written = Callable[..., Path]
 SPAIN = "The capital of Spain is"
@@ -130,29 +130,35 @@ def test_answers_do_not_depend_on_the_rows_beside_them(model: Model, written: Wr
         assert alone["text"] == together[row["id"]]["text"]
 
 
-def failing(patch: pytest.MonkeyPatch, error: StemEdgeError, at: int) -> None:
-    """Raise an error at the at-th token of the answer to PERU."""
-    choose, counts = Request.choose, dict[int, int]()
-
-    def fails(request: Request, logits: Any) -> None:
-        counts[id(request)] = counts.get(id(request), -1) + 1
-        if len(request.prompt) == peru and counts[id(request)] == at:
-            raise error
-        choose(request, logits)
-
-    with stem_edge.load(DEMO) as model:
-        peru = len(model.tokenize(PERU))
-    patch.setattr(Request, "choose", fails)
-
-
-@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize("where", ["prompt", "answer"])
 def test_an_answer_that_fails_ends_its_row_alone(
-    at: int, model: Model, written: Written, monkeypatch: pytest.MonkeyPatch
+    where: str, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The row of a token that the others do not have cannot be read: " Peru", or the first of its answer."""
+    pread, places = disk.pread, list[int]()
+
+    def noted(file: int, buffer: memoryview, at: int) -> int:
+        places.append(at)
+        return pread(file, buffer, at)
+
+    def broken(file: int, buffer: memoryview, at: int) -> int:
+        if at <= places[0] < at + len(buffer):
+            raise OSError(5, "broken")
+        return pread(file, buffer, at)
+
+    with stem_edge.load(DEMO, slots=20) as model:
+        (first,) = model.generate(PERU, max_new_tokens=1)
+        token = model.tokenize(PERU)[-2] if where == "prompt" else first.token_ids[0]
+        model.logits([*range(300, 320)])  # which take all slots
+        monkeypatch.setattr(disk, "pread", noted)
+        model.logits([token])
+    monkeypatch.setattr(disk, "pread", pread)
     rows = written({"prompt": "Cuba lies"}, {"prompt": PERU, "id": "p"}, {"prompt": "Oman lies"})
-    failing(monkeypatch, RowReadError("flash: bad record"), at)
-    found = run(model, rows, max_new_tokens=6)
-    assert found.pop("p")["error"]["message"] == "flash: bad record"
+    with stem_edge.load(DEMO, slots=20) as model:
+        model.logits([*range(300, 320)])
+        monkeypatch.setattr(disk, "pread", broken)
+        found = run(model, rows, max_new_tokens=6)
+    assert "broken" in found.pop("p")["error"]["message"]
     assert [len(each["text"]) > 0 for each in found.values()] == [True, True]
 
 

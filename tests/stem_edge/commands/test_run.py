@@ -18,8 +18,9 @@ from installed import DEMO
 from loading import load_fixed
 from terminal import CTRL_C, CTRL_D, Terminal
 
-from stem_edge import Chunk, SamplingParams
+from stem_edge import Chunk, Model, SamplingParams
 from stem_edge.commands.main import main
+from stem_edge.commands.running.run import command
 from stem_edge.commands.running.run.command import take
 from stem_edge.commands.running.run.input import Typed
 from stem_edge.commands.running.run.session import Session
@@ -31,12 +32,18 @@ FRANCE, PERU = "The capital of France is", "The capital of Peru is"
 SLOWLY = """
 import sys, time
 from stem_edge.commands.main import main
-from stem_edge.runtime.engine import Engine
-real = Engine.step
-def step(*args, **options):
-    time.sleep(0.05)
-    return real(*args, **options)
-Engine.step = step
+from stem_edge.commands.running.run import command
+real = command.load
+def slowly(chunks):
+    for chunk in chunks:
+        time.sleep(0.05)
+        yield chunk
+def load(*args, **options):
+    model = real(*args, **options)
+    generate = model.generate
+    model.generate = lambda *args, **options: slowly(generate(*args, **options))
+    return model
+command.load = load
 sys.exit(main())
 """
 
@@ -83,13 +90,22 @@ def test_messages_of_several_lines(
     monkeypatch: pytest.MonkeyPatch, typed: str, sent: list[str]
 ) -> None:
     found: list[str] = []
-    real = Conversation.send
+    real = command.load
 
-    def send(self: Conversation, text: str, *options: Any) -> Generator[Chunk]:
-        found.append(text)
-        return real(self, text, *options)
+    def load(*given: Any, **named: Any) -> Model:
+        model = real(*given, **named)
+        begin = model.conversation
 
-    monkeypatch.setattr(Conversation, "send", send)
+        def conversation(*given: Any, **named: Any) -> Conversation:
+            talk = begin(*given, **named)
+            send = talk.send
+            talk.send = lambda text, *more: found.append(text) or send(text, *more)  # type: ignore
+            return talk
+
+        model.conversation = conversation  # type: ignore[method-assign]
+        return model
+
+    monkeypatch.setattr(command, "load", load)
     assert piped(monkeypatch, typed, DEMO, "-n", "1") == 0
     assert found == sent
 
@@ -217,11 +233,10 @@ def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
     def send(*_: object) -> Generator[Chunk]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Conversation, "send", send)
     with load_fixed(DEMO, warm_start=False) as model:
-        session = Session(
-            model, model.conversation(), SamplingParams(), True, False, False, explain=str
-        )
+        talk = model.conversation()
+        monkeypatch.setattr(talk, "send", send)
+        session = Session(model, talk, SamplingParams(), True, False, False, explain=str)
         take(session, Typed(FRANCE, is_command=False))
         assert "the message is not kept" in capsys.readouterr().err
         session.interactive = False

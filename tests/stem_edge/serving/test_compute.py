@@ -83,24 +83,24 @@ def test_other_work_is_done_one_after_the_other(model: Model) -> None:
     ],
 )
 def test_more_answers_than_can_ever_wait_are_not_made(
-    port: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    port: int, asked: dict[str, Any], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = list[object]()
-    monkeypatch.setattr(Model, "request", lambda model, *given: made.append(given))
+    monkeypatch.setattr(model, "request", lambda *given: made.append(given))
     assert b" 400 " in Connection(port, "/v1/completions", ASKED | asked).read_all()
     assert not made
 
 
 def test_texts_of_log_probabilities_are_made_beside_the_event_loop(
-    port: int, monkeypatch: pytest.MonkeyPatch
+    port: int, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_loop, token_bytes = list[bool](), Model.token_bytes
+    in_loop, token_bytes = list[bool](), model.token_bytes
 
-    def noted(model: Model, token_id: int) -> bytes:
+    def noted(token_id: int) -> bytes:
         in_loop.append(asyncio._get_running_loop() is not None)
-        return token_bytes(model, token_id)
+        return token_bytes(token_id)
 
-    monkeypatch.setattr(Model, "token_bytes", noted)
+    monkeypatch.setattr(model, "token_bytes", noted)
     for stream in (True, False):
         asked = ASKED | {"logprobs": 5, "stream": stream}
         assert b" 200 " in Connection(port, "/v1/completions", asked).read_all()

@@ -11,8 +11,7 @@ from installed import DEMO
 from loading import load_fixed
 
 import stem_edge
-from stem_edge.errors import BackendError, InputError, MemoryPlanError, OutOfMemoryError
-from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
+from stem_edge.errors import InputError, MemoryPlanError, OutOfMemoryError
 
 PROMPT = "The capital of France"
 NEW = 24
@@ -56,10 +55,7 @@ def test_a_limit_that_was_asked_for_is_kept() -> None:
         assert model.generate_text(PROMPT, max_new_tokens=4)
 
 
-def test_too_little_device_memory_is_refused_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(device_loader, "open_session", lambda *_: pytest.fail("opened"))
+def test_too_little_device_memory_is_refused() -> None:
     with pytest.raises(MemoryPlanError, match=r"memory of the device \(cpu\) of 1 MB"):
         load_fixed(DEMO, device_memory="1MB")
 
@@ -69,15 +65,6 @@ def test_ggml_has_no_devices(tiny_gguf: Path) -> None:
         load_fixed(tiny_gguf, device_memory=SIZE)
     with pytest.raises(InputError, match="device_memory"):
         stem_edge.memory_plan(tiny_gguf, device_memory=SIZE)
-
-
-def test_a_model_without_such_graphs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_loader, "obstacle", lambda *_: "experts are too many")
-    said = r"no graphs for cpu: experts are too many; run it on the CPU"
-    with pytest.raises(BackendError, match=said):
-        load_fixed(DEMO, device_memory=SIZE)
-    with load_fixed(DEMO) as model:
-        assert model.plan.provider == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from device_parts import BUNDLE, on_device, rows_over
 
@@ -12,7 +14,6 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.store import open_store
 
@@ -60,12 +61,12 @@ def test_the_cache_believes_nothing_after_a_write_that_failed(
     slots: DeviceSlots, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write fails before the graph runs, or after."""
-    rows, real = rows_over(BUNDLE, slots, overlap=True), BoundSession.run
+    rows, real = rows_over(BUNDLE, slots, overlap=True), ort.InferenceSession.run_with_iobinding
     assert isinstance(rows, TableRows)
 
-    def fail(graph: BoundSession) -> None:
+    def fail(*given: Any) -> None:
         if after:
-            real(graph)
+            real(*given)
         raise OutOfMemoryError("no memory")
 
     def check(numbers: list[int]) -> None:
@@ -76,10 +77,10 @@ def test_the_cache_believes_nothing_after_a_write_that_failed(
         first, following = np.array([10, 11, 12, 13]), np.array([12, 20, 21, 22, 23])
         rows.slots(first)
         rows.expect(following)
-        monkeypatch.setattr(BoundSession, "run", fail)
+        monkeypatch.setattr(ort.InferenceSession, "run_with_iobinding", fail)
         with pytest.raises(OutOfMemoryError):
             rows.slots(following)
-        monkeypatch.setattr(BoundSession, "run", real)
+        monkeypatch.undo()
         every = np.r_[first, following]
         resident = np.setdiff1d(every, rows.cache.find(every).missing.numbers).tolist()
         assert 12 in resident and not {*resident} & {20, 21, 22, 23}

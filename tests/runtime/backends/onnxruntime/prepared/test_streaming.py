@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import sys
 import threading
@@ -11,14 +10,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 import stem_edge
-from stem_edge.errors import RowReadError, StemEdgeError
-from stem_edge.runtime.backends.onnxruntime import prepared
+from stem_edge.commands.main import main
+from stem_edge.errors import StemEdgeError
+from stem_edge.files import disk
 from stem_edge.runtime.backends.onnxruntime.prepared import streaming
 from stem_edge.runtime.backends.onnxruntime.prepared.streaming import (
     AHEAD_NBYTES,
@@ -27,7 +29,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.streaming import (
     WeightStream,
     spread,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 
 MB = 1 << 20
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="pages are dropped on Linux only")
@@ -128,7 +129,6 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[WeightStream]:
         return found[-1]
 
     monkeypatch.setattr(streaming, "WeightStream", opened)
-    monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
     monkeypatch.setattr(streaming, "LEAST_NBYTES", 32 * mmap.PAGESIZE)
     monkeypatch.setattr(streaming, "available_memory", lambda: 0)
     monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.loader.ROOMY", 1e12)
@@ -142,6 +142,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("streamed")
     write_checkpoint(folder / "checkpoint", Shape(dim=512, d_ff=1024))
     stem_edge.export_bundle(folder / "checkpoint", folder / "bundle")
+    assert main(["prepare", str(folder / "bundle"), "--cache-dir", str(folder / "cache")]) == 0
     return folder / "bundle"
 
 
@@ -150,16 +151,13 @@ def threads() -> list[str]:
 
 
 @linux_only
-def test_the_same_tokens(
-    bundle: Path, streams: list[WeightStream], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_tokens(bundle: Path, streams: list[WeightStream]) -> None:
     def answer() -> str:
         with stem_edge.load(bundle, cache_dir=bundle.parent / "cache") as model:
             return model.generate_text([1, 2, 3], max_new_tokens=20)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(prepared, "LEAST_NBYTES", 1 << 40)
-        tokens = answer()
+    with stem_edge.load(bundle, cache_dir=bundle.parent / "none") as model:
+        tokens = model.generate_text([1, 2, 3], max_new_tokens=20)
     assert not streams
     assert answer() == tokens
     (stream,) = streams
@@ -168,19 +166,18 @@ def test_the_same_tokens(
 
 
 @linux_only
-def test_a_step_that_fails_and_a_model_that_is_dropped(
+def test_a_step_that_fails_and_a_model_that_is_closed(
     bundle: Path, streams: list[WeightStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread would otherwise go on to drop pages, at last those of whatever comes to lie there."""
     model = stem_edge.load(bundle, cache_dir=bundle.parent / "cache")
-    rows = model.engine.rows
-    for owner, name in ((rows, "fetch"), (BoundSession, "run")):
+    expected = model.generate_text([1, 2, 3], max_new_tokens=4)
+    failing: Any = Mock(side_effect=OSError("broken"))
+    for owner, name in ((disk, "pread"), (ort.InferenceSession, "run_with_iobinding")):
         with monkeypatch.context() as broken, pytest.raises(StemEdgeError):
-            broken.setattr(owner, name, Mock(side_effect=RowReadError("broken")))
-            model.generate_text([1, 2, 3])
-        assert not streams[0]._in_step.is_set()
+            broken.setattr(owner, name, failing)
+            model.generate_text([4, len(name), 3])
+        assert model.generate_text([1, 2, 3], max_new_tokens=4) == expected
     assert threads()
-    del model
-    gc.collect()
+    model.close()
     assert not threads()
-    rows.close()
