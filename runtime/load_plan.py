@@ -23,7 +23,7 @@ from stem_edge.runtime.backends.memory_plan import (
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.runtime.text.kept import kept_file
-from stem_edge.system.memory import available_memory, own_memory, return_freed_memory
+from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import parse_size
 
@@ -53,8 +53,7 @@ def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
     # Read as `load` does, because the memory that this process keeps from it counts.
     later = open_text(bundle, options).nbytes_to_come
     later += drafting_nbytes(draft_of(bundle, options))
-    room = room_for(bundle, later)
-    loader = loader_of_kv(bundle, chosen, options, room)
+    loader, room = loader_of_kv(bundle, chosen, options, later)
     return plan_load(bundle, loader.needs, options, room)
 
 
@@ -117,9 +116,8 @@ class Room(NamedTuple):
     later: int  # what will be
 
 
-def room_for(bundle: Bundle, later: int) -> Room:
+def _room(bundle: Bundle, later: int) -> Room:
     """Return the memory of now. later: bytes that this process will take beside the model."""
-    return_freed_memory()  # else what earlier work has left would count
     available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
@@ -128,24 +126,28 @@ def room_for(bundle: Bundle, later: int) -> Room:
     return Room(own_memory() + later, available, later)
 
 
-def loader_of_kv(bundle: Bundle, engine: str, options: LoadOptions, room: Room) -> EngineLoader:
-    """Return the engine's loader for keys and values of the type asked for.
+def loader_of_kv(
+    bundle: Bundle, engine: str, options: LoadOptions, later: int
+) -> tuple[EngineLoader, Room]:
+    """Return the engine's loader for keys and values of the type asked for, and the memory beside it.
 
     "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
+    later: bytes that this process will take beside the model.
     """
-    usual = loader(bundle, engine, options)
+    usual = loader(bundle, engine, options)  # first, because it imports the engine's library
+    room = _room(bundle, later)
     if options.kv != "auto":
-        return usual
+        return usual, room
     with suppress(MemoryPlanError):
         plan = plan_load(bundle, usual.needs, options, room)
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
-            return usual
+            return usual, room
     with suppress(InputError, MemoryPlanError):
         small = dataclasses.replace(options, kv=SMALL_KV)
         fitting = loader(bundle, engine, small)
         plan_load(bundle, fitting.needs, small, room)
-        return fitting
-    return usual
+        return fitting, room
+    return usual, room
 
 
 def plan_load(

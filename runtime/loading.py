@@ -28,7 +28,6 @@ from stem_edge.runtime.load_plan import (
     loader_of_kv,
     open_text,
     plan_load,
-    room_for,
     text_room,
 )
 from stem_edge.runtime.model import Model
@@ -141,8 +140,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     text = open_text(bundle, options)
     draft = draft_of(bundle, options)
     later = drafting_nbytes(draft) + text.nbytes_to_come
-    room = room_for(bundle, later)
-    loader = loader_of_kv(bundle, chosen, options, room)
+    loader, room = loader_of_kv(bundle, chosen, options, later)
     plan = plan_load(bundle, loader.needs, options, room)  # before work that may be for nothing
     if loader.prepare():
         plan = plan_load(bundle, loader.needs, options, room)
