@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hub_server import HubServer
 from installed import DEMO
+from loading import load_fixed
 from open_files import posix
 
 import stem_edge
@@ -146,16 +147,14 @@ def test_an_answer_that_fails_ends_its_row_alone(
             raise OSError(5, "broken")
         return pread(file, buffer, at)
 
-    with stem_edge.load(DEMO, slots=20) as model:
+    with load_fixed(DEMO, warm_start=False) as model:
         (first,) = model.generate(PERU, max_new_tokens=1)
         token = model.tokenize(PERU)[-2] if where == "prompt" else first.token_ids[0]
-        model.logits([*range(300, 320)])  # which take all slots
-        monkeypatch.setattr(disk, "pread", noted)
+    with load_fixed(DEMO, warm_start=False) as model, monkeypatch.context() as patch:
+        patch.setattr(disk, "pread", noted)
         model.logits([token])
-    monkeypatch.setattr(disk, "pread", pread)
     rows = written({"prompt": "Cuba lies"}, {"prompt": PERU, "id": "p"}, {"prompt": "Oman lies"})
-    with stem_edge.load(DEMO, slots=20) as model:
-        model.logits([*range(300, 320)])
+    with load_fixed(DEMO, warm_start=False) as model:
         monkeypatch.setattr(disk, "pread", broken)
         found = run(model, rows, max_new_tokens=6)
     assert "broken" in found.pop("p")["error"]["message"]
