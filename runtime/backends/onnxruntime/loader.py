@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,15 +17,14 @@ from stem_edge.runtime.backends.engines import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding, preparing_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding
 from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import available_memory, memory_limit, own_memory
+from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked
@@ -74,31 +72,25 @@ class OrtLoader:
 
         Return whether the needs are others now. Warns if it cannot be prepared.
         """
+        if self._options.weights != "prepared":
+            return False
         if not self._will_be_prepared:
-            self._warn(self._no_room if self._options.weights == "prepared" else "")
+            if self._obstacle:
+                from stem_edge.runtime.backends.onnxruntime.prepared.preparing import warn
+
+                warn(self._obstacle)
         elif (found := self._found) is not None:
             self._prepared = found
         else:
             self._prepared = self._make()
-            self._no_room = "it failed" if self._prepared is None else ""
+            self._obstacle = "it failed" if self._prepared is None else ""
             return True
         return self._options.speculate == "auto" and self._bundle.manifest.assistant is not None
 
     def _make(self) -> Prepacked | None:
-        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
+        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make_or_warn
 
-        given = self._options
-        try:
-            return make(self._bundle, given.cache_dir, given.cpus, given.progress, self._kv)
-        except BackendError as error:
-            self._warn(str(error))
-            return None
-
-    def _warn(self, why: str) -> None:
-        if why:
-            from stem_edge.runtime.backends.onnxruntime.prepared.preparing import NotPrepared
-
-            warnings.warn(NotPrepared(why), stacklevel=4)
+        return make_or_warn(self._bundle, self._options, self._kv)
 
     def needs(self, context: int) -> Needs:
         bundle, threads, prepared = self._bundle, self._options.cpus, self._will_be_prepared
@@ -114,6 +106,8 @@ class OrtLoader:
         )
         saving = f", or keep the weights in a file: stem-edge prepare {bundle.path}"
         if prepared and self._prepared is None and self._found is None:
+            from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
+
             needs = replace(needs, preparing=preparing_needs(footprint, threads))
         return replace(needs, prefill_refused=refused, saving="" if prepared else saving)
 
@@ -188,22 +182,16 @@ class OrtLoader:
             return False
         if (found := self._prepared or self._found) is not None:
             return not found.record.refused
-        return is_large(self._bundle.manifest) and not self._no_room
+        return is_large(self._bundle.manifest) and not self._obstacle
 
     @cached_property
-    def _no_room(self) -> str:
-        """Why preparing exceeds the memory, with the process that prepares; empty if it does not."""
-        own, free = own_memory(), available_memory()
-        memory, needed = self._options.memory, preparing_needs(self._footprint, self._options.cpus)
-        allowed = own + free if memory is None else min(parse_size(memory), own + free)
-        if not is_large(self._bundle.manifest) or own + needed.memory <= allowed:
+    def _obstacle(self) -> str:
+        """Why a large backbone cannot be prepared."""
+        if not is_large(self._bundle.manifest):
             return ""
-        sizes = [format_size(nbytes, up=True) for nbytes in (needed.memory, own)]
-        return (
-            f"{self._bundle.path}: preparing takes {sizes[0]} of memory beside {sizes[1]} of this process, "
-            f"but {format_size(allowed)} may be taken; allow more once; it still runs correctly, but each load "
-            f"takes longer, and {format_size(self._footprint.step_nbytes)} of memory for weights"
-        )
+        from stem_edge.runtime.backends.onnxruntime.prepared.deciding import obstacle
+
+        return obstacle(self._bundle, self._footprint, self._options)
 
     @cached_property
     def _found(self) -> Prepacked | None:

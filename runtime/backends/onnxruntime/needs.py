@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.interface import MOST, SIZES
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part, Preparing
+from stem_edge.runtime.backends.interface import SIZES
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 from stem_edge.units import format_size
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
@@ -30,12 +27,6 @@ RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES = 600 << 10, 100 << 10
 # Keys with scores in memory at once on the CPU. Attention goes through keys in blocks, so a chunk
 # takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
 SCORED_AT_ONCE = 512
-# Preparing, in a process of its own: Python with numpy and onnxruntime, and copies of the matrices that are packed
-# together (prepared/packing.py); or that and open graphs, measured with SmolLM2-135M and a 1B model. Its files hold
-# every matrix plain and packed.
-WORKER_NBYTES, COPIES_OF_GROUP, PACKED_AT_ONCE, FILES_OVER_DATA = 40 << 20, 4, 1 << 24, 2.2
-MEASURING_NBYTES, APART_SHARE, PREPARING_SECONDS_PER_GB = 66 << 20, 0.66, 18
-MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
 
 
 def cpu_needs(
@@ -59,7 +50,7 @@ def cpu_needs(
     weights += footprint.assistant_nbytes
     deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
     weights += deep * LAYER_NBYTES * (2 if prefill else 1)
-    later = drafts * _apart_nbytes(footprint.model)
+    later = drafts * apart_nbytes(footprint.model)
     weights += later
     if prefill:
         later += PREPARED_FIXED_NBYTES // 2 if prepared else footprint.prefill_nbytes
@@ -78,36 +69,7 @@ def cpu_needs(
     return Needs(footprint, context, part, mapped=mapped, prefill=prefill)
 
 
-def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
-    """Return what preparing takes: a group of matrices, packed and compared, then steps that are measured."""
-    model, group = (
-        footprint.model,
-        PACKED_AT_ONCE * (2 if footprint.backbone.weights == "fp32" else 1),
-    )
-    context = min(MEASURED_TOKENS, model.max_context)
-    part = cpu_needs(footprint, context, threads, prepared=True, prefill=False).host
-    # A text, and a copy of it for each sequence of a batch; logits of several steps, to be compared.
-    steps = (MOST + 1) * part.kv_cache + 3 * MOST * FLOAT * model.vocab_size
-    steps += part.fixed + context * part.chunk_token + int(APART_SHARE * _apart_nbytes(model))
-    nbytes = footprint.step_nbytes + footprint.prefill_nbytes
-    return Preparing(
-        disk=int(FILES_OVER_DATA * (nbytes + group)),
-        memory=max(WORKER_NBYTES + COPIES_OF_GROUP * group, MEASURING_NBYTES + steps),
-        seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
-    )
-
-
-def largest_product(config: ModelConfig) -> int:
-    """Return the values of the largest matrix that is multiplied at once."""
-    wide = [one.d_ff for one in config.layers]
-    wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
-    if config.ngram_order:
-        project = config.layer_shapes(config.stem_layers[0])["project"]
-        wide.append(prod(project) // config.dim)
-    return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
-
-
-def _apart_nbytes(model: ModelConfig) -> int:
+def apart_nbytes(model: ModelConfig) -> int:
     """Return the bytes of the graphs of steps of several tokens, beside the weights."""
     layer, token = APART_LAYER_NBYTES, APART_TOKEN_NBYTES
     if model.ranges:

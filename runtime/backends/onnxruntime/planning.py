@@ -15,8 +15,9 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.kv import KvChoice
 from stem_edge.runtime.backends.memory_plan import Needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import LEAST_NBYTES
+from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.codecs import RowType

@@ -9,9 +9,9 @@ from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, DeviceNeeds, Ne
 from stem_edge.runtime.backends.onnxruntime.needs import (
     chunk_token_nbytes,
     fixed_nbytes,
-    largest_product,
     logits_nbytes,
 )
+from stem_edge.runtime.backends.onnxruntime.prepared.deciding import largest_product
 
 # Kept by a provider's library in this process.
 HOST_FIXED_NBYTES = 64 << 20

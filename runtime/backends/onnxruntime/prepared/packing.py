@@ -34,7 +34,7 @@ from stem_edge.graph.encoder import PACKED, encode, with_length
 from stem_edge.graph.ir import CONTRIB, ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, WeightPlan
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.onnxruntime.needs import PACKED_AT_ONCE
+from stem_edge.runtime.backends.onnxruntime.prepared.deciding import PACKED_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     GraphSource,

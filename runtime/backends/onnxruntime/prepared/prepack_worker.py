@@ -26,8 +26,8 @@ from stem_edge.graph.special.apart import apart
 from stem_edge.runtime.backends.interface import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
-from stem_edge.runtime.backends.onnxruntime.needs import MEASURED_TOKENS
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
+from stem_edge.runtime.backends.onnxruntime.prepared.deciding import MEASURED_TOKENS
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import (
     OtherProductsError,
     Packer,

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from stem_edge.files.lock import lock
 from stem_edge.files.trees import remove_tree
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import tell
-from stem_edge.runtime.backends.onnxruntime.needs import preparing_needs
+from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     Prepacked,
     prepared_folder,
     read_prepared,
 )
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.child import last_line, module_command, signal_name
 from stem_edge.system.user_folder import cache_folder
 
@@ -36,6 +38,20 @@ POLL_SECONDS = 0.1
 
 class NotPrepared(RuntimeWarning):
     """The backbone could not be prepared, so loading takes longer and more memory."""
+
+
+def warn(why: str) -> None:
+    """Warn that a backbone is loaded unprepared."""
+    warnings.warn(NotPrepared(why), stacklevel=5)
+
+
+def make_or_warn(bundle: Bundle, options: LoadOptions, kv: KvType) -> Prepacked | None:
+    """Prepare a backbone; None, with a warning, if that is impossible."""
+    try:
+        return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
+    except BackendError as error:
+        warn(str(error))
+        return None
 
 
 def make(

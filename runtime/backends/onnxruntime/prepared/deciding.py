@@ -1,0 +1,68 @@
+"""Whether a large backbone is prepared, and what that takes: for loads of such backbones alone."""
+
+from __future__ import annotations
+
+from math import prod
+
+from stem_edge.bundle.footprint import FLOAT, Footprint
+from stem_edge.bundle.opening import Bundle
+from stem_edge.config import ModelConfig
+from stem_edge.graph.linear import SPLIT_VALUES
+from stem_edge.graph.names import head_width
+from stem_edge.runtime.backends.interface import MOST
+from stem_edge.runtime.backends.memory_plan import Preparing
+from stem_edge.runtime.backends.onnxruntime.needs import apart_nbytes, cpu_needs
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system.memory import available_memory, own_memory
+from stem_edge.units import format_size, parse_size
+
+# Preparing, in a process of its own: Python with numpy and onnxruntime, and copies of the matrices that are packed
+# together (prepared/packing.py); or that and open graphs, measured with SmolLM2-135M and a 1B model. Its files hold
+# every matrix plain and packed.
+WORKER_NBYTES, COPIES_OF_GROUP, PACKED_AT_ONCE, FILES_OVER_DATA = 40 << 20, 4, 1 << 24, 2.2
+MEASURING_NBYTES, APART_SHARE, PREPARING_SECONDS_PER_GB = 66 << 20, 0.66, 18
+MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
+
+
+def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
+    """Return what preparing takes: a group of matrices, packed and compared, then steps that are measured."""
+    model, group = (
+        footprint.model,
+        PACKED_AT_ONCE * (2 if footprint.backbone.weights == "fp32" else 1),
+    )
+    context = min(MEASURED_TOKENS, model.max_context)
+    part = cpu_needs(footprint, context, threads, prepared=True, prefill=False).host
+    # A text, and a copy of it for each sequence of a batch; logits of several steps, to be compared.
+    steps = (MOST + 1) * part.kv_cache + 3 * MOST * FLOAT * model.vocab_size
+    steps += part.fixed + context * part.chunk_token + int(APART_SHARE * apart_nbytes(model))
+    nbytes = footprint.step_nbytes + footprint.prefill_nbytes
+    return Preparing(
+        disk=int(FILES_OVER_DATA * (nbytes + group)),
+        memory=max(WORKER_NBYTES + COPIES_OF_GROUP * group, MEASURING_NBYTES + steps),
+        seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
+    )
+
+
+def largest_product(config: ModelConfig) -> int:
+    """Return the values of the largest matrix that is multiplied at once."""
+    wide = [one.d_ff for one in config.layers]
+    wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
+    if config.ngram_order:
+        project = config.layer_shapes(config.stem_layers[0])["project"]
+        wide.append(prod(project) // config.dim)
+    return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
+
+
+def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
+    """Return why preparing exceeds the memory, with the process that prepares; empty if it does not."""
+    own, free = own_memory(), available_memory()
+    memory, needed = options.memory, preparing_needs(footprint, options.cpus).memory
+    allowed = own + free if memory is None else min(parse_size(memory), own + free)
+    if own + needed <= allowed:
+        return ""
+    return (
+        f"{bundle.path}: preparing takes {format_size(needed, up=True)} of memory beside "
+        f"{format_size(own, up=True)} of this process, but {format_size(allowed)} may be taken; allow more once; "
+        f"it still runs correctly, but each load takes longer, and {format_size(footprint.step_nbytes)} of memory "
+        "for weights"
+    )
