@@ -20,9 +20,8 @@ from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
-from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.request import Request, Stepping
 from stem_edge.runtime.scheduling.scheduler import Scheduler
-from stem_edge.runtime.scheduling.stepping import Stepping
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory

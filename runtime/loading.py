@@ -39,7 +39,7 @@ from stem_edge.runtime.rows.rows import Rows, TableRows
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
-from stem_edge.runtime.scheduling.stepping import Stepping
+from stem_edge.runtime.scheduling.request import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import own_memory, raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder

@@ -23,7 +23,7 @@ class RunningBatch:
         self._engine = engine
         self._contexts: list[Context] = []  # in their places
         self._backend: BackendBatch | None = None  # if this engine can step them together
-        if size > 1 and not apart:
+        if not apart:
             self._backend = engine.in_turn(lambda: engine.backend.open_batch(size, length))
 
     def close(self) -> None:

@@ -1,19 +1,19 @@
-"""A prompt and its answer, and what they hold while they are computed."""
+"""A prompt and its answer, and how a model decodes."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES
+from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
 from stem_edge.runtime.engine import NO_GUESSES, Context, Engine, Guesses, Step
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled
 from stem_edge.runtime.lookups.lookups import Lookups
@@ -24,9 +24,35 @@ from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.constraint import GrammarConstraint
+    from stem_edge.runtime.speculation.speculation import Speculation
 
-# Lends the drafts for an answer to a prompt, by the most tokens of both and the context.
-Guessing: TypeAlias = Callable[[Sequence[int], int, Context], AbstractContextManager[Guesses]]
+
+class Stepping(NamedTuple):
+    """How a model decodes."""
+
+    # Decode several tokens or sequences in a step only where each has the bits of a step alone.
+    exact: bool = False
+    costs: StepCosts | None = None  # if they are known
+    speculation: Speculation | None = None  # None: nothing drafts
+
+    @property
+    def same_bits(self) -> bool:
+        """True if steps of several tokens are known to give each the bits of a step of its own."""
+        return self.costs is not None and self.costs.same_bits
+
+    @property
+    def batches(self) -> bool:
+        """True if sequences may decode together."""
+        return not self.exact or (self.costs is not None and self.costs.same_in_batches)
+
+    def guessing(
+        self, prompt: Sequence[int], length: int, context: Context
+    ) -> AbstractContextManager[Guesses]:
+        """Lend the drafts for an answer; see Speculation.begin."""
+        speculation = self.speculation
+        if speculation is None or (self.exact and not speculation.costs.same_bits):
+            return nullcontext(NO_GUESSES)
+        return speculation.begin(prompt, length, context)
 
 
 class Request:
@@ -106,9 +132,9 @@ class Request:
         row_ids = self.lookups.prompt
         self.steps.extend(engine.steps(self.prompt, row_ids, computed=self.cached_tokens))
 
-    def guess(self, guessing: Guessing) -> None:
+    def guess(self, stepping: Stepping) -> None:
         """Draft from now on, while it runs alone."""
-        lent = guessing(self.prompt, self.length, self.context)
+        lent = stepping.guessing(self.prompt, self.length, self.context)
         self.guesses = lent.__enter__()
         self._guessing = lent
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
@@ -12,12 +13,13 @@ from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prefixes.prefix import in_steps
-from stem_edge.runtime.scheduling.batch import RunningBatch
 from stem_edge.runtime.scheduling.queue import Queue
-from stem_edge.runtime.scheduling.request import Request, computed, together
-from stem_edge.runtime.scheduling.stepping import Stepping
+from stem_edge.runtime.scheduling.request import Request, Stepping, computed, together
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.scheduling.batch import RunningBatch
 
 
 class Scheduler:
@@ -53,7 +55,11 @@ class Scheduler:
         self._record, self._length, self._nbytes_of = record, length, nbytes_of
         self._forced = MOST if stepping.same_bits or not stepping.exact else 0
         self._steady = steady and not stepping.exact and self.size > 1
-        self._batch = RunningBatch(engine, self.size, length, apart=not stepping.batches)
+        self._batch: RunningBatch | None = None
+        if self.size > 1:
+            from stem_edge.runtime.scheduling.batch import RunningBatch  # for several sequences
+
+            self._batch = RunningBatch(engine, self.size, length, apart=not stepping.batches)
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
@@ -125,16 +131,17 @@ class Scheduler:
         elif self._lone is not None:
             with self._errors_of(self._lone):
                 self._decode_alone(self._lone)
-        elif (decode := together(self._running)) is not None:
+        elif self._batch is not None and (decode := together(self._running)) is not None:
             self._prompt_next = self._prompt is not None
-            self._decode(decode)
+            self._decode(self._batch, decode)
         self._admit()
         self._queue.refused = False  # other work asks again after a step
         return self._chunks
 
     def close(self) -> None:
         """End all requests and give everything back; takes no lock, and may be called again."""
-        self._batch.close()
+        if self._batch is not None:
+            self._batch.close()
         for request in [*self._running, self._prompt]:
             if request is not None:
                 request.end()
@@ -207,12 +214,13 @@ class Scheduler:
             self._join(request)
         else:
             self._lone = request
-            request.guess(self._stepping.guessing)
+            request.guess(self._stepping)
 
     def _join(self, request: Request) -> None:
         """Let a sequence decode with the others; it stops drafting."""
         self._prefixes.make_room(request.context, request.context.room)
-        self._batch.join(request.context)
+        if self._batch is not None:
+            self._batch.join(request.context)
         request.stop_guessing()
         self._lone = None
 
@@ -241,10 +249,10 @@ class Scheduler:
         self._expect(request.next or request.last)
         request.draft_seconds = time.perf_counter() - started
 
-    def _decode(self, step: Step) -> None:
+    def _decode(self, batch: RunningBatch, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
-        found = self._batch.step_or_errors(
+        found = batch.step_or_errors(
             step,
             [request.position for request in running],
             self._prompt.steps[0] if self._prompt is not None else None,
@@ -296,7 +304,7 @@ class Scheduler:
         place = self._running.index(request) if request in self._running else None
         if request is self._lone:
             self._lone = None
-        elif place is not None:
+        elif place is not None and self._batch is not None:
             self._batch.leave(place)
         request.end(error)  # while it is in the lists: if this is interrupted, `close` ends it
         if place is None:
