@@ -20,8 +20,8 @@ from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.request import Request, Stepping
-from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
@@ -143,7 +143,8 @@ class Answering(ModelText):
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.
         """
-        return self._chunks(self.request(prompt, params, stem_ids=stem_ids, **options))
+        request = self.request(prompt, params, stem_ids=stem_ids, **options)
+        return self._run(request)
 
     def request(
         self,
@@ -214,19 +215,9 @@ class Answering(ModelText):
         self.engine.check_usable()
         return self._prompts.ids(prompt)
 
-    def _chunks(self, request: Request) -> Generator[Chunk]:
-        """Yield the chunks of an answer, computed by a scheduler with one place."""
-        length, record = self.plan.context_length, self._recorder()
-        scheduler = Scheduler(self.engine, self._prefixes, self.stepping, record, length)
-        try:
-            scheduler.submit(request)
-            while scheduler.busy:
-                for _, chunk in scheduler.step():
-                    if chunk.error is not None:
-                        raise chunk.error
-                    yield chunk
-        finally:
-            scheduler.close()
+    def _run(self, request: Request) -> Generator[Chunk]:
+        loop = Loop(self.engine, self._prefixes, self.stepping, self._recorder())
+        yield from loop.run(request)
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""

@@ -6,18 +6,16 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.runtime.answering import Answering
-from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import Changes, StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
-from stem_edge.runtime.scheduling.request import Request
-from stem_edge.runtime.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.runtime.conversations.conversation import Conversation
     from stem_edge.runtime.scheduling.many import Prompt, StemIds
+    from stem_edge.runtime.scheduling.request import Request
+    from stem_edge.runtime.scheduling.scheduler import Scheduler
     from stem_edge.runtime.speculation.model_drafts import Drafter
     from stem_edge.runtime.text.chat import Messages
 
@@ -106,6 +104,10 @@ class Model(Answering):
         steady: round answers alike whether others run or not, so that none guesses. Model.stats has
         the figures of all its requests. Raises InputError, OutOfMemoryError.
         """
+        from stem_edge.bundle.footprint import footprint_of
+        from stem_edge.runtime.backends.options import check_sequences
+        from stem_edge.runtime.scheduling.scheduler import Scheduler
+
         check_sequences(sequences)
         footprint, device = footprint_of(self.bundle.manifest, self.plan.engine), self.plan.device
         if device is not None:  # which has memory for so many full contexts

@@ -81,6 +81,7 @@ class Request:
     ) -> None:
         self.prompt, self.lookups, self.length = prompt, lookups, length
         self.cancelled = False  # set by any thread
+        self.begun = False  # it has a context
         self.ended = False  # no more chunks come
         self.goes_on = True  # whether the token chosen last is to be processed
         self.steps = deque[Step]()  # of the prompt, still to do
@@ -117,7 +118,7 @@ class Request:
         """Place of the token chosen last in the text."""
         return len(self.answer.seen) - 1
 
-    def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool) -> None:
+    def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool = False) -> None:
         """Take a context, and cut the prompt into steps.
 
         whole: take the memory of a full context at once, rather than as it fills.
@@ -131,6 +132,7 @@ class Request:
         self.cached_tokens = self.context.position
         row_ids = self.lookups.prompt
         self.steps.extend(engine.steps(self.prompt, row_ids, computed=self.cached_tokens))
+        self.begun = True
 
     def guess(self, stepping: Stepping) -> None:
         """Draft from now on, while it runs alone."""

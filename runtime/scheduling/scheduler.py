@@ -5,24 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
+from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prefixes.prefix import in_steps
+from stem_edge.runtime.scheduling.batch import RunningBatch
+from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.queue import Queue
-from stem_edge.runtime.scheduling.request import Request, Stepping, computed, together
+from stem_edge.runtime.scheduling.request import Request, Stepping, together
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 
-if TYPE_CHECKING:
-    from stem_edge.runtime.scheduling.batch import RunningBatch
 
-
-class Scheduler:
+class Scheduler(Loop):
     """Decodes up to `size` sequences together. One thread steps; any thread may submit and cancel.
 
     Requests begin in the order of submission, one prompt at a time, once there is a place and
@@ -43,29 +41,22 @@ class Scheduler:
         stepping: Stepping,
         record: Recorder,
         length: int,
-        size: int = 1,
-        nbytes_of: Callable[[int], int] = lambda tokens: 0,
+        size: int,
+        nbytes_of: Callable[[int], int],
         *,
         steady: bool = False,
     ) -> None:
+        super().__init__(engine, prefixes, stepping, record)
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
-        self._most = min(MOST, engine.logit_tokens)  # tokens of a step with drafts
-        self._engine, self._prefixes, self._stepping = engine, prefixes, stepping
-        self._record, self._length, self._nbytes_of = record, length, nbytes_of
-        self._forced = MOST if stepping.same_bits or not stepping.exact else 0
+        self._length, self._nbytes_of = length, nbytes_of
         self._steady = steady and not stepping.exact and self.size > 1
-        self._batch: RunningBatch | None = None
-        if self.size > 1:
-            from stem_edge.runtime.scheduling.batch import RunningBatch  # for several sequences
-
-            self._batch = RunningBatch(engine, self.size, length, apart=not stepping.batches)
+        self._batch = RunningBatch(engine, self.size, length, apart=not stepping.batches)
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
         self._lone: Request | None = None  # runs alone, in its own context
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
-        self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; any thread may. Raises InputError after `close`.
@@ -127,21 +118,21 @@ class Scheduler:
         if self._prompt is not None and (self._prompt_next or not self._running):
             self._prompt_next = False
             with self._errors_of(self._prompt):
-                self._process_chunk(self._prompt)
+                if self._process_chunk(self._prompt, self._running):
+                    self._began(self._prompt)
         elif self._lone is not None:
             with self._errors_of(self._lone):
                 self._decode_alone(self._lone)
-        elif self._batch is not None and (decode := together(self._running)) is not None:
+        elif (decode := together(self._running)) is not None:
             self._prompt_next = self._prompt is not None
-            self._decode(self._batch, decode)
+            self._decode(decode)
         self._admit()
         self._queue.refused = False  # other work asks again after a step
         return self._chunks
 
     def close(self) -> None:
         """End all requests and give everything back; takes no lock, and may be called again."""
-        if self._batch is not None:
-            self._batch.close()
+        self._batch.close()
         for request in [*self._running, self._prompt]:
             if request is not None:
                 request.end()
@@ -180,79 +171,27 @@ class Scheduler:
         """Return True if there is memory for a request, or nothing that could give way to it."""
         return self._idle or self._prefixes.fits(self._nbytes(request.length))
 
-    def _process_chunk(self, request: Request) -> None:
-        """Process the next chunk of a prompt; after the last one, the sequence joins the others."""
-        step = request.steps[0]
-        rest = request.steps[1] if len(request.steps) > 1 else None
-        started = time.perf_counter()
-        logits = self._engine.step(
-            request.context,
-            step.token_ids,
-            step.logits,
-            together(self._running) or rest,
-            row_ids=step.row_ids,
-            prefill=request.prefill,
-        )
-        request.prompt_seconds += time.perf_counter() - started
-        request.steps.popleft()
-        if rest is None:
-            tokens, seconds = request.prompt_tokens, request.prompt_seconds
-            self._record.prefilled(tokens, request.cached_tokens, seconds)
-            request.choose(logits[0])
-            self._record.sampled()
-            self._expect(together([*self._running, request]))
-            if self._hand_out(request):
-                if self._running:
-                    self._join(request)
-                else:
-                    self._begin_alone(request)
-                self._running.append(request)
-                self._prompt = None
-
-    def _begin_alone(self, request: Request) -> None:
-        if self._steady:
+    def _began(self, request: Request) -> None:
+        """Let a sequence decode whose prompt has been computed."""
+        if self._running or self._steady:
             self._join(request)
         else:
             self._lone = request
             request.guess(self._stepping)
+        self._running.append(request)
+        self._prompt = None
 
     def _join(self, request: Request) -> None:
         """Let a sequence decode with the others; it stops drafting."""
         self._prefixes.make_room(request.context, request.context.room)
-        if self._batch is not None:
-            self._batch.join(request.context)
+        self._batch.join(request.context)
         request.stop_guessing()
         self._lone = None
 
-    def _decode_alone(self, request: Request) -> None:
-        """Process the token chosen last with drafts, and choose those that follow."""
-        started = time.perf_counter() - request.draft_seconds
-        if request.context.reserved < min(request.context.position + MOST, request.length):
-            self._prefixes.make_room(request.context, MOST)
-        step, request.next = request.next or request.drafted(self._most, self._forced), None
-        step, logits = computed(self._engine, request.context, step)
-        drafts = step.token_ids[1:].tolist()
-        seconds = time.perf_counter() - started
-        self._record.decoded(seconds, records=step.records, drafted=len(drafts))
-        for drafted in request.verify(logits, drafts):
-            self._record.sampled(drafted=drafted)
-            if not drafted and request.goes_on:
-                self._expect_alone(request)
-            if not self._hand_out(request):
-                return
-
-    def _expect_alone(self, request: Request) -> None:
-        """Start reading the rows of the next step, with drafts if they are quickly known."""
-        started = time.perf_counter()
-        if request.guesses.quick:
-            request.next = request.drafted(self._most, self._forced)
-        self._expect(request.next or request.last)
-        request.draft_seconds = time.perf_counter() - started
-
-    def _decode(self, batch: RunningBatch, step: Step) -> None:
+    def _decode(self, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
-        found = batch.step_or_errors(
+        found = self._batch.step_or_errors(
             step,
             [request.position for request in running],
             self._prompt.steps[0] if self._prompt is not None else None,
@@ -270,20 +209,6 @@ class Scheduler:
             if not request.ended:
                 with self._errors_of(request):
                     self._hand_out(request)
-
-    def _hand_out(self, request: Request) -> bool:
-        """Hand out the token chosen last once its text is certain; return True if more follow."""
-        chunk = request.hand_out()
-        if chunk is not None and not request.cancelled:
-            self._chunks.append((request, chunk))
-        if chunk is not None and chunk.finish_reason is not None:
-            self._end(request)
-        return not request.ended
-
-    def _expect(self, step: Step | None) -> None:
-        """Start reading the rows of the next unit."""
-        if step is not None:
-            self._engine.expect(step.row_ids, step.logits)
 
     @contextmanager
     def _errors_of(self, request: Request) -> Iterator[None]:
@@ -304,7 +229,7 @@ class Scheduler:
         place = self._running.index(request) if request in self._running else None
         if request is self._lone:
             self._lone = None
-        elif place is not None and self._batch is not None:
+        elif place is not None:
             self._batch.leave(place)
         request.end(error)  # while it is in the lists: if this is interrupted, `close` ends it
         if place is None:

@@ -1,0 +1,130 @@
+"""The loop of an answer: chunks of its prompt, then steps that each choose a token or more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
+from stem_edge.runtime.engine import Engine, Step
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.scheduling.request import Request, Stepping, computed, together
+from stem_edge.runtime.stats import Recorder
+from stem_edge.system.memory import raise_out_of_memory
+
+
+class Loop:
+    """Computes one answer, as Model.generate does. A Scheduler computes several together.
+
+    record: counts tokens and times.
+    """
+
+    def __init__(
+        self, engine: Engine, prefixes: Prefixes, stepping: Stepping, record: Recorder
+    ) -> None:
+        self._engine, self._prefixes, self._stepping = engine, prefixes, stepping
+        self._record = record
+        self._most = min(MOST, engine.logit_tokens)  # tokens of a step with drafts
+        self._forced = MOST if stepping.same_bits or not stepping.exact else 0
+        self._chunks = list[tuple[Request, Chunk]]()  # of this step
+
+    def run(self, request: Request) -> Iterator[Chunk]:
+        """Compute an answer; yield its chunks. Raises its error after the chunks before it."""
+        failure: Exception | None = None
+        try:
+            while failure is None and not request.ended:
+                self._chunks = []
+                try:
+                    self._advance(request)
+                except Exception as error:
+                    failure = error
+                yield from (chunk for _, chunk in self._chunks)
+            if isinstance(failure, MemoryError):
+                raise_out_of_memory(failure, "to generate", LESS_MEMORY)
+            if failure is not None:
+                raise failure
+        finally:
+            request.end(failure)
+            failure = None  # which would keep this frame, and with it the context
+
+    def _advance(self, request: Request) -> None:
+        """Do one unit of work: a chunk of the prompt, or a step."""
+        if not request.begun:
+            request.begin(self._engine, self._prefixes)
+            self._expect(request.steps[0])
+        if not request.steps:
+            self._decode_alone(request)
+        elif self._process_chunk(request):
+            request.guess(self._stepping)
+
+    def _process_chunk(self, request: Request, running: Sequence[Request] = ()) -> bool:
+        """Process the next chunk of a prompt; return True after the last one, if more tokens follow.
+
+        running: sequences whose step comes next.
+        """
+        step = request.steps[0]
+        rest = request.steps[1] if len(request.steps) > 1 else None
+        started = time.perf_counter()
+        logits = self._engine.step(
+            request.context,
+            step.token_ids,
+            step.logits,
+            together(running) or rest,
+            row_ids=step.row_ids,
+            prefill=request.prefill,
+        )
+        request.prompt_seconds += time.perf_counter() - started
+        request.steps.popleft()
+        if rest is not None:
+            return False
+        tokens, seconds = request.prompt_tokens, request.prompt_seconds
+        self._record.prefilled(tokens, request.cached_tokens, seconds)
+        request.choose(logits[0])
+        self._record.sampled()
+        self._expect(together([*running, request]))
+        return self._hand_out(request)
+
+    def _decode_alone(self, request: Request) -> None:
+        """Process the token chosen last with drafts, and choose those that follow."""
+        started = time.perf_counter() - request.draft_seconds
+        if request.context.reserved < min(request.context.position + MOST, request.length):
+            self._prefixes.make_room(request.context, MOST)
+        step, request.next = request.next or request.drafted(self._most, self._forced), None
+        step, logits = computed(self._engine, request.context, step)
+        drafts = step.token_ids[1:].tolist()
+        seconds = time.perf_counter() - started
+        self._record.decoded(seconds, records=step.records, drafted=len(drafts))
+        for drafted in request.verify(logits, drafts):
+            self._record.sampled(drafted=drafted)
+            if not drafted and request.goes_on:
+                self._expect_alone(request)
+            if not self._hand_out(request):
+                return
+
+    def _expect_alone(self, request: Request) -> None:
+        """Start reading the rows of the next step, with drafts if they are quickly known."""
+        started = time.perf_counter()
+        if request.guesses.quick:
+            request.next = request.drafted(self._most, self._forced)
+        self._expect(request.next or request.last)
+        request.draft_seconds = time.perf_counter() - started
+
+    def _expect(self, step: Step | None) -> None:
+        """Start reading the rows of the next unit."""
+        if step is not None:
+            self._engine.expect(step.row_ids, step.logits)
+
+    def _hand_out(self, request: Request) -> bool:
+        """Hand out the token chosen last once its text is certain; return True if more follow."""
+        chunk = request.hand_out()
+        if chunk is not None and not request.cancelled:
+            self._chunks.append((request, chunk))
+        if chunk is not None and chunk.finish_reason is not None:
+            self._end(request)
+        return not request.ended
+
+    def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
+        """Give back what a request holds."""
+        request.end(error)
