@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.gguf import SUFFIX, open_model, renamed
+from stem_edge.export.checkpoints.gguf import open_model, renamed
 from stem_edge.export.checkpoints.gguf_keys import ASSISTANTS, CENTROIDS
 from stem_edge.export.checkpoints.hugging_face.config import Decoder, read_config
 from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
@@ -30,6 +30,7 @@ from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
 from stem_edge.export.tensor_files.tensor import INTEGERS, Tensor
+from stem_edge.files.checkpoint_files import SUFFIX
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 from stem_edge.numerics.matrix import whole
 

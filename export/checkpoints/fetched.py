@@ -13,13 +13,11 @@ from stem_edge.bundle.fetched import fetch_checked
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
-from stem_edge.export.checkpoints.gguf import SUFFIX
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
-from stem_edge.export.tensor_files.gguf import split_files
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
-from stem_edge.files.checkpoint_files import TOKENIZERS
+from stem_edge.files.checkpoint_files import SUFFIX, TOKENIZERS, split_files
 from stem_edge.hub import PREFIX
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import Snapshot, fetch, keep_ref, open_snapshot

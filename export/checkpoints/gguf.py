@@ -41,7 +41,6 @@ from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import BIASED, LENT
 
-SUFFIX = ".gguf"
 LLAMA = "llama"
 ADVICE = "export the original model, or a file of another converter"
 CONTEXT = "per_layer_model_proj.weight"  # of all layers

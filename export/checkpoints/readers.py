@@ -12,7 +12,6 @@ from stem_edge.export.checkpoints.blagpt import find_states
 from stem_edge.export.checkpoints.blagpt import read_checkpoint as read_blagpt
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, note_zero_tables
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
-from stem_edge.export.checkpoints.gguf import SUFFIX
 from stem_edge.export.checkpoints.gguf import read_checkpoint as read_gguf
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
@@ -20,6 +19,7 @@ from stem_edge.export.checkpoints.lingua import PARAMS
 from stem_edge.export.checkpoints.lingua import read_checkpoint as read_lingua
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
+from stem_edge.files.checkpoint_files import SUFFIX
 from stem_edge.hub import PREFIX
 from stem_edge.hub.names import hub_name
 

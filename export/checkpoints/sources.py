@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
-from stem_edge.export.tensor_files.gguf import split_files
-from stem_edge.files.checkpoint_files import read_files
+from stem_edge.files.checkpoint_files import read_files, split_files
 
 
 class Sources:

@@ -9,10 +9,9 @@ into files NAME-00001-of-00003.gguf and so on; the first has the keys.
 from __future__ import annotations
 
 import math
-import re
 import struct
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from stem_edge.export.tensor_files.gguf_tensor import gguf_tensor
 from stem_edge.export.tensor_files.json import one_line, reason_of
 from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
 from stem_edge.export.tensor_files.tensor import Tensor, check_shape
+from stem_edge.files.checkpoint_files import split_files
 from stem_edge.ggml.types import I32, KEPT_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -34,10 +34,8 @@ PIECE_NBYTES = 1 << 20  # read at a time
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1"}
 NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 FLOAT, BOOL, TEXT, ARRAY = 6, 7, 8, 9
-SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 SPLIT_KEYS = "split.no", "split.count", "split.tensors.count"
 
-Place = TypeVar("Place", bound=PurePath)
 Value: TypeAlias = Any  # bool, int, float, str, or a list of one of these
 
 
@@ -77,15 +75,6 @@ def open_gguf(path: Path) -> GgufFile:
 def read_keys(path: Path) -> dict[str, Value]:
     """Read the keys of a file, or of a split model's first file. Raises CheckpointError."""
     return _open(split_files(path)[0]).keys
-
-
-def split_files(path: Place) -> list[Place]:
-    """List the files of the model that a path belongs to, by its name; most have just one."""
-    found = SPLIT.fullmatch(path.name)
-    if found is None or not 0 < int(found[2]) <= int(found[3]):
-        return [path]
-    count = range(1, int(found[3]) + 1)
-    return [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf") for number in count]
 
 
 def _check_split(files: list[GgufFile]) -> None:

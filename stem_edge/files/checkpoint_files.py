@@ -6,11 +6,13 @@ import contextlib
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from glob import escape
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TypeVar
+
+Place = TypeVar("Place", bound=PurePath)
 
 SUFFIX = ".gguf"
-SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
+SPLIT = re.compile(rf"(.*)-(\d{{5}})-of-(\d{{5}}){re.escape(SUFFIX)}", re.DOTALL)
 CONFIG = "config.json"  # of a Hugging Face folder
 # Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
 MARKS = (CONFIG, "params.json", "state_step*.pt", "best_model*.pt")
@@ -47,16 +49,17 @@ def read_files(folder: Path) -> Iterator[Path]:
 
 def file_states(path: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of change of a checkpoint's files. Raises OSError."""
-    found = {file.name: file.stat() for file in _parts(path)}
+    parts = split_files(path)
+    found = {file.name: file.stat() for file in parts if len(parts) == 1 or file.is_file()}
     if path.is_dir():
         found = {file.relative_to(path).as_posix(): file.stat() for file in read_files(path)}
     return {name: (state.st_size, state.st_mtime_ns) for name, state in sorted(found.items())}
 
 
-def _parts(path: Path) -> Iterator[Path]:
-    """Yield the files of a model that may be split into several."""
-    split = SPLIT.fullmatch(path.name)
-    if split is None:
-        yield path
-    else:
-        yield from path.parent.glob(f"{escape(split[1])}[0-9]*{escape(split[2])}")
+def split_files(path: Place) -> list[Place]:
+    """List the files of the model that a GGUF file belongs to, by its name; most have just one."""
+    found = SPLIT.fullmatch(path.name)
+    if found is None or not 0 < int(found[2]) <= int(found[3]):
+        return [path]
+    count = range(1, int(found[3]) + 1)
+    return [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{SUFFIX}") for number in count]

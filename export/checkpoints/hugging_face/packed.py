@@ -1,9 +1,5 @@
-"""Tensors of a model whose matrices are stored as codes.
-
-| quant_method in config.json | what is stored |
-|---|---|
-| gemma (transformers) | codes with a scale for each row, and the steps to which inputs and results are rounded |
-| compressed-tensors (vLLM), pack-quantized | codes with a scale for each group of columns, and zero points |
+"""Tensors of a model whose matrices are stored as codes (tensor_files/packed.py), with quant_method gemma
+or compressed-tensors in config.json. Gemma has steps, too, to which inputs and results are rounded.
 
 Which of 2, 4 and 8 bits a matrix has follows from its sizes, so patterns of names in config.json are not read.
 """
