@@ -31,8 +31,9 @@ from stem_edge.export.checkpoints.gguf_keys import (
 from stem_edge.export.checkpoints.head_padding import order_heads
 from stem_edge.export.checkpoints.hugging_face import gemma_ple
 from stem_edge.export.checkpoints.hugging_face.config import Decoder
+from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import KIND, Gemma4Assistant
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
-from stem_edge.export.checkpoints.hugging_face.reader import assembled
+from stem_edge.export.checkpoints.hugging_face.reader import KINDS, assembled
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import coded_rows, flat
 from stem_edge.export.tensor_files.json import convert_options, one_line
@@ -42,6 +43,7 @@ from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import BIASED, LENT
 
 LLAMA = "llama"
+DECODERS: dict[str, type[Decoder]] = KINDS | {KIND: Gemma4Assistant}
 ADVICE = "export the original model, or a file of another converter"
 CONTEXT = "per_layer_model_proj.weight"  # of all layers
 STREAMS = {"altup_in": "altup_proj", "altup_out": "altup_unembd_proj"}
@@ -118,7 +120,7 @@ def open_model(file: GgufFile, known: Mapping[str, Architecture]) -> GgufModel:
     keys, tensors = _read_keys(file, found, known[found]), dict(file.tensors)
     try:
         given = described(known[found], keys, tensors)
-        decoder = convert_options(path, given, known[found].decoder)
+        decoder = convert_options(path, given, DECODERS[known[found].kind])
         biases = tuple(part for part in BIASED if _bias(part) in tensors)
         config = msgspec.structs.replace(decoder.model(), biases=biases)
         if config.streams > 1:

@@ -14,18 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from stem_edge.export.checkpoints.hugging_face.config import (
-    FULL,
-    SLIDING,
-    Decoder,
-    Mistral,
-    Qwen2,
-    Qwen3,
-)
-from stem_edge.export.checkpoints.hugging_face.gemma3 import Gemma3
-from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
-from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
-from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import Gemma4Assistant
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.tensor import Tensor
@@ -266,7 +255,7 @@ def _found(tensors: Tensors, name: str) -> Tensor:
 class Architecture(NamedTuple):
     """What the keys of an architecture mean."""
 
-    decoder: type[Decoder]
+    kind: str  # model_type in config.json
     own: frozenset[str] = frozenset()  # keys that not all architectures have
     described: Callable[[Keys, Tensors], dict[str, Any]] = _dense
 
@@ -286,14 +275,16 @@ DRAFTS = WIDTHS | {
     "nextn_predict_layers",
 }  # fmt: skip
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(Mistral, WINDOW),  # Llama, Mistral, SmolLM and others; heads rotate pairs
-    "qwen2": Architecture(Qwen2),
-    "qwen3": Architecture(Qwen3),
-    "gemma3": Architecture(Gemma3, GEMMA, _gemma),
-    "gemma3n": Architecture(Gemma3n, ALTUP, _gemma3n),
-    "gemma4": Architecture(Gemma4, WIDTHS, _gemma4),
+    "llama": Architecture(
+        "mistral", WINDOW
+    ),  # Llama, Mistral, SmolLM and others; heads rotate pairs
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "gemma3": Architecture("gemma3_text", GEMMA, _gemma),
+    "gemma3n": Architecture("gemma3n_text", ALTUP, _gemma3n),
+    "gemma4": Architecture("gemma4_text", WIDTHS, _gemma4),
 }
-ASSISTANTS = {"gemma4-assistant": Architecture(Gemma4Assistant, DRAFTS, _assistant)}
+ASSISTANTS = {"gemma4-assistant": Architecture("gemma4_assistant", DRAFTS, _assistant)}
 SOME = frozenset[str]().union(*(one.own for one in (ARCHITECTURES | ASSISTANTS).values()))
 COMMON = frozenset(Keys.__struct_encode_fields__) - SOME
 
