@@ -123,8 +123,8 @@ def test_quantized_graphs_are_near_the_model(
         ("int4", True): 0.9,
     }
     without_prompt_graph(tmp_path / "bundle", tmp_path / "one graph")
-    for prefill, path in ((True, "bundle"), (False, "one graph")):
-        with load_fixed(tmp_path / path) as loaded:
+    for prefill, name in ((True, "bundle"), (False, "one graph")):
+        with load_fixed(tmp_path / name) as loaded:
             found = loaded.logits(ids)
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[kind, prefill]
 

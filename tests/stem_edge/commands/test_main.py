@@ -18,6 +18,7 @@ from programs import HEEDING
 
 import stem_edge
 from stem_edge.commands.main import COMMANDS, main
+from stem_edge.commands.options.answers import write_text
 
 Capture = pytest.CaptureFixture[str]
 GENERATE = ["generate", str(DEMO), "a"]
@@ -97,16 +98,14 @@ def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
 def test_interrupt_while_generating_still_gives_the_figures(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stem_edge.commands.running import generate
-
-    real, calls = generate.write_text, iter(range(100))
+    calls = iter(range(100))
 
     def write(text: str) -> None:
-        real(text)
+        write_text(text)
         if next(calls) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate, "write_text", write)
+    monkeypatch.setattr("stem_edge.commands.running.generate.write_text", write)
     assert main(["generate", str(DEMO), "-p", "The capital of France is"]) == 130
     out, err = capsys.readouterr()
     assert out.startswith(" Paris")

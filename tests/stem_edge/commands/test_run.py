@@ -18,9 +18,9 @@ from installed import DEMO
 from loading import load_fixed
 from terminal import CTRL_C, CTRL_D, Terminal
 
+import stem_edge
 from stem_edge import Chunk, Model, SamplingParams
 from stem_edge.commands.main import main
-from stem_edge.commands.running.run import command
 from stem_edge.commands.running.run.command import take
 from stem_edge.commands.running.run.input import Typed
 from stem_edge.commands.running.run.session import Session
@@ -90,10 +90,9 @@ def test_messages_of_several_lines(
     monkeypatch: pytest.MonkeyPatch, typed: str, sent: list[str]
 ) -> None:
     found: list[str] = []
-    real = command.load
 
     def load(*given: Any, **named: Any) -> Model:
-        model = real(*given, **named)
+        model = stem_edge.load(*given, **named)
         begin = model.conversation
 
         def conversation(*given: Any, **named: Any) -> Conversation:
@@ -105,7 +104,7 @@ def test_messages_of_several_lines(
         model.conversation = conversation  # type: ignore[method-assign]
         return model
 
-    monkeypatch.setattr(command, "load", load)
+    monkeypatch.setattr("stem_edge.commands.running.run.command.load", load)
     assert piped(monkeypatch, typed, DEMO, "-n", "1") == 0
     assert found == sent
 
