@@ -69,6 +69,12 @@ class Step:
     def touch(self, number: int) -> None:
         assert self._bytes[number * 8 * MB : (number + 1) * 8 * MB : mmap.PAGESIZE].all()
 
+    def write(self, number: int) -> None:
+        self._map[number * 8 * MB] = 9
+
+    def is_written(self, number: int) -> bool:
+        return self._map[number * 8 * MB] == 9
+
     def stream(self) -> WeightStream:
         return WeightStream(self.spans, self.files)
 
@@ -100,6 +106,18 @@ def soon(ready: Callable[[], bool]) -> bool:
     while not ready() and time.monotonic() < deadline:
         time.sleep(0.002)
     return ready()
+
+
+@linux_only
+def test_what_was_written_to_a_matrix_is_not_dropped(step: Step, calls: Calls) -> None:
+    for number in range(6):
+        step.touch(number)
+    step.write(2)
+    stream = step.stream()
+    dropped = [n for n in range(6) if n != 2]
+    assert soon(lambda: [n for n, advice in calls if advice == mmap.MADV_DONTNEED] == dropped)
+    assert step.is_written(2)
+    stream.close()
 
 
 @linux_only
