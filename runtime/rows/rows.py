@@ -1,43 +1,70 @@
-"""Rows: from token ids to slots of the row cache, and the reading of records that are not there.
+"""Rows of a model: which rows tokens look up, and their slots in the row cache.
 
-`expect(ids)` starts a thread that reads what a later step lacks. `slots(ids)` returns the slots of a
-step: it waits for that read, and itself reads what was not expected. Only `slots` changes the cache, in
-the caller's thread and between two computations, so the graph never reads a slot that is being written.
-At most one read is under way. No record is read twice for a step unless the thread fails: then `slots`
-reads again, except over a network, and reports what still fails.
-
-Row ids say which rows tokens look up: a token's own id, or one that stands for an edit. Only `Rows` and
-the store know how they become record numbers; engine and backend know tokens and slots.
+`expect(ids)` starts reading what a later step lacks; `slots(ids)` returns the slots of a step. Row ids say
+which rows tokens look up: a token's own id, or one that stands for an edit. Only `Rows` and the store know
+how they become record numbers; engine and backend know tokens and slots. Here are the rows of dense models,
+which have none; table_rows.py has those of tables.
 """
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.errors import InputError, RowReadError
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I32, I64
-from stem_edge.runtime.rows.background import Background
-from stem_edge.runtime.rows.cache import Found, RowCache
-from stem_edge.runtime.rows.keys import RowKeys
-from stem_edge.runtime.rows.records import Missing, RowCounters
-from stem_edge.runtime.rows.slots import Staged
-from stem_edge.runtime.rows.store import RowStore
+from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.tables.rows import RowLookup
 
-if TYPE_CHECKING:
-    from stem_edge.runtime.rows.edits import EditedStore
-
-T = TypeVar("T")
-# Tokens to hint to the system ahead of the next step. 0 and unlimited both doubled stalls.
-AHEAD_TOKENS = 256
 ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
 NO_IDS: I64 = np.zeros(0, np.int64)
+# Kernels add up so many products at a time. A mean in two parts would depend on where its step begins.
+ADDED_AT_ONCE = 128
+# From the tokens of a text, the row ids of their own rows [T], and the first token that is asked for, to
+# row ids [T - first], or [T - first, keys].
+Keys: TypeAlias = Callable[[I64, I64, int], I64]
+
+
+@dataclass(frozen=True)
+class RowKeys:
+    """The rows that tokens look up: by default, each its own."""
+
+    of: Keys = lambda token_ids, row_ids, first: row_ids[first:]
+    before: int = 0  # tokens before a step that decide which rows it looks up
+    rows_per_token: int = 1  # the last of a token's keys; the others are of tokens before it
+    rows_before: int = 0  # rows of tokens before a step that it looks up again
+    editable: bool = True  # False if edits cannot change which rows tokens look up
+    step_tokens: int = sys.maxsize  # most tokens of a step
+
+
+def keys_of(config: ModelConfig) -> RowKeys:
+    """Keys of a model: of the n-grams that tokens end, of the last tokens of their document, or their own."""
+    if config.ngram_order:
+        from stem_edge.numerics.ngram_hash import hash_of  # for such models alone
+
+        hashed = hash_of(config)
+        return RowKeys(
+            lambda token_ids, row_ids, first: hashed.keys(token_ids[first:], token_ids[:first]),
+            before=hashed.memory,
+            rows_per_token=config.lookups,
+            editable=False,
+        )
+    if not config.row_window:
+        return RowKeys()
+    from stem_edge.tables.windows import last_rows  # for such models alone
+
+    window, ends, before = config.row_window, config.eos_ids, config.row_window - 1
+    return RowKeys(
+        lambda token_ids, row_ids, first: last_rows(token_ids, row_ids, first, window, ends),
+        before=before,
+        rows_before=before,
+        step_tokens=max(ADDED_AT_ONCE - before, ADDED_AT_ONCE // 2),
+    )
 
 
 class Rows:
@@ -99,181 +126,3 @@ class Rows:
 
     def close(self) -> None:
         """Release threads and files."""
-
-
-class Asked(NamedTuple):
-    """What the cache was asked last, and its answer."""
-
-    row_ids: I64
-    last: int | None
-    records: I64  # in the shape of row_ids
-    found: Found
-
-
-class TableRows(Rows):
-    """Rows of a model with tables. Without `overlap`, `expect` does nothing.
-
-    Only the engine's thread may use it, except for `release`. Closes the store.
-    """
-
-    def __init__(
-        self, store: RowStore, cache: RowCache, *, overlap: bool = True, keys: RowKeys | None = None
-    ) -> None:
-        super().__init__(keys)
-        self.store: RowStore | EditedStore = store
-        self._tables, self.cache = store, cache
-        self._edits: EditedStore | None = None  # over the tables, once there are edits
-        self._stall_seconds = 0.0
-        self._background = Background("stem-edge-prefetch") if overlap else None
-        self._reading: tuple[Missing, Future[Staged]] | None = None
-        self._asked: Asked | None = None  # None: the cache has changed since
-
-    @property
-    def step_tokens(self) -> int:
-        return min(self._keys.step_tokens, self._fitting(self._keys.rows_before))
-
-    @property
-    def step_sequences(self) -> int:
-        each = self._keys.rows_per_token + self._keys.rows_before
-        return max(1, self._fitting() * self._keys.rows_per_token // each)
-
-    @property
-    def made(self) -> int:
-        """Number of records made by edits at present."""
-        return 0 if self._edits is None else self._edits.made
-
-    def _fitting(self, rows_before: int = 0) -> int:
-        """Most tokens whose rows fit into the slots."""
-        if self.cache.slots >= self.store.layout.records + self.made:
-            return ANY_NUMBER  # any tokens fit
-        return (self.cache.slots - rows_before) // self._keys.rows_per_token
-
-    def expect(self, row_ids: I64, last: int | None = None, later: I64 = NO_IDS) -> None:
-        if self._background is None or self._reading is not None:
-            return
-        missing = self._ask(row_ids, last).found.missing
-        if len(missing.numbers):
-            started = self._background.start(partial(self._read, missing))
-            self._reading = None if started is None else (missing, started)
-        if len(later):
-            # In a call of its own after the read, because asking takes long where flash is slow.
-            records = self.store.records_of(self._new(later[:AHEAD_TOKENS]))
-            wanted = self._find(records, 0).missing
-            self._background.start(partial(self.store.ahead, *wanted))
-
-    def slots(self, row_ids: I64, last: int | None = None) -> I32:
-        """Raises RowReadError or MemoryError; the cache then is still right, and can be asked again.
-
-        The distinct records must not outnumber the slots.
-        """
-        asked = self._ask(row_ids, last)
-        self.cache.use(self._new(asked.records), asked.found)
-        asked = self._with_expected(asked)
-        if len((missing := asked.found.missing).numbers):
-            asked = self._install(missing, self._timed(partial(self._read, missing)), asked)
-        return asked.found.slots.reshape(row_ids.shape)
-
-    def _ask(self, row_ids: I64, last: int | None) -> Asked:
-        """Look up a step in the cache, unless that was the last question and nothing has changed."""
-        asked = self._asked
-        if asked is None or asked.last != last or not np.array_equal(asked.row_ids, row_ids):
-            records = self.store.records_of(row_ids)
-            asked = self._asked = Asked(row_ids.copy(), last, records, self._find(records, last))
-        return asked
-
-    def _find(self, records: I64, last: int | None) -> Found:
-        return self.cache.find(records.ravel(), last if self.store.splits else None)
-
-    def _new(self, keys: I64) -> I64:
-        """Those of the tokens' keys that earlier steps did not have, in a line."""
-        return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
-
-    def _read(self, missing: Missing) -> Staged:
-        return self.cache.storage.stage(self.store.read(*missing))
-
-    def _install(self, missing: Missing, staged: Staged, asked: Asked) -> Asked:
-        """Put records into slots, and return the new answer for a step."""
-        self._asked = None
-        self.cache.install(missing, staged, asked.found.slots)
-        asked = self._asked = asked._replace(found=self._find(asked.records, asked.last))
-        return asked
-
-    def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the read under way, and install those of its records that a step needs."""
-        if self._reading is None or self._background is None:
-            return asked
-        (read, started), self._reading = self._reading, None
-        staged = self._timed(partial(self._background.result, started))
-        # Records of an abandoned answer would evict some that this step needs. That is rare.
-        wanted = read is asked.found.missing or np.isin(read.numbers, asked.records)
-        if staged is None:
-            failed = started.done() and not started.cancelled() and started.exception()
-            if self.store.distant and np.all(wanted) and isinstance(failed, RowReadError):
-                raise failed  # over a network it was tried twice already
-        elif np.all(wanted):
-            return self._install(read, staged, asked)
-        elif np.any(wanted):
-            chosen = Missing(read.numbers[wanted], read.whole[wanted])
-            return self._install(chosen, staged[wanted], asked)
-        return asked
-
-    def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Make row ids as Rows.make does, and free the records released since the last call."""
-        if lookups and not self._keys.editable:
-            raise InputError(
-                "rows of this model belong to n-grams, and edits say which rows tokens look up; load it "
-                "without edits"
-            )
-        if (edits := self._edits) is None:
-            if not lookups:
-                return NO_IDS
-            from stem_edge.runtime.rows.edits import EditedStore  # for edits alone
-
-            self.store = edits = self._edits = EditedStore(self._tables)
-        made = edits.make(lookups)
-        try:
-            self._forget_unused(edits)
-        except BaseException:
-            edits.release(made.tolist())
-            raise
-        return made
-
-    def _forget_unused(self, edits: EditedStore) -> None:
-        """Free the numbers of made records without users; an interrupt may end it anywhere."""
-        gone = edits.unused()
-        if not len(gone):
-            return
-        if self._background and self._reading and np.isin(self._reading[0].numbers, gone).any():
-            self._background.result(self._reading[1])  # wait, because it reads these numbers
-            self._reading = None
-        self._asked = None
-        self.cache.forget(gone)
-        edits.forget(gone)
-
-    def release(self, row_ids: Sequence[int]) -> None:
-        if self._edits is not None:
-            self._edits.release(row_ids)
-
-    def counters(self) -> RowCounters:
-        return self.store.counters() + RowCounters(
-            hits=self.cache.hits,
-            misses=self.cache.misses,
-            stall_seconds=self._stall_seconds,
-            uploaded_rows=self.cache.storage.uploaded_rows,
-            uploaded_bytes=self.cache.storage.uploaded_nbytes,
-        )
-
-    def _timed(self, wait: Callable[[], T]) -> T:
-        started = time.perf_counter()
-        try:
-            return wait()
-        finally:
-            self._stall_seconds += time.perf_counter() - started
-
-    def close(self) -> None:
-        """Wait for the read under way, end the thread, close the store."""
-        self.store.stop()
-        if self._background is not None:
-            self._background.close()
-        self._reading = None
-        self.store.close()

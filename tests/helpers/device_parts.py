@@ -22,9 +22,10 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.rows import Rows, TableRows
+from stem_edge.runtime.rows.rows import Rows
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.table_rows import TableRows
 
 IDS = np.random.default_rng(0).integers(0, 1500, 60)  # token ids of the demo
 BUNDLE = open_bundle(DEMO)

@@ -19,9 +19,10 @@ from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.edits import EditedStore
-from stem_edge.runtime.rows.rows import ANY_NUMBER, TableRows
+from stem_edge.runtime.rows.rows import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.table_rows import TableRows
 from stem_edge.runtime.rows.warm import fill
 from stem_edge.tables.composing import compose, pack_row
 from stem_edge.tables.packing import pack_records
@@ -135,7 +136,7 @@ def test_a_lookup_has_one_number_until_the_last_of_its_users_is_gone(store: Edit
 
 
 def keeps_numbers(code: CodeType) -> bool:
-    return code.co_filename.endswith(("edits.py", "rows.py", "cache.py"))
+    return code.co_filename.endswith(("edits.py", "table_rows.py", "cache.py"))
 
 
 def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: EditedStore) -> None:

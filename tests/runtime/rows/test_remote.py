@@ -16,9 +16,9 @@ from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows import remote
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.remote import printable_url
-from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
+from stem_edge.runtime.rows.table_rows import TableRows
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 

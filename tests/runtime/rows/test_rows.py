@@ -11,8 +11,8 @@ from stores import MemoryStore, arrays_of, ids, resident
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.table_rows import TableRows
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
 

@@ -14,8 +14,8 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
-from stem_edge.runtime.rows.rows import TableRows
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.table_rows import TableRows
 
 COUNT = 40
 

@@ -1,0 +1,259 @@
+"""Slots of rows from tables, and the reading of records that the cache lacks.
+
+`expect` starts a thread that reads what a later step lacks. `slots` waits for that read, and itself reads
+what was not expected. Only `slots` changes the cache, in the caller's thread and between two computations,
+so the graph never reads a slot that is being written. At most one read is under way. No record is read
+twice for a step unless the thread fails: then `slots` reads again, except over a network, and reports what
+still fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from stem_edge.errors import InputError, RowReadError
+from stem_edge.numerics.quantize import I32, I64
+from stem_edge.runtime.rows.cache import Found, RowCache
+from stem_edge.runtime.rows.records import Missing, RowCounters
+from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, RowKeys, Rows
+from stem_edge.runtime.rows.slots import Staged
+from stem_edge.runtime.rows.store import RowStore
+from stem_edge.tables.rows import RowLookup
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.edits import EditedStore
+
+T = TypeVar("T")
+# A waiting caller checks this often that the thread is alive, because one that dies says nothing.
+POLL_SECONDS = 0.5
+# Tokens to hint to the system ahead of the next step. 0 and unlimited both doubled stalls.
+AHEAD_TOKENS = 256
+
+
+class Background:
+    """Runs calls in order in a thread of its own; only one thread may use it.
+
+    A thread that cannot start or has died is no error: the call has no result, and the next call
+    gets a new thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._renew()
+
+    def _renew(self) -> None:
+        started = self._started = list[threading.Thread]()
+        self._pool = ThreadPoolExecutor(
+            1, self._name, initializer=lambda: started.append(threading.current_thread())
+        )
+
+    def start(self, call: Callable[[], T]) -> Future[T] | None:
+        """Start a call; return None if no thread can run it."""
+        try:
+            return self._pool.submit(call)
+        except (RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
+            self.close()  # also cancels the call if it was queued
+            self._renew()
+            return None
+
+    def result(self, call: Future[T]) -> T | None:
+        """Wait for a call and return its result; None if it raised."""
+        while True:
+            try:
+                return call.result() if call.exception(POLL_SECONDS) is None else None
+            except TimeoutError:
+                # A thread that runs out of memory can die without completing its call.
+                if self._started and not self._started[0].is_alive() and not call.done():
+                    self._renew()
+                    return None
+            except CancelledError:
+                return None
+
+    def close(self) -> None:
+        """Wait for the call under way and end the thread."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Asked(NamedTuple):
+    """What the cache was asked last, and its answer."""
+
+    row_ids: I64
+    last: int | None
+    records: I64  # in the shape of row_ids
+    found: Found
+
+
+class TableRows(Rows):
+    """Rows of a model with tables. Without `overlap`, `expect` does nothing.
+
+    Only the engine's thread may use it, except for `release`. Closes the store.
+    """
+
+    def __init__(
+        self, store: RowStore, cache: RowCache, *, overlap: bool = True, keys: RowKeys | None = None
+    ) -> None:
+        super().__init__(keys)
+        self.store: RowStore | EditedStore = store
+        self._tables, self.cache = store, cache
+        self._edits: EditedStore | None = None  # over the tables, once there are edits
+        self._stall_seconds = 0.0
+        self._background = Background("stem-edge-prefetch") if overlap else None
+        self._reading: tuple[Missing, Future[Staged]] | None = None
+        self._asked: Asked | None = None  # None: the cache has changed since
+
+    @property
+    def step_tokens(self) -> int:
+        return min(self._keys.step_tokens, self._fitting(self._keys.rows_before))
+
+    @property
+    def step_sequences(self) -> int:
+        each = self._keys.rows_per_token + self._keys.rows_before
+        return max(1, self._fitting() * self._keys.rows_per_token // each)
+
+    @property
+    def made(self) -> int:
+        """Number of records made by edits at present."""
+        return 0 if self._edits is None else self._edits.made
+
+    def _fitting(self, rows_before: int = 0) -> int:
+        """Most tokens whose rows fit into the slots."""
+        if self.cache.slots >= self.store.layout.records + self.made:
+            return ANY_NUMBER  # any tokens fit
+        return (self.cache.slots - rows_before) // self._keys.rows_per_token
+
+    def expect(self, row_ids: I64, last: int | None = None, later: I64 = NO_IDS) -> None:
+        if self._background is None or self._reading is not None:
+            return
+        missing = self._ask(row_ids, last).found.missing
+        if len(missing.numbers):
+            started = self._background.start(partial(self._read, missing))
+            self._reading = None if started is None else (missing, started)
+        if len(later):
+            # In a call of its own after the read, because asking takes long where flash is slow.
+            records = self.store.records_of(self._new(later[:AHEAD_TOKENS]))
+            wanted = self._find(records, 0).missing
+            self._background.start(partial(self.store.ahead, *wanted))
+
+    def slots(self, row_ids: I64, last: int | None = None) -> I32:
+        """Raises RowReadError or MemoryError; the cache then is still right, and can be asked again.
+
+        The distinct records must not outnumber the slots.
+        """
+        asked = self._ask(row_ids, last)
+        self.cache.use(self._new(asked.records), asked.found)
+        asked = self._with_expected(asked)
+        if len((missing := asked.found.missing).numbers):
+            asked = self._install(missing, self._timed(partial(self._read, missing)), asked)
+        return asked.found.slots.reshape(row_ids.shape)
+
+    def _ask(self, row_ids: I64, last: int | None) -> Asked:
+        """Look up a step in the cache, unless that was the last question and nothing has changed."""
+        asked = self._asked
+        if asked is None or asked.last != last or not np.array_equal(asked.row_ids, row_ids):
+            records = self.store.records_of(row_ids)
+            asked = self._asked = Asked(row_ids.copy(), last, records, self._find(records, last))
+        return asked
+
+    def _find(self, records: I64, last: int | None) -> Found:
+        return self.cache.find(records.ravel(), last if self.store.splits else None)
+
+    def _new(self, keys: I64) -> I64:
+        """Those of the tokens' keys that earlier steps did not have, in a line."""
+        return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
+
+    def _read(self, missing: Missing) -> Staged:
+        return self.cache.storage.stage(self.store.read(*missing))
+
+    def _install(self, missing: Missing, staged: Staged, asked: Asked) -> Asked:
+        """Put records into slots, and return the new answer for a step."""
+        self._asked = None
+        self.cache.install(missing, staged, asked.found.slots)
+        asked = self._asked = asked._replace(found=self._find(asked.records, asked.last))
+        return asked
+
+    def _with_expected(self, asked: Asked) -> Asked:
+        """Wait for the read under way, and install those of its records that a step needs."""
+        if self._reading is None or self._background is None:
+            return asked
+        (read, started), self._reading = self._reading, None
+        staged = self._timed(partial(self._background.result, started))
+        # Records of an abandoned answer would evict some that this step needs. That is rare.
+        wanted = read is asked.found.missing or np.isin(read.numbers, asked.records)
+        if staged is None:
+            failed = started.done() and not started.cancelled() and started.exception()
+            if self.store.distant and np.all(wanted) and isinstance(failed, RowReadError):
+                raise failed  # over a network it was tried twice already
+        elif np.all(wanted):
+            return self._install(read, staged, asked)
+        elif np.any(wanted):
+            chosen = Missing(read.numbers[wanted], read.whole[wanted])
+            return self._install(chosen, staged[wanted], asked)
+        return asked
+
+    def make(self, lookups: Sequence[RowLookup]) -> I64:
+        """Make row ids as Rows.make does, and free the records released since the last call."""
+        if lookups and not self._keys.editable:
+            raise InputError(
+                "rows of this model belong to n-grams, and edits say which rows tokens look up; load it "
+                "without edits"
+            )
+        if (edits := self._edits) is None:
+            if not lookups:
+                return NO_IDS
+            from stem_edge.runtime.rows.edits import EditedStore  # for edits alone
+
+            self.store = edits = self._edits = EditedStore(self._tables)
+        made = edits.make(lookups)
+        try:
+            self._forget_unused(edits)
+        except BaseException:
+            edits.release(made.tolist())
+            raise
+        return made
+
+    def _forget_unused(self, edits: EditedStore) -> None:
+        """Free the numbers of made records without users; an interrupt may end it anywhere."""
+        gone = edits.unused()
+        if not len(gone):
+            return
+        if self._background and self._reading and np.isin(self._reading[0].numbers, gone).any():
+            self._background.result(self._reading[1])  # wait, because it reads these numbers
+            self._reading = None
+        self._asked = None
+        self.cache.forget(gone)
+        edits.forget(gone)
+
+    def release(self, row_ids: Sequence[int]) -> None:
+        if self._edits is not None:
+            self._edits.release(row_ids)
+
+    def counters(self) -> RowCounters:
+        return self.store.counters() + RowCounters(
+            hits=self.cache.hits,
+            misses=self.cache.misses,
+            stall_seconds=self._stall_seconds,
+            uploaded_rows=self.cache.storage.uploaded_rows,
+            uploaded_bytes=self.cache.storage.uploaded_nbytes,
+        )
+
+    def _timed(self, wait: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        try:
+            return wait()
+        finally:
+            self._stall_seconds += time.perf_counter() - started
+
+    def close(self) -> None:
+        """Wait for the read under way, end the thread, close the store."""
+        self.store.stop()
+        if self._background is not None:
+            self._background.close()
+        self._reading = None
+        self.store.close()
