@@ -1,8 +1,7 @@
-"""The interface of a loaded backbone, checks of its logits, and errors from native libraries."""
+"""The interface of a loaded backbone, and checks of its logits."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -10,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
+from stem_edge.errors import BackendError
 from stem_edge.numerics.quantize import F32
 
 # Tokens. Prompts must be cut without a piece of one token, which smaller chunks cannot guarantee.
@@ -28,29 +27,6 @@ Resumes: TypeAlias = Literal["pairs", "steps", ""]
 # From so many tokens on, the graph for prompts is the faster one: from 13 with SmolLM2-135M; from 8 with 1B
 # (docs/measuring.md). It is chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
 PREFILL_FROM = 8
-MAX_REASON = 300  # characters of an engine's message
-# What onnxruntime puts before its messages: an error code, a place in its sources.
-_CODE = re.compile(
-    r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Exception during initialization: )?"
-)
-_FUNCTION = re.compile(r"^\S+\.(?:cc|cpp|cu|h):\d+ [^(]*\(")
-# Parts of messages of onnxruntime, CUDA and WebGPU, because these errors have no own type.
-NO_MEMORY = (
-    "bad_alloc",
-    "allocate memory",
-    "out of memory",
-    "ALLOC_FAILED",
-    "OUT_OF_DEVICE_MEMORY",
-    "OUT_OF_HOST_MEMORY",
-    "out_of_memory",
-)
-LOST = (
-    "device lost",
-    "device is lost",
-    "DEVICE_LOST",
-    "DXGI_ERROR_DEVICE_REMOVED",
-    "unspecified launch failure",
-)
 
 
 class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -192,44 +168,3 @@ def check_logits(logits: F32, position: int) -> F32:
         f"{int(wrong[first].sum()):,} of {logits.shape[1]:,} logits at position {position + first} "
         f"are not finite; {DAMAGED}"
     )
-
-
-def reason(error: Exception) -> str:
-    """Return an engine's error message as one printable line, without places in its sources."""
-    said = " ".join(str(error).split())
-    said = _without_signature(_CODE.sub("", said)) or type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
-
-
-def _without_signature(said: str) -> str:
-    """Return a message without file, line and signature of a C++ function at its beginning."""
-    if (signature := _FUNCTION.match(said)) is None:
-        return said
-    depth, at = 1, signature.end()
-    while depth and at < len(said):
-        depth += {"(": 1, ")": -1}.get(said[at], 0)
-        at += 1
-    return said[at:].removeprefix(" const").strip()
-
-
-def check_memory(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError if an engine's error means that. doing: "while ..." or "to ..."."""
-    said = str(error)
-    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
-        raise OutOfMemoryError(
-            f"no memory left {doing} ({reason(error)}); {LESS_MEMORY}"
-        ) from error
-
-
-def check_lost(error: Exception, doing: str) -> None:
-    """Raise DeviceLostError if an engine's error means that the device is gone."""
-    if any(words.lower() in str(error).lower() for words in LOST):
-        raise DeviceLostError(
-            f"the device was lost {doing} ({reason(error)}); close the model and load it again"
-        ) from error
-
-
-def check_device(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError or DeviceLostError if an engine's error means that."""
-    check_memory(error, doing)
-    check_lost(error, doing)

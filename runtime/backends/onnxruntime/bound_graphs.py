@@ -21,7 +21,6 @@ from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_nu
 from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
-    raise_error,
 )
 
 
@@ -241,6 +240,8 @@ class BoundGraphs:
         try:
             run()
         except Exception as error:  # because onnxruntime's exceptions share no base class
+            from stem_edge.runtime.backends.onnxruntime.providers.errors import raise_error
+
             at = ", ".join(map(str, self._begins))
             raise_error(error, f"for the backbone ({name}) at position {at}")
 

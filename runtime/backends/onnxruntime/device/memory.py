@@ -17,7 +17,8 @@ import onnxruntime as ort
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.interface import LESS_MEMORY, check_lost, reason
+from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.onnxruntime.providers.errors import check_lost, reason
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, CUDA, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import new_session, onnxruntime_errors
 from stem_edge.system.memory import own_pages

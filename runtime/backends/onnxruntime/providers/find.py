@@ -12,7 +12,7 @@ from io import StringIO
 from typing import Any
 
 from stem_edge.errors import BackendError, InputError
-from stem_edge.runtime.backends.interface import reason
+from stem_edge.runtime.backends.onnxruntime.providers.errors import reason
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, CUDA, Provider, ort
 
 SUFFIX = "executionprovider"

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from stem_edge.errors import BackendError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.interface import DAMAGED, check_device, reason
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, Provider, ort
 
 LOG_FATAL_ONLY = 4
@@ -35,8 +34,6 @@ LEAST_EXTERNAL_NBYTES = "64"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # Packs several matrices at once, with onnxruntime 1.32 and later; older ones ignore it.
 PACK_IN_PARALLEL = "session.prepack.enable_parallel"
-# Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.
-REFUSED = "fallback to CPU EP has been explicitly disabled"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
 # Without ARM's own kernels, which round inputs of 4-bit products by the row: steps would not stay whole.
 WHOLE_STEPS = {"mlas.disable_kleidiai": "1"}
@@ -79,16 +76,9 @@ def open_session(
         plain = as_built and isinstance(graph, Path)
         session = new_session(graph, threads, providers, settings, save_to=save_to, as_built=plain)
     except Exception as error:  # because onnxruntime's exceptions share no base class
-        check_device(error, f"to load {graph}")
-        who, why, advice = "", reason(error), "run stem-edge verify, or export again"
-        if isinstance(graph, Path):
-            advice = "delete its folder, and the next load prepares it again"
-        if strict:
-            who, advice = f" on {providers[0].name}", "leave out provider, to run it on the CPU"
-            why = "the provider lacks operators" if REFUSED in why else why
-        raise BackendError(
-            f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} ({why}); {advice}"
-        ) from error
+        from stem_edge.runtime.backends.onnxruntime.providers.errors import raise_load_error
+
+        raise_load_error(error, graph, providers[0].name if strict else "")
     _check_started(graph, session, providers)
     return session
 
@@ -188,13 +178,9 @@ def onnxruntime_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # because onnxruntime's exceptions share no base class
+        from stem_edge.runtime.backends.onnxruntime.providers.errors import raise_error
+
         raise_error(error, doing)
-
-
-def raise_error(error: Exception, doing: str) -> NoReturn:
-    """Raise an error of onnxruntime as OutOfMemoryError, DeviceLostError or BackendError."""
-    check_device(error, doing)
-    raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
 
 
 class BoundSession:

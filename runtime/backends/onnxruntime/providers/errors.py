@@ -1,0 +1,98 @@
+"""Errors of onnxruntime as errors of this package; comes in when there is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
+from stem_edge.runtime.backends.interface import DAMAGED, LESS_MEMORY
+from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
+
+# Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.
+REFUSED = "fallback to CPU EP has been explicitly disabled"
+MAX_REASON = 300  # characters of an engine's message
+# What onnxruntime puts before its messages: an error code, a place in its sources.
+_CODE = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Exception during initialization: )?"
+)
+_FUNCTION = re.compile(r"^\S+\.(?:cc|cpp|cu|h):\d+ [^(]*\(")
+# Parts of messages of onnxruntime, CUDA and WebGPU, because these errors have no own type.
+NO_MEMORY = (
+    "bad_alloc",
+    "allocate memory",
+    "out of memory",
+    "ALLOC_FAILED",
+    "OUT_OF_DEVICE_MEMORY",
+    "OUT_OF_HOST_MEMORY",
+    "out_of_memory",
+)
+LOST = (
+    "device lost",
+    "device is lost",
+    "DEVICE_LOST",
+    "DXGI_ERROR_DEVICE_REMOVED",
+    "unspecified launch failure",
+)
+
+
+def reason(error: Exception) -> str:
+    """Return an engine's error message as one printable line, without places in its sources."""
+    said = " ".join(str(error).split())
+    said = _without_signature(_CODE.sub("", said)) or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
+
+
+def _without_signature(said: str) -> str:
+    """Return a message without file, line and signature of a C++ function at its beginning."""
+    if (signature := _FUNCTION.match(said)) is None:
+        return said
+    depth, at = 1, signature.end()
+    while depth and at < len(said):
+        depth += {"(": 1, ")": -1}.get(said[at], 0)
+        at += 1
+    return said[at:].removeprefix(" const").strip()
+
+
+def check_memory(error: Exception, doing: str) -> None:
+    """Raise OutOfMemoryError if an engine's error means that. doing: "while ..." or "to ..."."""
+    said = str(error)
+    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+        raise OutOfMemoryError(
+            f"no memory left {doing} ({reason(error)}); {LESS_MEMORY}"
+        ) from error
+
+
+def check_lost(error: Exception, doing: str) -> None:
+    """Raise DeviceLostError if an engine's error means that the device is gone."""
+    if any(words.lower() in str(error).lower() for words in LOST):
+        raise DeviceLostError(
+            f"the device was lost {doing} ({reason(error)}); close the model and load it again"
+        ) from error
+
+
+def check_device(error: Exception, doing: str) -> None:
+    """Raise OutOfMemoryError or DeviceLostError if an engine's error means that."""
+    check_memory(error, doing)
+    check_lost(error, doing)
+
+
+def raise_error(error: Exception, doing: str) -> NoReturn:
+    """Raise an error of onnxruntime as OutOfMemoryError, DeviceLostError or BackendError."""
+    check_device(error, doing)
+    raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
+
+
+def raise_load_error(error: Exception, graph: object, provider: str) -> NoReturn:
+    """Raise an error of onnxruntime that loads a graph; provider: the one that must run all of it, if any."""
+    check_device(error, f"to load {graph}")
+    who, why, advice = "", reason(error), "run stem-edge verify, or export again"
+    if isinstance(graph, Path):
+        advice = "delete its folder, and the next load prepares it again"
+    if provider:
+        who, advice = f" on {provider}", "leave out provider, to run it on the CPU"
+        why = "the provider lacks operators" if REFUSED in why else why
+    raise BackendError(
+        f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} ({why}); {advice}"
+    ) from error
