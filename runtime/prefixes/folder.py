@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -58,13 +59,16 @@ class PrefixFolder:
         self._key = digest(fingerprint)
         self._known: dict[Path, PromptKey] | None = None
         self._warned = False
+        self._lock = threading.RLock()  # several threads may generate
 
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
         """Return the file that saves most tokens of a prompt, and how many."""
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
             return None
-        for path, kept in self._files().items():
+        with self._lock:
+            files = dict(self._files())
+        for path, kept in files.items():
             tokens = reusable(kept, len(kept.token_ids), prompt, resumes)
             if tokens >= max(LEAST_TOKENS, more_than + LEAST_TOKENS):
                 best, more_than = (path, tokens), tokens
@@ -75,6 +79,10 @@ class PrefixFolder:
 
         The context is then worth nothing.
         """
+        with self._lock:
+            return self._read(path, tokens, context)
+
+    def _read(self, path: Path, tokens: int, context: BackendContext) -> bool:
         try:
             with PrefixFile(path) as file:
                 if not file.own:
@@ -91,9 +99,11 @@ class PrefixFolder:
     def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
         """Keep what a context computed of a prompt, if that is worth it and not there yet."""
         found = saved_of(prompt, computed, self._fingerprint, context)
-        if found is None:
-            return
-        saved, arrays = found
+        if found is not None:
+            with self._lock:
+                self._write(*found)
+
+    def _write(self, saved: Saved, arrays: list[npt.NDArray[Any]]) -> None:
         written, known = PromptKey(saved.token_ids, {}, saved.starts), self._files()
         if any(_has(kept, written) for kept in known.values()):
             return

@@ -15,13 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.prefixes.prefix import Prefix, PromptKey
 from stem_edge.tables.rows import RowLookup
@@ -54,7 +52,6 @@ class Prefixes:
         self.limit, self._fingerprint = limit, fingerprint
         self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
-        self._folder_lock = threading.RLock()
         self._kept: list[Prefix] = []
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
         self._lent = WeakSet[Prefix]()
@@ -173,7 +170,8 @@ class Prefixes:
     def _take(self, prompt: PromptKey, length: int) -> Prefix:
         best, tokens = self.borrowed(prompt)
         prefix = best or self._opened(prompt, self._length)
-        saved = self._find(prompt, tokens, prefix.backend)
+        resumes = prefix.backend.resumes(len(prompt.token_ids))
+        saved = None if self._folder is None else self._folder.find(prompt, resumes, tokens)
         if best is not None and saved is None and not self._copies(best, tokens, prompt):
             best.go_on(prompt, tokens)
             return self._lend(best, length)
@@ -183,9 +181,12 @@ class Prefixes:
                 self.give_back(best)
                 best = None
         self._lend(prefix, length)
-        if saved is not None and not self._read(prefix, *saved):
-            del prefix
-            return self._take(prompt, length)  # which no longer finds this file
+        if saved is not None:
+            path, tokens = saved
+            if self._folder is None or not self._folder.read(path, tokens, prefix.backend):
+                del prefix
+                return self._take(prompt, length)  # which no longer finds this file
+            prefix.position = tokens
         if best is not None:
             prefix.copy(best, tokens)
             self.give_back(best)  # used last, so that it stays
@@ -223,23 +224,6 @@ class Prefixes:
         rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
         worth = rest > min(tokens, STEP_TOKENS) and self.fits(backend.nbytes_of(more))
         return worth and bool(backend.kept(tokens))
-
-    def _find(
-        self, prompt: PromptKey, more_than: int, backend: BackendContext
-    ) -> tuple[Path, int] | None:
-        """Return the file that has more tokens of a prompt, if any, and how many."""
-        if self._folder is None:
-            return None
-        with self._folder_lock:
-            return self._folder.find(prompt, backend.resumes(len(prompt.token_ids)), more_than)
-
-    def _read(self, context: Prefix, path: Path, tokens: int) -> bool:
-        """Fill an empty context from a file; False if that cannot be used, nor then the context."""
-        with self._folder_lock:
-            if self._folder is None or not self._folder.read(path, tokens, context.backend):
-                return False
-        context.position = tokens
-        return True
 
     def _opened(self, prompt: PromptKey, length: int) -> Prefix:
         def opened() -> Prefix:
@@ -280,5 +264,4 @@ class Prefixes:
         while dropped:
             prefix = dropped.pop(0)
             if self._folder is not None:
-                with self._folder_lock:
-                    self._folder.write(prefix.prompt, prefix.computed, prefix.backend)
+                self._folder.write(prefix.prompt, prefix.computed, prefix.backend)
