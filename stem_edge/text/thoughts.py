@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from stem_edge.text.tool_calls.arriving import SPACE, ArrivingText, Reading
+from stem_edge.text.tool_calls.reading import SPACE
 
 LAST_TOKENS = 16  # of a prompt, which have the marker that begins thoughts if one does
 
@@ -48,42 +49,48 @@ class ThoughtParser:
 
     def __init__(self, thoughts: Thoughts, *, inside: bool) -> None:
         self._marks, self._inside = thoughts, inside
-        self._text = ArrivingText()
-        self._thought, self._content = list[str](), list[str]()
-        self._reading = self._read()
+        self._state: Literal["before", "thoughts", "after", "content"] = "before"
+        self._text = ""  # that is held back
+        self._lead = True  # no thought has come out yet
 
     def push(self, text: str, *, ended: bool = False) -> tuple[str, str]:
         """Return the thoughts, and the content after them, that are certain with this delta."""
-        self._text.add(text)
-        self._text.ended = ended
-        next(self._reading, None)
-        thought, content = "".join(self._thought), "".join(self._content)
-        self._thought.clear()
-        self._content.clear()
+        self._text, thought = self._text + text, ""
+        if self._state == "before":
+            self._begin(ended=ended)
+        if self._state == "thoughts":
+            thought = self._read_thought(ended=ended)
+        if self._state == "after" and self._text.lstrip(SPACE):
+            self._text, self._state = self._text.lstrip(SPACE), "content"
+        content = ""
+        if self._state == "content":
+            content, self._text = self._text, ""
         for name in self._marks.special:  # which comes in one delta, as it is one token
             thought, content = thought.replace(name, ""), content.replace(name, "")
         return thought, content
 
-    def _read(self) -> Reading[None]:
-        text = self._text
-        yield from text.space()
+    def _begin(self, *, ended: bool) -> None:
+        begin, text = self._marks.begin, self._text.lstrip(SPACE)
+        if not ended and text != begin and begin.startswith(text):
+            return
         # Some models repeat the marker that their prompt ends with.
-        if (yield from text.skip(self._marks.begin)) or self._inside:
-            yield from self._read_thought()
-        self._content.append(text.release())
-        while (yield from text.peek()):
-            yield from text.take()
-            self._content.append(text.release())
+        if text.startswith(begin) or self._inside:
+            self._text, self._state = text.removeprefix(begin), "thoughts"
+        else:
+            self._state = "content"
 
-    def _read_thought(self) -> Reading[None]:
-        text = self._text
-        yield from text.space()
-        text.release()
-        while (yield from text.peek()) and not (yield from text.skip(self._marks.end)):
-            if (yield from text.peek()) in SPACE:
-                yield from text.space()  # held, because the end may follow
-            else:
-                yield from text.take()
-                self._thought.append(text.release())
-        yield from text.space()
-        text.release()
+    def _read_thought(self, *, ended: bool) -> str:
+        """Return the thoughts up to the end, or to white space or a part of the end at the last."""
+        text, end = self._text, self._marks.end
+        if self._lead:
+            text = text.lstrip(SPACE)
+        thought, found, rest = text.partition(end)
+        if found:
+            self._text, self._state = rest, "after"
+            return thought.rstrip(SPACE)
+        parts = (end[:count] for count in range(len(end) - 1, 0, -1))
+        part = "" if ended else next((part for part in parts if text.endswith(part)), "")
+        thought = text.removesuffix(part).rstrip(SPACE)
+        self._text = text[len(thought) :]
+        self._lead = self._lead and not thought
+        return thought

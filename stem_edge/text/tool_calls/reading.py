@@ -1,172 +1,197 @@
-"""Reading of one call while it arrives: the name, and the arguments as JSON text."""
+"""Reading of a call from the text of an answer: the name, and the arguments as JSON text.
+
+Readers are written as if all of the text were there. Where it ends too early they raise MoreError, and a
+later reader begins again at the beginning of the call.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-import string
-from collections.abc import Callable
-
-from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
-from stem_edge.text.tool_calls.pieces import Pieces
+from typing import NoReturn
 
 MAX_DEPTH = 64
-IN_NAMES = frozenset(string.ascii_letters + string.digits + "_-.")
-AFTER_WORDS = frozenset('=:,{}[]"<' + string.whitespace)
+SPACE = " \t\r\n"
+AFTER_WORDS = frozenset('=:,{}[]"<' + " \t\n\r\x0b\x0c")
+NAME = re.compile(r"[a-zA-Z0-9_.-]*")
+WORD = re.compile(r'[^=:,{}\[\]"<\s]*')
+STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS = {"true": "true", "false": "false", "null": "null"}
 WORDS |= {"True": "true", "False": "false", "None": "null"}
+ESCAPED = re.compile(r"\\(.)|[\x00-\x1f]", re.DOTALL)
 ESCAPES = frozenset('"\\/bfnrtu')
 ARGUMENTS = ("arguments", "parameters")  # models mix them up
-Emit = Callable[[str], object]
 
 
-def read_braces_call(text: ArrivingText, pieces: Pieces, quote: str) -> Reading[None]:
-    """Take `call:name{key:value}` with `quote` around strings. Raises NoCallError for anything else."""
-    yield from text.expect("call:")
-    name = yield from text.while_in(IN_NAMES)
-    if (yield from text.peek()) != "{":
-        raise NoCallError
-    yield from _stream_arguments(text, pieces, name, quote)
+class NoCallError(Exception):
+    """Raised where text is no call, or no longer one."""
 
 
-def read_json_call(text: ArrivingText, pieces: Pieces) -> Reading[None]:
-    """Take a JSON object with a name and arguments, in either order. Raises NoCallError."""
-    name, early, complete = "", "", False  # early: arguments that came before the name
-    yield from text.expect("{")
-    while not (yield from _closes(text)):
-        key = yield from _read_key(text)
-        if key == "name" and not name:
-            name = yield from _read_string(text)
-        elif key in ARGUMENTS and not early and not complete:
-            if (yield from text.peek()) != "{":
+class MoreError(Exception):
+    """Raised where a call goes on in text that has not come yet."""
+
+
+class CallReader:
+    """Reader of the call at the beginning of a text.
+
+    ended: no more text comes. quote: marker around strings, of families that have no JSON.
+    """
+
+    def __init__(self, text: str, *, ended: bool, quote: str = "") -> None:
+        self._text, self._ended, self._quote = text, ended, quote
+        self.at = 0  # place in the text
+        self.name, self.arguments = "", ""  # arguments: JSON, as far as they are certain
+        self.told = 0  # place after the last of them
+        self.complete = False  # True once the arguments are whole
+
+    def read(self) -> None:
+        """Read the call. Raises NoCallError, MoreError."""
+        self._space()
+        if self._quote:
+            self._expect("call:")
+            self.name = self._match(NAME)
+            if not self.name or self._peek() != "{":
                 raise NoCallError
-            if name:
-                yield from _stream_arguments(text, pieces, name)
-                complete = True
-            else:
-                early = yield from _read_object(text, lambda _: None)
-        elif key in ("id", "type"):
-            yield from _read_string(text)
+            self._read_object()
         else:
+            self._read_json()
+
+    def _read_json(self) -> None:
+        """Read a JSON object with a name and arguments, in either order."""
+        self._expect("{")
+        while not self._closes():
+            key = self._string()
+            self._space()
+            self._expect(":")
+            self._space()
+            if key == "name" and not self.name:
+                self.name = self._string()
+            elif key in ARGUMENTS and not self.complete and self._peek() == "{":
+                self._read_object()
+            elif key in ("id", "type"):
+                self._string()
+            else:
+                raise NoCallError
+        if not self.name:
             raise NoCallError
-    if not complete:
-        pieces.begin(name)
-        pieces.arguments(early or "{}")
-        pieces.end()
+        if not self.complete:
+            self.arguments, self.told, self.complete = "{}", self.at, True
 
+    def _closes(self) -> bool:
+        """Read the end of an object, or what is between two members."""
+        self._space()
+        self._skip(",")
+        self._space()
+        return self._skip("}")
 
-def _stream_arguments(
-    text: ArrivingText, pieces: Pieces, name: str, quote: str = ""
-) -> Reading[None]:
-    pieces.begin(name)
-    yield from _read_object(text, pieces.arguments, quote)
-    pieces.end()
+    def _read_object(self) -> None:
+        """Read the arguments."""
+        depth, comma = 0, ""
+        while depth or not self.arguments:
+            self._space()
+            if self._skip(","):
+                comma = ", "  # written with the next value: models put commas behind the last one
+                continue
+            char = self._peek()
+            part = "" if char in ("}", "]") else comma
+            comma = ""
+            if char in ("{", "[", "}", "]", ":"):
+                depth += {"{": 1, "[": 1, ":": 0}.get(char, -1)
+                self.at += 1
+                part += char + " " * (char == ":")
+            elif (text := self._quoted()) is not None:
+                part += text
+            else:
+                part += self._word()
+            self.arguments, self.told = self.arguments + part, self.at
+            if depth > MAX_DEPTH:
+                raise NoCallError
+        _loaded(self.arguments)
+        self.complete = True
 
+    def _word(self) -> str:
+        """Read a number, true, false, null, or a key without quotes where there are such."""
+        word = self._match(WORD)
+        self._space()
+        if self._quote and word and self._peek() == ":":
+            return json.dumps(word, ensure_ascii=False)
+        if word in WORDS:
+            return WORDS[word]
+        if NUMBER.fullmatch(word):
+            return word
+        try:
+            return json.dumps(float(word), allow_nan=False)  # such as .5
+        except ValueError:
+            raise NoCallError from None
 
-def _read_object(text: ArrivingText, emit: Emit, quote: str = "") -> Reading[str]:
-    """Take an object, emit it as JSON while it arrives, and return it. Raises NoCallError if it is none."""
-    parts, depth, comma = list[str](), 0, ""
+    def _quoted(self) -> str | None:
+        """Read a string and return it as JSON; None for anything else."""
+        if self._quote and self._skip(self._quote):  # nothing escapes in it
+            end = self._text.find(self._quote, self.at)
+            if end < 0:
+                self._more()
+            text, self.at = self._text[self.at : end], end + len(self._quote)
+            return json.dumps(text, ensure_ascii=False)
+        if self._peek() != '"':
+            return None
+        found = STRING.match(self._text, self.at)
+        if found is None:
+            self._more()
+        self.at = found.end()
+        return f'"{ESCAPED.sub(_escape, found[1])}"'
 
-    def write(part: str) -> None:
-        parts.append(part)
-        emit(part)
-
-    while depth or not parts:
-        yield from text.space()
-        if (yield from text.skip(",")):
-            comma = (
-                ", "  # written with the next value, because models put commas behind the last one
-            )
-            continue
-        char = yield from text.peek()
-        if comma and char not in ("}", "]"):
-            write(comma)
-        comma = ""
-        if char in ("{", "[", "}", "]", ":"):
-            depth += {"{": 1, "[": 1, ":": 0}.get(char, -1)
-            write((yield from text.take()) + " " * (char == ":"))
-        elif not (yield from _read_quoted(text, write, quote)):
-            write((yield from _read_word(text, keys=bool(quote))))
-        if depth > MAX_DEPTH:
+    def _string(self) -> str:
+        if (text := self._quoted()) is None:
             raise NoCallError
-    _check(whole := "".join(parts))
-    return whole
+        return str(_loaded(text))
 
+    def _more(self) -> NoReturn:
+        raise NoCallError if self._ended else MoreError
 
-def _check(arguments: str) -> None:
-    try:
-        json.loads(arguments)
-    except ValueError:
-        raise NoCallError from None
+    def _peek(self) -> str:
+        if self.at == len(self._text):
+            self._more()
+        return self._text[self.at]
 
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        """Read what matches, which ends before another character."""
+        found = pattern.match(self._text, self.at)
+        if found is None or (found.end() == len(self._text)):
+            self._more()
+        self.at = found.end()
+        return found[0]
 
-def _read_quoted(text: ArrivingText, emit: Emit, quote: str = "") -> Reading[bool]:
-    """Take a string and emit it as JSON; return False, and take nothing, for anything else."""
-    if quote and (yield from text.skip(quote)):  # nothing escapes in it
-        emit('"')
-        while not (yield from text.skip(quote)):
-            emit(_escaped((yield from text.take())))
-        emit('"')
-        return True
-    if not (yield from text.skip('"')):
+    def _skip(self, text: str) -> bool:
+        """Read this text if it comes next; tell whether it came."""
+        if self._text.startswith(text, self.at):
+            self.at += len(text)
+            return True
+        if not self._ended and text.startswith(self._text[self.at :]):
+            raise MoreError
         return False
-    emit('"')
-    while (char := (yield from text.take())) != '"':
-        emit(_escape((yield from text.take())) if char == "\\" else _escaped(char))
-    emit('"')
-    return True
+
+    def _expect(self, text: str) -> None:
+        if not self._skip(text):
+            raise NoCallError
+
+    def _space(self) -> None:
+        while self.at < len(self._text) and self._text[self.at] in SPACE:
+            self.at += 1
 
 
-def _escape(char: str) -> str:
+def _escape(found: re.Match[str]) -> str:
     """Return an escape as JSON. As in Python, a backslash that escapes nothing stands for itself."""
-    return f"\\{char}" if char in ESCAPES else "'" if char == "'" else f"\\\\{_escaped(char)}"
+    char = found[1]
+    if char is None:
+        return json.dumps(found[0])[1:-1]
+    if char in ESCAPES:
+        return found[0]
+    return "'" if char == "'" else f"\\\\{json.dumps(char, ensure_ascii=False)[1:-1]}"
 
 
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _read_word(text: ArrivingText, *, keys: bool) -> Reading[str]:
-    """Take a number, true, false, null, or a key without quotes where there are such."""
-    taken = list[str]()
-    while (char := (yield from text.peek())) and char not in AFTER_WORDS:
-        taken.append((yield from text.take()))
-    word = "".join(taken)
-    yield from text.space()
-    if keys and word and (yield from text.begins(":")):
-        return json.dumps(word, ensure_ascii=False)
-    if word in WORDS:
-        return WORDS[word]
-    if NUMBER.fullmatch(word):
-        return word
+def _loaded(text: str) -> object:
     try:
-        return json.dumps(float(word), allow_nan=False)  # such as .5
-    except ValueError:
-        raise NoCallError from None
-
-
-def _closes(text: ArrivingText) -> Reading[bool]:
-    """Take the end of an object, or what is between two members."""
-    yield from text.space()
-    yield from text.skip(",")
-    yield from text.space()
-    return (yield from text.skip("}"))
-
-
-def _read_key(text: ArrivingText) -> Reading[str]:
-    key = yield from _read_string(text)
-    yield from text.space()
-    yield from text.expect(":")
-    yield from text.space()
-    return key
-
-
-def _read_string(text: ArrivingText) -> Reading[str]:
-    parts = list[str]()
-    if not (yield from _read_quoted(text, parts.append)):
-        raise NoCallError
-    try:
-        return str(json.loads("".join(parts)))
+        return json.loads(text)
     except ValueError:
         raise NoCallError from None
