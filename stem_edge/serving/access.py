@@ -8,8 +8,6 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stem_edge.answers.refusals import BUSY, RefusalError
@@ -73,22 +71,6 @@ class Access:
             await self._app(scope, received, send)
         finally:
             self._held -= held
-
-
-class Cors(CORSMiddleware):
-    """CORS with refusals in the form of all errors."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        """Return the response to a page that asks what it may ask."""
-        response = super().preflight_response(request_headers)
-        if response.status_code < 400:
-            return response
-        told = f"{bytes(response.body).decode()}; start the server with --cors-origin"
-        refusal = error_response(RefusalError(told, status=403))
-        refusal.headers.update(
-            {name: value for name, value in response.headers.items() if name not in refusal.headers}
-        )
-        return refusal
 
 
 def check(service: Service, path: str, headers: Headers) -> None:

@@ -10,12 +10,13 @@ from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.model import Model
-from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access, Cors
+from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access
 from stem_edge.serving.compute import END_SECONDS, Compute
 from stem_edge.serving.http import tell_error
 from stem_edge.serving.metrics import Metrics
@@ -107,7 +108,7 @@ def _middleware(service: Service) -> list[Middleware]:
         return [access]
     # First, so that pages may read refusals, too.
     elsewhere = Middleware(
-        Cors,
+        CORSMiddleware,
         allow_origins=service.origins,
         allow_origin_regex=LOCAL_ORIGIN.pattern if LOCALHOST in service.origins else None,
         allow_methods=["*"],

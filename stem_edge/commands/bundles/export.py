@@ -12,7 +12,6 @@ from typing import Any
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
-from stem_edge.commands.options.arguments import own_command
 from stem_edge.commands.options.keywords import add_keywords, option_of
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle, export_with
@@ -105,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     bundle = export_with(args.checkpoint, Path(args.out), options)
     print("\n".join(_verdict(args, bundle, options)), end="\n\n")
     print(bundle_table(bundle), end="\n\n")
-    print(f"try it: {own_command()} generate {args.out} 'Once upon a time'")
+    print(f"try it: stem-edge generate {args.out} 'Once upon a time'")
     return 0
 
 
@@ -123,7 +122,7 @@ def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[
     if nats > NEAR:
         nearer = EXACT[options.engine] if options.type == LOSSLESS else LOSSLESS
         again = shlex.join([str(args.checkpoint), str(args.out), "--engine", options.engine])
-        lines += [f"nearer: {own_command()} export {again} --type {nearer} --force"]
+        lines += [f"nearer: stem-edge export {again} --type {nearer} --force"]
     counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
     if options.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
         lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]

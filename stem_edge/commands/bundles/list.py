@@ -11,7 +11,6 @@ import msgspec
 
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.commands.bundles.entries import entries
-from stem_edge.commands.options.arguments import own_command
 from stem_edge.errors import BundleError
 from stem_edge.hub.kept import Kept, kept_bundles
 from stem_edge.shown import printable
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         shown = f"{model['name']:{widest}}  {format_size(model['nbytes']):>9}  {model['place']}"
         print(printable(shown))
     if not models:
-        print(f"no models are kept; fetch one with: {own_command()} run hf:org/name")
+        print("no models are kept; fetch one with: stem-edge run hf:org/name")
     if args.all:
         size = format_size(sum(entry.nbytes for entry in found))
         print(f"\n{printable(str(folder))}: {size} in {len(found)} entries, made again when needed")

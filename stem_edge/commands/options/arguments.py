@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -111,15 +109,6 @@ def with_options(parser: argparse.ArgumentParser, message: str) -> str:
     names = rf"^({'|'.join(options)})(?=:|,| is | belongs? )"
     pattern = rf"{names}|(?<![\w/.\\'\"-])({codes})(?:=True)?(?![\w/])"
     return re.sub(pattern, lambda found: options[found[1] or found[2]], message)
-
-
-def own_command() -> str:
-    """Return how stem-edge was started, for printed commands that work when pasted."""
-    started = Path(sys.argv[0])
-    if started.name == "__main__.py":
-        return f"{shlex.quote(sys.executable)} -m stem_edge"
-    found = started.stem != "stem-edge" or shutil.which("stem-edge")
-    return "stem-edge" if found else shlex.quote(sys.argv[0])
 
 
 def read_text(path: Path | None, what: str, most: int) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import stem_edge
 from stem_edge.commands.bundles.bundle_report import tables_nbytes
-from stem_edge.commands.options.arguments import own_command
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 from stem_edge.units import format_size
@@ -55,14 +54,14 @@ def run(args: argparse.Namespace) -> int:
             for chunk in model.generate(prompt, max_new_tokens=NEW_TOKENS):
                 print(chunk.text, end="", flush=True)
             print(f"\n  {model.stats.line()}\n")
-    print(NEXT_STEPS.format(command=own_command(), path=demo_bundle()))
+    print(NEXT_STEPS.format(path=demo_bundle()))
     return 0
 
 
 NEXT_STEPS = """\
 What to do next:
-  {command} inspect {path}
-  {command} generate {path} "Spain borders"
-  {command} edit {path} --source Spain --target Germany -o spain.edit
-  {command} generate {path} "The capital of Spain is" --edit spain.edit
-  {command} export CHECKPOINT OUT     your own model"""
+  stem-edge inspect {path}
+  stem-edge generate {path} "Spain borders"
+  stem-edge edit {path} --source Spain --target Germany -o spain.edit
+  stem-edge generate {path} "The capital of Spain is" --edit spain.edit
+  stem-edge export CHECKPOINT OUT     your own model"""

@@ -115,8 +115,6 @@ def test_origin(model: Model, origin: str, origins: tuple[str, ...], fine: bool)
     asking["access-control-request-headers"] = "authorization, content-type"
     preflight = client.options("/v1/chat/completions", headers=asking)
     assert (preflight.status_code == 200) is bool(fine and origins)
-    if not preflight.is_success:
-        assert preflight.json()["error"]["type"]
     compute_of(program).end()
 
 
