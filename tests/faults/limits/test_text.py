@@ -133,5 +133,6 @@ def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPat
     def fails(*_: object) -> None:
         raise panic
 
-    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
+    other = type("Other", (), {"from_buffer": fails})
+    monkeypatch.setattr("stem_edge.runtime.text.keeping.Tokenizer", other)
     refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json (at line\\x1b 3")
