@@ -202,3 +202,15 @@ def test_what_is_no_step(step: object) -> None:
     steps = {"type": "Sequence"} | ({"normalizers": step} if step else {})
     with pytest.raises(ValueError, match=r"normalizer\.normalizers is not a list of steps"):
         check_steps({"normalizer": steps}, SIZE)
+
+
+def test_the_number_of_steps_and_the_length_of_cuts() -> None:
+    takes(
+        lambda count: check_steps(in_sequence(*[{"type": "NFC"}] * count), SIZE),
+        64,
+        "normalizer has 65 steps, expected at most 64",
+    )
+    check_steps({"pre_tokenizer": {"type": "FixedLength", "length": 1}}, SIZE)
+    for length in (0, -1, True, 1.0, "1"):
+        with pytest.raises(ValueError, match=r"pre_tokenizer\.length is .*, expected at least 1"):
+            check_steps({"pre_tokenizer": {"type": "FixedLength", "length": length}}, SIZE)

@@ -13,6 +13,7 @@ from stem_edge.errors import InputError
 from stem_edge.text.messages import (
     MAX_DEPTH,
     checked_messages,
+    checked_template_arguments,
     checked_tools,
 )
 
@@ -87,6 +88,7 @@ def test_messages_with_calls() -> None:
         (calling(made(arguments={"\udcff": 1})), "is not valid Unicode"),
         (calling(made(arguments={"a": "x" * 2**19})), "524,"),
         (calling(*[made()] * 257), "there are 257 messages[1].tool_calls, expected 0 to 256"),
+        ({"role": "root", "content": ""}, "messages[1].role is 'root', expected one of: "),
     ],
 )  # fmt: skip
 def test_messages_that_are_refused(message: object, said: str) -> None:
@@ -127,3 +129,19 @@ def test_tools() -> None:
 )  # fmt: skip
 def test_tools_that_are_refused(tools: object, said: str) -> None:
     refused(partial(checked_tools, tools), InputError, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([1], "template_arguments is not of the expected form: an object of at most 64 values"),
+        ({f"a{n}": 1 for n in range(65)}, "an object of at most 64 values"),
+        ({"1a": 1}, "template_arguments has '1a', expected the name of a variable"),
+        ({"messages": 1}, "expected the name of a variable, other than "),
+        ({"a": 1.5}, "template_arguments.a is of type float, expected a truth value"),
+    ],
+)
+def test_template_arguments_that_are_refused(arguments: Any, said: str) -> None:
+    refused(lambda: checked_template_arguments(arguments), InputError, said)
+    assert checked_template_arguments(None) == {}
+    assert checked_template_arguments({"a": True, "b": None}) == {"a": True, "b": None}
