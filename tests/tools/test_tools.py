@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import processors
 import pytest
 from installed import ROOT
 
@@ -49,6 +50,11 @@ def test_programs_explain_themselves(tmp_path: Path) -> None:
     (tmp_path / "all.py").write_text(HELP_OF_ALL)
     printed = run(tmp_path / "all.py", tmp_path, *programs)
     assert printed.count("usage: ") == len(programs) > 5
+
+
+def test_other_processors_run_tests_that_are_there() -> None:
+    for path in processors.FILES:
+        assert (ROOT / "tests" / path).exists(), path
 
 
 @pytest.mark.slow
