@@ -166,7 +166,8 @@ class MemoryPlan(Placed):
 
         opened: bytes that the process has taken and will take beside the model, without slots.
         """
-        weights = max(0, opened - self.process) + needs.host.later
+        taken = max(0, opened - self.process)
+        weights = max(taken, min(taken + needs.host.later, self.weights))
         spare = limit - self.total + self.weights - weights
         slots = self.slots + max(0, min(spare // needs.host.slot, self.more_slots(needs)))
         more = (slots - self.slots) * needs.host.slot

@@ -53,7 +53,7 @@ def cpu_needs(
     later = drafts * apart_nbytes(footprint.model)
     weights += later
     if prefill:
-        later += PREPARED_FIXED_NBYTES // 2 if prepared else footprint.prefill_nbytes
+        later += PREPARED_FIXED_NBYTES if prepared else footprint.prefill_nbytes
     # Attention over float16 does not go in blocks (measured with onnxruntime 1.32).
     scored = context if footprint.kv == "fp16" else min(context, SCORED_AT_ONCE)
     part = Part(
