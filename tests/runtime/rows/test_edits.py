@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ from types import CodeType
 import numpy as np
 import pytest
 from interrupts import interrupted
+from loading import load_fixed
 from stores import flip_bit, write_store
 from threads import together
 
@@ -241,3 +243,24 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
     rows.make([])
     assert rows.step_tokens == ANY_NUMBER
     assert len(rows.slots(np.arange(V))) == V
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")
+def test_records_of_a_prompt_are_begun_ahead_after_an_edit_as_before(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised, advise = list[int](), os.posix_fadvise
+
+    def noted(*given: int) -> None:
+        advised.append(given[1])
+        advise(*given)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    with load_fixed(tiny_bundle, threads=1, slots=30, warm_start=False) as model:
+        counts = []
+        for seed in (0, 1):
+            advised.clear()
+            model.logits(np.random.default_rng(seed).permutation(300)[:120].tolist())
+            counts.append(len(advised))
+            model.logits([1, 2, 3], stem_ids=[[4, 5], 2, 3])
+    assert counts[1] > 0.9 * counts[0] > 120
