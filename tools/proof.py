@@ -7,7 +7,10 @@
 A mutant changes one operator, number or keyword of a file in the work tree, so processes that tests start run it, too.
 Its room's tests run, then the black-box suite, until one fails. A commit is undone in the package alone: its own tests
 or the black-box suite must fail. Both take hours, append a line of JSON a case, and go on where they were interrupted.
-The work tree must be clean; it is restored after each case. tools/proofs has results, and why some went unnoticed.
+The work tree must be clean; it is restored after each case.
+
+tools/proofs has samples of 2026-11-29 with reasons for what went unnoticed: "before" and after tests were added, in the
+commit "tree". Its mutants also delete statements; first ran the tests that cover a line, then up to 46 s of others.
 """
 
 from __future__ import annotations
