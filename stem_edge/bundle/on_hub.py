@@ -7,7 +7,6 @@ from pathlib import Path
 from stem_edge.bundle.fetched import fetch_checked
 from stem_edge.bundle.manifest import MANIFEST, is_shard, open_manifest
 from stem_edge.errors import BundleError
-from stem_edge.files import disk
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import Snapshot, fetch, keep_first_ref, keep_ref, open_snapshot
 from stem_edge.hub.names import HubName, parsed_name
@@ -37,7 +36,9 @@ def fetched_folder(path: str, *, shards: bool, progress: bool | None) -> Path:
     try:
         manifest = open_manifest(snapshot.folder)
     except BundleError as error:
-        raise BundleError(f"{error}; or delete {_cached(snapshot)}, and fetch it again") from error
+        raise BundleError(
+            f"{error}; or delete {snapshot.folder.parents[1]}, and fetch it again"
+        ) from error
     files = {
         file: entry.sha256 for file, entry in manifest.files.items() if shards or not is_shard(file)
     }
@@ -54,12 +55,3 @@ def _is_listed(snapshot: Snapshot) -> bool:
         if snapshot.folder.is_dir():  # of a bundle, the manifest is fetched first
             return False
         raise
-
-
-def _cached(snapshot: Snapshot) -> Path:
-    """Return the path of a manifest's blob in the hub's cache; of another link, its own path."""
-    path = snapshot.folder / MANIFEST
-    try:
-        return disk.plain(path)
-    except OSError:
-        return path

@@ -14,7 +14,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.commands.options.keywords import add_keywords, option_of
 from stem_edge.errors import ExportError
-from stem_edge.export.exporter import export_bundle, export_with
+from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, Recipe
 from stem_edge.export.job.table_plan import EXPORT_ROWS
 from stem_edge.export.ngram_export import export_rows
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
     # Only what is typed is in the result, so that False and 0 count as given.
     nothing = dict.fromkeys(SETTINGS, argparse.SUPPRESS)
-    add_keywords(parser, export_bundle, SETTINGS, nothing)
+    add_keywords(parser, SETTINGS, nothing)
     only = "write the tables of n-grams alone (docs/ngrams.md)"
     parser.add_argument("--tables-only", action="store_true", help=only)
 

@@ -17,17 +17,10 @@ def option_of(name: str) -> str:
 
 def add_keywords(
     group: argparse._ActionsContainer,
-    function: Callable[..., object],
     settings: Mapping[str, Mapping[str, Any]],
-    defaults: Mapping[str, object] | None = None,
+    defaults: Mapping[str, object],
 ) -> None:
-    """Declare options from settings of argparse by keyword.
-
-    defaults: by keyword. Default: the function's own.
-    """
-    if defaults is None:
-        parameters = inspect.signature(function).parameters
-        defaults = {name: parameters[name].default for name in settings}
+    """Declare options from settings of argparse and defaults by keyword."""
     for name, setting in settings.items():
         given: dict[str, Any] = {"dest": name, "default": defaults[name], **setting}
         flags: Sequence[str] = given.pop("flags", (option_of(name),))

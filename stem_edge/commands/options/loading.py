@@ -12,7 +12,6 @@ from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions, Speculate
-from stem_edge.runtime.loading import load
 
 BUNDLE_FOLDER = "folder that stem-edge export wrote, or hf:org/name"
 BUNDLE_HELP = "folder, FILE.gguf, hf:org/name, or a listed name"
@@ -63,7 +62,7 @@ def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     known = LOADING | PROMPT_CACHE
     known["engine"] = known["engine"] | {"choices": engine_names()}
-    add_keywords(group, load, {name: known[name] for name in names or LOADING}, defaults)
+    add_keywords(group, {name: known[name] for name in names or LOADING}, defaults)
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:

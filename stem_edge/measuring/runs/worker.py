@@ -37,7 +37,7 @@ class Worker:
     """Carries out requests, one after the other: `do` names a method, which accepts the rest."""
 
     def __init__(self) -> None:
-        self._engine: MeasuredEngine | None = None
+        self._engine: Any = None  # a MeasuredEngine, once it is loaded
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request and return its time and the counters."""
@@ -62,23 +62,16 @@ class Worker:
 
     def prompt(self, ids: list[int]) -> None:
         """Process a prompt in an empty context."""
-        self.engine.clear()
-        self.engine.choose(ids)
+        self._engine.clear()
+        self._engine.choose(ids)
 
     def decode(self, ids: list[int]) -> dict[str, Any]:
         """Process more tokens, one by one."""
         return {"steps": [self._timed(token) for token in ids]}
 
-    @property
-    def engine(self) -> MeasuredEngine:
-        """The engine that was loaded."""
-        if self._engine is None:
-            raise RuntimeError("nothing is loaded")
-        return self._engine
-
     def _timed(self, token: int) -> float:
         started = time.perf_counter()
-        self.engine.choose([token])
+        self._engine.choose([token])
         return time.perf_counter() - started
 
 

@@ -59,10 +59,6 @@ def _undo(session: Session, _: str) -> None:
     session.note(f"taken back: {cut(printable(session.conversation.undo()), 60, '...')}")
 
 
-def _retry(session: Session, _: str) -> None:
-    session.retry()
-
-
 def _edit(session: Session, text: str) -> None:
     if not text:
         raise InputError("no message; give the new one after the command, like /edit Hello")
@@ -160,7 +156,7 @@ def _help(session: Session, _: str) -> None:
 
 COMMANDS = {
     "/undo": _undo,
-    "/retry": _retry,
+    "/retry": lambda session, _: session.retry(),
     "/edit": _edit,
     "/new": _new,
     "/set": _set,
