@@ -55,6 +55,17 @@ class Help(argparse.RawDescriptionHelpFormatter):
         )
         return "\n".join(wrapped) + "\n"
 
+    def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: Any) -> str:
+        """Name positional arguments alone, as long as argparse has not changed them to parse."""
+        forms = {"?": "[{}]", "+": "{} ...", "*": "[{} ...]"}
+        if usage is None:
+            positional = [one for one in actions if not one.option_strings]
+            names = (
+                forms.get(one.nargs, "{}").format(one.metavar or one.dest) for one in positional
+            )
+            usage = " ".join(["%(prog)s [options]", *names])
+        return super()._format_usage(usage, actions, groups, prefix)
+
 
 class Parser(argparse.ArgumentParser):
     """Argument parser with help on one screen and errors of one line."""
@@ -64,28 +75,6 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, **options)
         self._positionals = self._optionals  # one section for what a command works on and how
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-
-    def format_usage(self) -> str:
-        """Return the usage, which names positional arguments alone."""
-        self._set_usage()
-        return super().format_usage()
-
-    def format_help(self) -> str:
-        """Return the help."""
-        self._set_usage()
-        return super().format_help()
-
-    def _set_usage(self) -> None:
-        if self.usage is None:  # later, argparse changes the arguments while it parses
-            words = [self._word(one) for one in self._actions if not one.option_strings]
-            self.usage = " ".join(["%(prog)s [options]", *words])
-
-    @staticmethod
-    def _word(action: argparse.Action) -> str:
-        name = str(action.metavar or action.dest)
-        return {"?": f"[{name}]", "+": f"{name} ...", "*": f"[{name} ...]"}.get(
-            str(action.nargs), name
-        )
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option that may be meant, and end the process with status 2."""

@@ -81,7 +81,6 @@ class ProcessLimits(contextlib.ExitStack):
         if found is None or parent is None:
             return Limit("memory", "emulated", f"{size}, but no cgroup enforces it here")
         folder, version = parent / f"{PREFIX}{os.getpid()}-{pid}", found[1]
-        _sweep(parent)
         self.callback(_remove, folder)  # first, so that an interrupt leaves nothing behind
         try:
             # It may exist, because a killed process with the same pid could not remove its own.
@@ -108,17 +107,6 @@ class ProcessLimits(contextlib.ExitStack):
             return Limit("cpus", "emulated", f"{count} threads, not bound ({error.strerror})")
         words = f"{count} by affinity" if count == wanted else f"{count}, this machine has no more"
         return Limit("cpus", "real", f"{words}; the device has {wanted}")
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the groups of runs that were killed."""
-    import psutil
-
-    for folder in parent.glob(f"{PREFIX}*"):
-        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def _remove(folder: Path) -> None:

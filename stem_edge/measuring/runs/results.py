@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -84,11 +84,6 @@ class Spread:
     least: float
     most: float
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of one or more values."""
-        return cls(median(values), min(values), max(values))
-
 
 @dataclass
 class SubjectResult:
@@ -126,7 +121,7 @@ class Report:
         """Return subject -> rate -> that of the bundle over the subject's, in the same rounds."""
         (_, bundle), *others = self.subjects.items()
         return {
-            name: {rate: Spread.of(_quotients(bundle, other, rate)) for rate in RATES}
+            name: {rate: _spread(bundle, other, rate) for rate in RATES}
             for name, other in others
             if other.rounds
         }
@@ -137,6 +132,7 @@ class Report:
         return median(self.bandwidth) / self.token_nbytes if self.bandwidth else None
 
 
-def _quotients(bundle: SubjectResult, other: SubjectResult, rate: str) -> list[float]:
+def _spread(bundle: SubjectResult, other: SubjectResult, rate: str) -> Spread:
     rounds = zip(bundle.rounds, other.rounds, strict=False)
-    return [mine.figures[rate] / its.figures[rate] for mine, its in rounds]
+    found = [mine.figures[rate] / its.figures[rate] for mine, its in rounds]
+    return Spread(median(found), min(found), max(found))
