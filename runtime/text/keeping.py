@@ -56,8 +56,8 @@ def keep(
 
     tokenizer: what the library made of it. limit: on the memory of this process.
     """
-    # Taking it apart takes as much memory as loading it, and as long, so find obstacles first.
-    if limit is not None and own_memory() + checked.memory.loading > limit:
+    # Taking it apart takes as much memory as the library keeps of it (37 MB of 42 with 128,256 tokens), and long.
+    if limit is not None and own_memory() + checked.memory.kept > limit:
         return
     if not isinstance(tokenizer.model, models.BPE) or not writable(path.parent):
         return
