@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from gemma_checkpoint import describe, write_gemma
-from installed import HAS_GGML, needs_ggml
 from prompt_graph import without_prompt_graph
 from threads import run_script
 
@@ -63,19 +62,17 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint, and bundles of it: with a graph for prompts, without, and for ggml."""
+    """Bundles of a checkpoint: with a graph for prompts, and without."""
     folder = tmp_path_factory.mktemp("gemma")
     write_gemma(folder / "checkpoint", describe("gemma-4-e2b", **SIZES))
     stem_edge.export_bundle(
         folder / "checkpoint", folder / "prefill", type="small", prefill_graph=True
     )
     without_prompt_graph(folder / "prefill", folder / "plain")
-    if HAS_GGML:
-        stem_edge.export_bundle(folder / "checkpoint", folder / "ggml", engine="ggml", type="q8_0")
     return folder
 
 
-@pytest.mark.parametrize("name", ["plain", "prefill", pytest.param("ggml", marks=needs_ggml)])
+@pytest.mark.parametrize("name", ["plain", "prefill"])
 def test_no_more_is_taken_than_planned_and_not_much_less(name: str, folder: Path) -> None:
     done = run_script(GROWTH, folder / name)
     assert done.returncode == 0, done.stderr
