@@ -6,8 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stem_edge.text.tool_calls.reading import SPACE
-
+SPACE = " \t\r\n"
 LAST_TOKENS = 16  # of a prompt, which have the marker that begins thoughts if one does
 
 

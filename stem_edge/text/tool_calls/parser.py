@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stem_edge.text.thoughts import SPACE
 from stem_edge.text.tool_calls.families import Family
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
-from stem_edge.text.tool_calls.reading import SPACE, CallReader, MoreError, NoCallError
+from stem_edge.text.tool_calls.reading import CallReader, MoreError, NoCallError
 
 
 class CallParser:
@@ -25,6 +26,7 @@ class CallParser:
         self._text = ""  # that is not in pieces yet; or a call of which some is, from its marker on
         self._bare, self._after_call = bool(family.bare), False  # bare: a call needs no marker here
         self._index, self._begun = -1, False
+        self._call: CallReader | None = None  # of a call that is not whole yet
         self._told = 0  # characters of the arguments that are in pieces; -1: all
         self._pieces = list[Piece]()
 
@@ -87,15 +89,16 @@ class CallParser:
         self._text = ""
 
     def _read_call(self, start: int) -> None:
-        call = CallReader(self._text[start:], ended=self._ended, quote=self._family.quote)
+        call = self._call = self._call or CallReader(self._family.quote)
         try:
             try:
-                call.read()
+                call.read(self._text[start:], ended=self._ended)
             finally:
                 self._tell(call)
             end = self._next(start + call.at)
             closed = bool(self._family.end) and self._comes(self._family.end, end)
         except NoCallError:
+            self._call = None
             if self._begun:
                 self._text = self._text[start + call.told :]
                 self._begun, self._told, self._bare, self._after_call = False, 0, False, False
@@ -103,7 +106,7 @@ class CallParser:
                 self._take(max(start, 1 + self._next(0)))
             return
         self._text = self._text[end + len(self._family.end) if closed else start + call.at :]
-        self._begun, self._told, self._after_call = False, 0, True
+        self._begun, self._told, self._after_call, self._call = False, 0, True, None
 
     def _tell(self, call: CallReader) -> None:
         """Add what is certain of a call. Raises NoCallError for a function that was not offered."""

@@ -1,7 +1,7 @@
 """Reading of a call from the text of an answer: the name, and the arguments as JSON text.
 
-Readers are written as if all of the text were there. Where it ends too early they raise MoreError, and a
-later reader begins again at the beginning of the call.
+Readers are written as if all of the text were there. Where it ends too early they raise MoreError, and
+begin again before the value that was not whole.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import json
 import re
 from typing import NoReturn
 
+from stem_edge.text.thoughts import SPACE
+
 MAX_DEPTH = 64
-SPACE = " \t\r\n"
 AFTER_WORDS = frozenset('=:,{}[]"<' + " \t\n\r\x0b\x0c")
 NAME = re.compile(r"[a-zA-Z0-9_.-]*")
 WORD = re.compile(r'[^=:,{}\[\]"<\s]*')
-STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+STRING = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS = {"true": "true", "false": "false", "null": "null"}
 WORDS |= {"True": "true", "False": "false", "None": "null"}
@@ -35,31 +36,37 @@ class MoreError(Exception):
 class CallReader:
     """Reader of the call at the beginning of a text.
 
-    ended: no more text comes. quote: marker around strings, of families that have no JSON.
+    quote: marker around strings, of families that have no JSON.
     """
 
-    def __init__(self, text: str, *, ended: bool, quote: str = "") -> None:
-        self._text, self._ended, self._quote = text, ended, quote
-        self.at = 0  # place in the text
+    def __init__(self, quote: str = "") -> None:
+        self._text, self._ended, self._quote = "", False, quote
+        self.at = self._mark = 0  # places in the text: of the reader, and where it begins again
+        self._inside, self._depth, self._comma = False, 0, ""  # of the arguments
         self.name, self.arguments = "", ""  # arguments: JSON, as far as they are certain
         self.told = 0  # place after the last of them
         self.complete = False  # True once the arguments are whole
 
-    def read(self) -> None:
-        """Read the call. Raises NoCallError, MoreError."""
-        self._space()
-        if self._quote:
+    def read(self, text: str, *, ended: bool) -> None:
+        """Read the call from all of the text that has come. Raises NoCallError, MoreError."""
+        self._text, self._ended, self.at = text, ended, self._mark
+        if self._inside:
+            self._read_object()
+        if not self._quote:
+            self._read_json()
+        elif not self.complete:
+            self._space()
             self._expect("call:")
             self.name = self._match(NAME)
             if not self.name or self._peek() != "{":
                 raise NoCallError
             self._read_object()
-        else:
-            self._read_json()
 
     def _read_json(self) -> None:
         """Read a JSON object with a name and arguments, in either order."""
-        self._expect("{")
+        if not self._mark:
+            self._space()
+            self._expect("{")
         while not self._closes():
             key = self._string()
             self._space()
@@ -73,6 +80,7 @@ class CallReader:
                 self._string()
             else:
                 raise NoCallError
+            self._mark = self.at
         if not self.name:
             raise NoCallError
         if not self.complete:
@@ -86,29 +94,30 @@ class CallReader:
         return self._skip("}")
 
     def _read_object(self) -> None:
-        """Read the arguments."""
-        depth, comma = 0, ""
-        while depth or not self.arguments:
+        """Read the arguments, or go on with them."""
+        self._inside = True
+        while self._depth or not self.arguments:
+            self._mark = self.at
             self._space()
             if self._skip(","):
-                comma = ", "  # written with the next value: models put commas behind the last one
+                self._comma = ", "  # written with the next value: models put commas behind the last
                 continue
-            char = self._peek()
-            part = "" if char in ("}", "]") else comma
-            comma = ""
+            char, depth = self._peek(), 0
+            part = "" if char in ("}", "]") else self._comma
             if char in ("{", "[", "}", "]", ":"):
-                depth += {"{": 1, "[": 1, ":": 0}.get(char, -1)
+                depth = {"{": 1, "[": 1, ":": 0}.get(char, -1)
                 self.at += 1
                 part += char + " " * (char == ":")
             elif (text := self._quoted()) is not None:
                 part += text
             else:
                 part += self._word()
+            self._depth, self._comma = self._depth + depth, ""
             self.arguments, self.told = self.arguments + part, self.at
-            if depth > MAX_DEPTH:
+            if self._depth > MAX_DEPTH:
                 raise NoCallError
         _loaded(self.arguments)
-        self.complete = True
+        self._inside, self.complete, self._mark = False, True, self.at
 
     def _word(self) -> str:
         """Read a number, true, false, null, or a key without quotes where there are such."""
