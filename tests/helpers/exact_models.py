@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from architectures import SIZES, write
 from conformance import CASES, CONFORMANCE, reference
 from installed import export_ggml
 
 import stem_edge
-from stem_edge.config import ModelConfig
 from stem_edge.numerics.quantize import F32
 
 GEMMA = "gemma4-text"  # layers with windows, and some that borrow keys and values
@@ -47,14 +44,6 @@ def export_exact(checkpoint: Path, out: Path, *, ggml: bool = True, **options: A
     if ggml:
         export_ggml(checkpoint, out, rows="fp32")
     return out
-
-
-def exact_stem(folder: Path, changes: Mapping[str, Any], tokens: int = 40, **options: Any) -> Exact:
-    """Make a random model that differs from SIZES in these fields."""
-    config = ModelConfig(**(SIZES | dict(changes)))
-    checkpoint, ids, expected = write(folder / "checkpoint", config, tokens=tokens)
-    options = {"ggml": not config.ngram_order} | options
-    return Exact(export_exact(checkpoint, folder / "bundle", **options), [(ids, expected)])
 
 
 def published(folder: Path, name: str, **options: Any) -> Exact:
