@@ -11,7 +11,7 @@ from interrupts import interrupted
 from tiers import slow_but
 
 from stem_edge.graph import names as io
-from stem_edge.runtime.backends.onnxruntime.context import KvWindow
+from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
 
 LENGTH = 2000
 
