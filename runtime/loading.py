@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest
+from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, RowReadError, UnknownOptionError
-from stem_edge.runtime.backends.engines import ENGINES, EngineLoader, choose_engine
+from stem_edge.runtime.backends.engines import EngineLoader, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
@@ -42,7 +41,6 @@ from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
 from stem_edge.runtime.scheduling.request import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import own_memory, raise_out_of_memory
-from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
 from stem_edge.units import parse_size
 
@@ -231,36 +229,27 @@ def _assemble(
 def _open_prefixes(
     bundle: Bundle, engine: Engine, plan: MemoryPlan, options: LoadOptions
 ) -> Prefixes:
-    """Open what keeps prompts, in memory and in the folder of `prompt_cache`, as far as these allow."""
+    """Open the cache of prompts, in memory and in the folder of `prompt_cache`, if there is one."""
     # A device's memory is taken at once, not as a context fills.
     keep, folder = options.keep_prefixes and plan.device is None, None
-    fingerprint = partial(_fingerprint, bundle, plan, options)
-    if keep and (given := options.prompt_cache):
-        from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
+    if keep and options.prompt_cache:
+        from stem_edge.runtime.prefixes.opening import open_folder  # for prompts in files alone
 
-        path = cache_folder(options.cache_dir) / FOLDER if given is True else Path(given)
-        folder = PrefixFolder(path, fingerprint())
+        folder = open_folder(bundle, plan, options)
     return Prefixes(
-        engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep, fingerprint=fingerprint
+        engine,
+        plan.context_length,
+        plan.kv_nbytes,
+        folder,
+        keeps=keep,
+        fingerprint=partial(_fingerprint, bundle, plan, options),
     )
 
 
 def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
-    """Return all that decides keys and values of token ids here, to the last bit."""
-    from stem_edge.system.processor import cpu_digest  # for prompts in files alone
+    from stem_edge.runtime.prefixes.opening import fingerprint  # for prompts in files alone
 
-    facts: dict[str, object] = {
-        **ENGINES[plan.engine].versions,
-        "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
-        "engine": plan.engine,
-        "kv": plan.kv,
-        "processor": cpu_digest(),
-        "threads": options.cpus,
-        "prefill graph": plan.prefill,
-        "repacked": options.repack,
-        "weights": options.weights,  # "stored" ones are multiplied by other kernels
-    }
-    return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
+    return fingerprint(bundle, plan, options)
 
 
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore:

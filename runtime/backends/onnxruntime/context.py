@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,11 @@ from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
 from stem_edge.system.memory import free_pages, return_freed_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
+
+    Window: TypeAlias = "NoWindow | KvWindow"
 
 
 class NoWindow:
@@ -38,7 +43,7 @@ class NoWindow:
         """Tokens that have left: the position of the token in the first row."""
         return 0
 
-    def follow(self, other: NoWindow) -> None:
+    def follow(self, other: Window) -> None:
         """Go on where another is."""
 
     def together(self, position: int) -> int:
@@ -89,7 +94,7 @@ class KvArrays:
             found |= dict.fromkeys(names, from_numpy(array[first : first + count]))
         return found
 
-    def window(self, place: int = 0) -> NoWindow:
+    def window(self, place: int = 0) -> Window:
         """Return the window of a sequence without tokens."""
         short = [array for array in self.arrays if self._is_short(array)]
         if not short:

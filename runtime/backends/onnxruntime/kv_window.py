@@ -1,0 +1,91 @@
+"""Which rows of the KV cache layers with a window have filled, and the tokens that have left it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy.typing as npt
+
+from stem_edge.graph import names as io
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.context import Window
+
+
+class _Shift(NamedTuple):
+    base: int = 0  # position of the token in the first row
+    by: int = 0  # rows to drop at the front; 0 once that is done
+    rows: int = 0  # rows that stay
+    done: int = 0  # of those, how many are in their new place
+
+
+class KvWindow:
+    """Arrays [1, heads, rows, width] of layers with a window, which is in tokens."""
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
+        self._heads, self._window = [head for array in arrays for head in array[0]], window
+        self.capacity = min(map(len, self._heads))
+        self._shift = _Shift()
+        # Position of the last step that dropped tokens. From there on, a context that took the same
+        # steps has dropped the same tokens, and sums in the same order.
+        self.settled = 0
+
+    @property
+    def earliest(self) -> int:
+        """Earliest position, beside 0, that still has its window here."""
+        base = self._shift.base + self._shift.by
+        return base + self._window - 1 if base else 0
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that have left: the position of the token in the first row."""
+        self._finish()
+        return self._shift.base
+
+    def follow(self, other: Window) -> None:
+        """Go on where another is, after its rows were copied here."""
+        self._shift, self.settled = _Shift(other.dropped), other.settled
+
+    def together(self, position: int) -> int:
+        """Return how many tokens from a position on fit in without dropping any, or once some are dropped."""
+        base = self._shift.base + self._shift.by
+        if (room := self.capacity - position + base) < 1:
+            room = self.capacity - position + self._first(position)
+        return room
+
+    def make_room(self, position: int, count: int) -> int:
+        """Make room for `count` tokens from a position on; return the position of the first row.
+
+        No row that the step at this position sees is lost, so that it can fail and be tried again,
+        also if this itself is interrupted. Raises ValueError for positions from 1 to `earliest`,
+        and for more tokens than there can be room for.
+        """
+        self._finish()
+        if 0 < position < self.earliest:
+            raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
+        shift, settled = (self._shift, self.settled) if position else (_Shift(), 0)
+        if position - shift.base + count > self.capacity:
+            first = self._first(position)
+            shift = _Shift(shift.base, first - shift.base, position - first)
+            settled = position
+        if (most := self.capacity - position + shift.base + shift.by) < count:
+            raise ValueError(f"a step has {count} tokens; expected up to {most}")
+        self._shift, self.settled = shift, settled
+        self._finish()
+        return self._shift.base
+
+    def _first(self, position: int) -> int:
+        """Return the position of the first row, once a step at this position has dropped tokens."""
+        return (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
+
+    def _finish(self) -> None:
+        """Move rows to the front, in pieces that can be repeated because they leave their source."""
+        base, by, rows, done = self._shift
+        while done < rows:
+            stop = min(done + by, rows)
+            for head in self._heads:
+                head[done:stop] = head[done + by : stop + by]
+            done = stop
+            self._shift = _Shift(base, by, rows, done)
+        self._shift = _Shift(base + by)

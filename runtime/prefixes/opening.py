@@ -1,0 +1,40 @@
+"""The folder of prompts of a loaded model, and what decides whether a file in it can be used."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from stem_edge.bundle.manifest import encode_manifest
+from stem_edge.bundle.opening import Bundle
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
+from stem_edge.system.processor import cpu_digest
+from stem_edge.system.user_folder import cache_folder
+
+
+def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> PrefixFolder:
+    """Return the folder that `prompt_cache` names, or the one in the cache folder."""
+    given = options.prompt_cache
+    path = (
+        Path(given) if isinstance(given, str | Path) else cache_folder(options.cache_dir) / FOLDER
+    )
+    return PrefixFolder(path, fingerprint(bundle, plan, options))
+
+
+def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
+    """Return all that decides keys and values of token ids here, to the last bit."""
+    facts: dict[str, object] = {
+        **ENGINES[plan.engine].versions,
+        "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
+        "engine": plan.engine,
+        "kv": plan.kv,
+        "processor": cpu_digest(),
+        "threads": options.cpus,
+        "prefill graph": plan.prefill,
+        "repacked": options.repack,
+        "weights": options.weights,  # "stored" ones are multiplied by other kernels
+    }
+    return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
