@@ -5,9 +5,8 @@ Imports numpy, onnxruntime, tokenizers and msgspec; never torch, onnx or zarr.
 
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.load_plan import memory_plan
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 
-__all__ = ["Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"]
+__all__ = ["Chunk", "MemoryPlan", "Model", "SamplingParams", "load"]

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import NamedTuple
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loader
+from stem_edge.runtime.backends.engines import EngineLoader, loader
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
     Ask,
@@ -26,35 +26,6 @@ from stem_edge.runtime.text.kept import kept_file
 from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import parse_size
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.keywords import MoreKeywords
-    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
-else:
-    MoreKeywords = dict  # for those who ask for the types of memory_plan
-
-
-def memory_plan(
-    path: str | Path,
-    memory: int | str | None = None,
-    **more: Unpack[MoreKeywords],
-) -> MemoryPlan:
-    """Plan memory as `load` would, here and now, with these keywords; loads nothing.
-
-    It plans for a prepared backbone, even if no load has prepared it yet.
-    """
-    return plan_with(path, LoadOptions(memory=memory, **more))
-
-
-def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
-    """Plan memory as `memory_plan` does, also with options that are no keywords of it."""
-    bundle = options.open(path)
-    chosen = choose_engine(bundle, options.engine)
-    # Read as `load` does, because the memory that this process keeps from it counts.
-    later = open_text(bundle, options).nbytes_to_come
-    later += drafting_nbytes(draft_of(bundle, options))
-    loader, room = loader_of_kv(bundle, chosen, options, later)
-    return plan_load(bundle, loader.needs, options, room)
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
@@ -89,23 +60,6 @@ def _limit(options: LoadOptions) -> int:
     if options.memory is not None:
         return parse_size(options.memory)
     return own_memory() + available_memory()
-
-
-def draft_of(bundle: Bundle, options: LoadOptions) -> DraftBundle | None:
-    """Return the bundle that drafts for another, if one was given; see draft_bundle."""
-    if options.draft is None:
-        return None
-    from stem_edge.runtime.speculation.draft_bundle import draft_bundle
-
-    return draft_bundle(bundle, options.draft, options)
-
-
-def drafting_nbytes(draft: DraftBundle | None) -> int:
-    """Return the bytes of memory that a bundle that drafts will take."""
-    if draft is None:
-        return 0
-    plan = plan_with(draft.bundle.path, draft.options)
-    return plan.total - plan.process
 
 
 class Room(NamedTuple):

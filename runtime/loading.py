@@ -22,8 +22,6 @@ from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
-    draft_of,
-    drafting_nbytes,
     loader_of_kv,
     open_text,
     plan_load,
@@ -136,8 +134,12 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     text = open_text(bundle, options)
-    draft = draft_of(bundle, options)
-    later = drafting_nbytes(draft) + text.nbytes_to_come
+    draft, later = None, text.nbytes_to_come
+    if options.draft is not None:
+        from stem_edge.runtime.planning import drafting
+
+        draft, nbytes = drafting(bundle, options)
+        later += nbytes
     loader, room = loader_of_kv(bundle, chosen, options, later)
     plan = plan_load(bundle, loader.needs, options, room)  # before work that may be for nothing
     if loader.prepare():

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from stem_edge.measuring.planning.fit import fit
     from stem_edge.measuring.quality.quality import evaluate
     from stem_edge.measuring.runs.measure import measure
-    from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
+    from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load
     from stem_edge.runtime.grammars.grammar import Grammar
+    from stem_edge.runtime.planning import memory_plan
     from stem_edge.runtime.rows.ngram_rows import open_rows
 
 __version__ = "0.1.0"
@@ -74,8 +75,9 @@ _HOMES = {
     "measuring.planning.fit": ("fit",),
     "measuring.quality.quality": ("evaluate",),
     "measuring.runs.measure": ("measure",),
-    "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
+    "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load"),
     "runtime.grammars.grammar": ("Grammar",),
+    "runtime.planning": ("memory_plan",),
     "runtime.rows.ngram_rows": ("open_rows",),
 }
 

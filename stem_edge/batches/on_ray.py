@@ -21,8 +21,9 @@ from stem_edge.batches.rows import Result, Row
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.strict_json import one_line
 from stem_edge.hub.fetch import pinned
-from stem_edge.runtime import Model, load, memory_plan
+from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.planning import memory_plan
 from stem_edge.shown import shown
 from stem_edge.system.memory import own_memory, usable_cpus
 from stem_edge.units import format_size

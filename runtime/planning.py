@@ -1,0 +1,49 @@
+"""Plans of loads that do not take place, or not yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from stem_edge.bundle.opening import Bundle
+from stem_edge.runtime.backends.engines import choose_engine
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load
+from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.keywords import MoreKeywords
+else:
+    MoreKeywords = dict  # for those who ask for the types of memory_plan
+
+
+def memory_plan(
+    path: str | Path,
+    memory: int | str | None = None,
+    **more: Unpack[MoreKeywords],
+) -> MemoryPlan:
+    """Plan memory as `load` would, here and now, with these keywords; loads nothing.
+
+    It plans for a prepared backbone, even if no load has prepared it yet.
+    """
+    return plan_with(path, LoadOptions(memory=memory, **more))
+
+
+def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
+    """Plan memory as `memory_plan` does, also with options that are no keywords of it."""
+    bundle = options.open(path)
+    chosen = choose_engine(bundle, options.engine)
+    # Read as `load` does, because the memory that this process keeps from it counts.
+    later = open_text(bundle, options).nbytes_to_come + drafting(bundle, options)[1]
+    loader, room = loader_of_kv(bundle, chosen, options, later)
+    return plan_load(bundle, loader.needs, options, room)
+
+
+def drafting(bundle: Bundle, options: LoadOptions) -> tuple[DraftBundle | None, int]:
+    """Return the bundle that drafts for another, if one was given, and the bytes that it will take."""
+    if options.draft is None:
+        return None, 0
+    draft = draft_bundle(bundle, options.draft, options)
+    plan = plan_with(draft.bundle.path, draft.options)
+    return draft, plan.total - plan.process
