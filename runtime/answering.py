@@ -114,9 +114,11 @@ class Answering(ModelText):
         return self._logits_chunks(ids, self._lookups(ids, stem_ids))
 
     def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
+        from stem_edge.runtime.texts import process  # for logits alone
+
         try:
             with self.empty_context(len(ids)) as context, self._recorder() as record, lookups:
-                yield from self.engine.process(context, ids, lookups.prompt, every=True)
+                yield from process(self.engine, context, ids, lookups.prompt, every=True)
                 record.prefilled(len(ids))
         except MemoryError as error:
             raise_out_of_memory(error, "for logits", LESS_MEMORY)

@@ -16,7 +16,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -27,7 +27,6 @@ from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import (
     LEAST_CHUNK,
     LESS_MEMORY,
-    PREFILL_FROM,
     Backend,
     BackendContext,
 )
@@ -214,26 +213,6 @@ class Engine:
         """Give back ids from `make`; takes no lock, so generators may do it when collected."""
         self.rows.release(row_ids)
 
-    def process(
-        self,
-        context: Context,
-        token_ids: Sequence[int],
-        row_ids: I64 | None = None,
-        *,
-        computed: int = 0,
-        every: bool = False,
-    ) -> Iterator[F32]:
-        """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
-
-        row_ids [T]: the rows that they look up; default: their own. computed: how many of the ids
-        the context has processed already; the others take the same steps as in a fresh context.
-        """
-        left = len(token_ids) - computed
-        if not 0 < left <= context.room:
-            raise InputError(f"{left} tokens do not fit: the context has room for {context.room}")
-        steps = self.steps(token_ids, row_ids, computed=computed, every=every)
-        return self.run(context, steps, prefill=len(token_ids) >= PREFILL_FROM)
-
     def steps(
         self,
         token_ids: Sequence[int],
@@ -242,7 +221,11 @@ class Engine:
         computed: int = 0,
         every: bool = False,
     ) -> list[Step]:
-        """Return the steps of `process`, which has the same arguments."""
+        """Return the steps of ids in chunks, with logits of the last id, or of `every` one.
+
+        row_ids [T]: the rows that they look up; default: their own. computed: how many of the ids the
+        context has processed already; the others take the same steps as in a fresh context.
+        """
         tokens = np.asarray(token_ids, np.int64)
         own = tokens if row_ids is None else np.asarray(row_ids)
         looked_up = self.rows.ids(tokens, own)
@@ -257,16 +240,8 @@ class Engine:
         return steps
 
     def starts(self, tokens: int, *, every: bool = False) -> list[int]:
-        """Return where `process` begins its steps over this many ids in an empty context."""
+        """Return where `steps` of this many ids begin in an empty context."""
         return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
-
-    def run(self, context: Context, steps: list[Step], *, prefill: bool) -> Iterator[F32]:
-        """Run steps; yield the logits of those that want any. prefill: as for `step`."""
-        self.expect(steps[0].row_ids, steps[0].logits)
-        for (tokens, row_ids, wanted, _), after in zip(steps, [*steps[1:], None], strict=True):
-            logits = self.step(context, tokens, wanted, after, row_ids=row_ids, prefill=prefill)
-            if wanted:
-                yield logits
 
     def close(self) -> None:
         """End the prefetcher's thread, close the table store, release the backbone.

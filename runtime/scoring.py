@@ -30,6 +30,7 @@ from stem_edge.runtime.lookups.lookups import check_text, checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs
 from stem_edge.runtime.text.codec import same_start
+from stem_edge.runtime.texts import run
 
 Pair = tuple[Sequence[int], Sequence[int]]  # token ids of a context and of its continuation
 
@@ -152,7 +153,7 @@ class Scorer:
         for chunk in cut(np.asarray(ids[end:], np.int64), size):
             end += len(chunk)
             steps.append(Step(chunk, chunk, min(len(chunk), max(0, end - first))))
-        for logits in self._engine.run(context, steps, prefill=True):
+        for logits in run(self._engine, context, steps, prefill=True):
             yield context.position - len(logits), logits
 
 

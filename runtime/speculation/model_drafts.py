@@ -13,6 +13,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.speculation.drafts import ByPlace, Drafts
+from stem_edge.runtime.texts import process
 
 
 class Drafter(NamedTuple):
@@ -69,7 +70,7 @@ class ModelDrafts(ByPlace):
         """Compute what the context lacks of the text, at least its last token; return its logits."""
         if not self._fed:
             cached = self._context.position
-            for _ in self._engine.process(self._context, self._prompt, computed=cached):
+            for _ in process(self._engine, self._context, self._prompt, computed=cached):
                 pass
             self._fed = list(self._prompt)
         while self._right < min(len(self._fed), len(seen) - 1) and (

@@ -11,6 +11,7 @@ from stem_edge.graph.names import PREFILL
 from stem_edge.measuring.runs.worker import MeasuredEngine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
+from stem_edge.runtime.texts import process
 
 
 class StemEdge(MeasuredEngine):
@@ -35,7 +36,7 @@ class StemEdge(MeasuredEngine):
             self._engine.expect(ids)
             return int(self._engine.step(self._context, ids)[0].argmax())
         best = -1
-        for logits in self._engine.process(self._context, token_ids):
+        for logits in process(self._engine, self._context, token_ids):
             best = int(logits[0].argmax())
         return best
 

@@ -1,0 +1,39 @@
+"""Texts through a model without sampling: the logits of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stem_edge.errors import InputError
+from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.interface import PREFILL_FROM
+from stem_edge.runtime.engine import Context, Engine, Step
+
+
+def process(
+    engine: Engine,
+    context: Context,
+    token_ids: Sequence[int],
+    row_ids: I64 | None = None,
+    *,
+    computed: int = 0,
+    every: bool = False,
+) -> Iterator[F32]:
+    """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
+
+    Other arguments as for Engine.steps.
+    """
+    left = len(token_ids) - computed
+    if not 0 < left <= context.room:
+        raise InputError(f"{left} tokens do not fit: the context has room for {context.room}")
+    steps = engine.steps(token_ids, row_ids, computed=computed, every=every)
+    return run(engine, context, steps, prefill=len(token_ids) >= PREFILL_FROM)
+
+
+def run(engine: Engine, context: Context, steps: list[Step], *, prefill: bool) -> Iterator[F32]:
+    """Run steps; yield the logits of those that want any. prefill: as for Engine.step."""
+    engine.expect(steps[0].row_ids, steps[0].logits)
+    for (tokens, row_ids, wanted, _), after in zip(steps, [*steps[1:], None], strict=True):
+        logits = engine.step(context, tokens, wanted, after, row_ids=row_ids, prefill=prefill)
+        if wanted:
+            yield logits
