@@ -32,7 +32,8 @@ from stem_edge.runtime.prefixes.file import (
     is_own,
     write_prefix,
 )
-from stem_edge.runtime.prefixes.prefix import PromptKey, reusable
+from stem_edge.runtime.prefixes.prefix import PromptKey
+from stem_edge.runtime.prefixes.reuse import reusable
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.system.user_folder import KEY_CHARS
 

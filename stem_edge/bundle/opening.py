@@ -12,7 +12,6 @@ import msgspec
 
 from stem_edge.bundle.manifest import (
     BACKBONES,
-    GGUF,
     MANIFEST,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -23,7 +22,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import WEIGHT_BITS, GgufFormat
+from stem_edge.graph.formats import WEIGHT_BITS
 from stem_edge.units import MAX_SIZE
 
 # A tokenizer.json may be twice the largest that is published.
@@ -141,19 +140,9 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
                 root / name, f"{found} bytes, but the weights of this model take {nbytes}"
             )
     if manifest.gguf is not None:
-        _check_gguf(root, manifest, manifest.gguf)
+        from stem_edge.bundle.gguf import check_gguf  # for bundles with such a backbone alone
 
-
-def _check_gguf(root: Path, manifest: Manifest, gguf: GgufFormat) -> None:
-    from stem_edge.ggml.gguf_schema import foreign_parts  # for bundles with such a backbone alone
-    from stem_edge.ggml.gguf_tensors import locate
-
-    if foreign := foreign_parts(manifest.model):
-        raise damaged(
-            root / MANIFEST,
-            f"a backbone in {GGUF} with {', '.join(foreign)}, which only onnxruntime can run",
-        )
-    locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, gguf.weights)
+        check_gguf(root, manifest, manifest.gguf)
 
 
 def weight_nbytes(manifest: Manifest) -> dict[str, int]:

@@ -41,7 +41,8 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     marks,
     prepared_file,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source, joined_parts
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
 from stem_edge.runtime.backends.step_measure import MeasuredSteps
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.child import end_with_parent

@@ -31,7 +31,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
     give_back_mapped,
     packed_places,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
 from stem_edge.system.user_folder import cache_folder

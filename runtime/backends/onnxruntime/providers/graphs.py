@@ -27,44 +27,21 @@ def cpu_graphs(
 
     without: names of graphs to leave out, because encoding takes time.
     """
-    return sources(bundle, _separate(bundle, prefill=prefill, without=without, kv=kv))
+    return sources(bundle, separate(bundle, prefill=prefill, without=without, kv=kv))
 
 
-def joined_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
-    """Return graphs that compute the same bits in fewer runs, the joined one first."""
-    return sources(bundle, joined_parts(bundle, prefill=prefill, kv=kv))
-
-
-def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
-    """Return the graphs of `joined_graphs` before they are encoded.
-
-    The joined graph has the weights of `rest` and `head`, too: these only complete `prefill` steps.
-    """
-    from stem_edge.runtime.backends.onnxruntime.providers.joined import (
-        joined,  # for prepared backbones alone
-    )
-
-    described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
-    if kv == "fp16" and io.REST in io.layer_graphs(bundle.manifest.model):
-        # onnxruntime would give layers that borrow K and V the step's own before rounding.
-        return _separate(bundle, prefill=prefill, kv=kv)
-    without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
-    others = _separate(bundle, prefill=prefill, without=without, kv=kv)
-    step = {io.STEP: _with_states(bundle, joined(*described, kv=kv))}
-    return step | others
-
-
-def _separate(
+def separate(
     bundle: Bundle, *, prefill: bool, without: Collection[str] = (), kv: KvType
 ) -> dict[str, Graph]:
+    """Return the graphs of `cpu_graphs` before they are encoded."""
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     graphs = decoding(*described, kv=kv).graphs
-    _with_states(bundle, graphs[io.HEAD])
+    with_states_of(bundle, graphs[io.HEAD])
     graphs |= prompts(*described, kv=kv).graphs if prefill else {}
     return {name: graph for name, graph in graphs.items() if name not in without}
 
 
-def _with_states(bundle: Bundle, graph: Graph) -> Graph:
+def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
     """Return a graph with a head, with one more output if an assistant reads that."""
     if bundle.manifest.assistant is not None:
         from stem_edge.graph.special.assistant import with_states  # for bundles with one alone

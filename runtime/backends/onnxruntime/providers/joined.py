@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import embedding, head, products_of
@@ -14,7 +15,34 @@ from stem_edge.graph.layer import wanted
 from stem_edge.graph.rest import updated_caches, wanted_start
 from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    format_of,
+    separate,
+    sources,
+    with_states_of,
+)
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.tables.rows import RecordLayout
+
+
+def joined_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
+    """Return graphs that compute the same bits in fewer runs, the joined one first."""
+    return sources(bundle, joined_parts(bundle, prefill=prefill, kv=kv))
+
+
+def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
+    """Return the graphs of `joined_graphs` before they are encoded.
+
+    The joined graph has the weights of `rest` and `head`, too: these only complete `prefill` steps.
+    """
+    described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
+    if kv == "fp16" and io.REST in io.layer_graphs(bundle.manifest.model):
+        # onnxruntime would give layers that borrow K and V the step's own before rounding.
+        return separate(bundle, prefill=prefill, kv=kv)
+    without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
+    others = separate(bundle, prefill=prefill, without=without, kv=kv)
+    step = {io.STEP: with_states_of(bundle, joined(*described, kv=kv))}
+    return step | others
 
 
 def joined(

@@ -23,11 +23,8 @@ from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    joined_graphs,
-    joined_parts,
-    sources,
-)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import sources
+from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graphs, joined_parts
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.windows import last_rows
 

@@ -15,7 +15,8 @@ from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graphs
 from stem_edge.runtime.rows.slots import ArraySlots
 
 FAST = {"stem", "window", "all at once", GEMMA_3N}

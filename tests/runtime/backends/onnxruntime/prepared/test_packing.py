@@ -21,7 +21,8 @@ from stem_edge.runtime.backends.onnxruntime.prepared import packing
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import packed_places
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer, in_blocks
 from stem_edge.runtime.backends.onnxruntime.providers import session
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source, joined_parts
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 
