@@ -30,8 +30,7 @@ from stem_edge.runtime.backends.interface import (
     Backend,
     BackendContext,
 )
-from stem_edge.runtime.rows.records import EMPTY
-from stem_edge.runtime.rows.rows import NO_IDS, Rows
+from stem_edge.runtime.rows.rows import EMPTY, NO_IDS, Rows
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.rows import RowLookup
 

@@ -129,17 +129,9 @@ class Chunks:
             reason = "stop"
         elif reason:
             text += self._stream.finish()
-        return self._chunk(text, reason) if text or reason else None
+        return self.chunk(text, reason) if text or reason else None
 
-    def failed(self, error: StemEdgeError) -> Chunk:
-        """Return the last chunk of an answer that an error ends; text held back is lost."""
-        link: BaseException | None = error
-        while link is not None:  # its frames would keep a KV cache as long as the chunk
-            link = link.with_traceback(None)
-            link = link.__cause__ or link.__context__
-        return self._chunk("", "error", error)
-
-    def _chunk(
+    def chunk(
         self, text: str, reason: FinishReason | None, error: StemEdgeError | None = None
     ) -> Chunk:
         logprobs = self._waiting if self._logprobs else None

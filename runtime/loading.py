@@ -30,8 +30,7 @@ from stem_edge.runtime.load_plan import (
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.records import READ_AT_ONCE
-from stem_edge.runtime.rows.rows import Rows, keys_of
+from stem_edge.runtime.rows.rows import READ_AT_ONCE, Rows, keys_of
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.runtime.rows.table_rows import TableRows

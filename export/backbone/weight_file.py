@@ -35,8 +35,9 @@ from stem_edge.graph.weight_plan import (
     WeightPlan,
 )
 from stem_edge.numerics.matrix import Matrix, whole
-from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, pack_codes, zero_points
+from stem_edge.numerics.quantize import F32, U8, pack_codes, zero_points
 from stem_edge.numerics.quantizing import Rounded as Quantized
+from stem_edge.numerics.quantizing import dequantize_blocks
 
 # Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain
 # less than its pass over the inputs costs.

@@ -18,8 +18,8 @@ from stem_edge.graph.formats import VOCABULARY_KINDS, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
-from stem_edge.numerics.quantize import F32, dequantize_blocks, fitting_block
-from stem_edge.numerics.quantizing import quantize_asymmetric
+from stem_edge.numerics.quantize import F32, fitting_block
+from stem_edge.numerics.quantizing import dequantize_blocks, quantize_asymmetric
 from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 BITS = 4

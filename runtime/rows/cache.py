@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stem_edge.bundle.footprint import LEAST_BUCKETS
 from stem_edge.numerics.quantize import I32, I64
-from stem_edge.runtime.rows.records import EMPTY, Flags, Missing
+from stem_edge.runtime.rows.rows import EMPTY, Flags, Missing
 from stem_edge.runtime.rows.slots import Slots, Staged
 from stem_edge.tables.token_counts import Uses
 

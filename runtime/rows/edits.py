@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags
+from stem_edge.runtime.rows.rows import READ_AT_ONCE, Flags
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.composing import compose, token_of, tokens_of

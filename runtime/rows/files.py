@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.records import RowCounters
+from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.tables.shards import ShardGrid
 
 FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]  # devices of emulated_flash.py

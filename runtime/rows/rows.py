@@ -11,16 +11,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I32, I64
-from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.tables.rows import RowLookup
 
+Flags: TypeAlias = npt.NDArray[np.bool_]
+EMPTY = -1  # in place of a record or a slot: none
+# Where records from two sources meet in one array, it is filled in parts of this size, because the
+# memory plan does not count a second array. That many records keep flash busy.
+READ_AT_ONCE = 32
 ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
 NO_IDS: I64 = np.zeros(0, np.int64)
 # Kernels add up so many products at a time. A mean in two parts would depend on where its step begins.
@@ -28,6 +33,31 @@ ADDED_AT_ONCE = 128
 # From the tokens of a text, the row ids of their own rows [T], and the first token that is asked for, to
 # row ids [T - first], or [T - first, keys].
 Keys: TypeAlias = Callable[[I64, I64, int], I64]
+
+
+class Missing(NamedTuple):
+    """Records to read."""
+
+    numbers: I64  # [n], distinct and ascending
+    whole: Flags  # [n], False where the rows that prompts need are enough
+
+
+@dataclass(frozen=True)
+class RowCounters:
+    """Counts since the model was loaded."""
+
+    hits: int = 0  # uses of records that were in the row cache
+    misses: int = 0
+    bytes_read: int = 0  # from flash
+    stall_seconds: float = 0.0  # time that steps waited for records
+    uploaded_rows: int = 0  # records copied to a device
+    uploaded_bytes: int = 0
+    network_bytes: int = 0  # of tables on another machine
+    network_reads: int = 0  # requests for them
+
+    def __add__(self, more: RowCounters) -> RowCounters:
+        pairs = zip(vars(self).values(), vars(more).values(), strict=True)
+        return RowCounters(*(one + other for one, other in pairs))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.files import ByteRange, FlashName, ShardFiles
-from stem_edge.runtime.rows.records import EMPTY, READ_AT_ONCE, Flags, RowCounters
+from stem_edge.runtime.rows.rows import EMPTY, READ_AT_ONCE, Flags, RowCounters
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store

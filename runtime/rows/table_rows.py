@@ -21,8 +21,7 @@ import numpy as np
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.rows.cache import Found, RowCache
-from stem_edge.runtime.rows.records import Missing, RowCounters
-from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, RowKeys, Rows
+from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, Missing, RowCounters, RowKeys, Rows
 from stem_edge.runtime.rows.slots import Staged
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RowLookup

@@ -222,7 +222,7 @@ class Scheduler(Loop):
             self._engine.check_usable()
             self._end(request, error)
             if not request.cancelled:
-                self._chunks.append((request, request.chunks.failed(error)))
+                self._chunks.append((request, _failed(request, error)))
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Take a request out, and give back what it holds."""
@@ -238,3 +238,12 @@ class Scheduler(Loop):
         last = self._running.pop()
         if place < len(self._running):
             self._running[place] = last
+
+
+def _failed(request: Request, error: StemEdgeError) -> Chunk:
+    """Return the last chunk of an answer that an error ends; text held back is lost."""
+    link: BaseException | None = error
+    while link is not None:  # its frames would keep a KV cache as long as the chunk
+        link = link.with_traceback(None)
+        link = link.__cause__ or link.__context__
+    return request.chunks.chunk("", "error", error)

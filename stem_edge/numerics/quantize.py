@@ -36,27 +36,6 @@ def fitting_block(width: int, wanted: int) -> int:
     return block if block >= MIN_BLOCK else 0
 
 
-def dequantize_blocks(
-    codes: U8,
-    scales: F32,
-    bits: int,
-    zero_points: U8 | None = None,
-    offsets: F32 | None = None,
-) -> F32:
-    """Dequantize codes [N, K*bits/8] with scales [N, K/block] to float32 [N, K]."""
-    rows, groups = scales.shape
-    width = codes.shape[1] * 8 // bits
-    values = unpack_codes(codes, bits).astype(np.float32).reshape(rows, groups, width // groups)
-    if zero_points is None:
-        values -= np.float32(1 << (bits - 1))
-    else:
-        values -= unpack_codes(zero_points, bits)[:, :groups, None]
-    values *= scales[:, :, None]
-    if offsets is not None:
-        values += offsets[:, :, None]
-    return values.reshape(rows, width)
-
-
 def zero_points(rows: int, groups: int, bits: int) -> U8:
     """Zero points [rows, ceil(groups*bits/8)] of symmetric codes, packed as codes are."""
     middle = {8: 0x80, 4: 0x88, 2: 0xAA}[bits]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, U8, pack_codes
+from stem_edge.numerics.quantize import F32, U8, pack_codes, unpack_codes
 
 
 class Rounded(NamedTuple):
@@ -80,3 +80,24 @@ def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tupl
     np.clip(scaled, 0, (1 << bits) - 1, out=scaled)
     codes = scaled.astype(np.uint8).reshape(len(blocks), blocks.shape[1] * blocks.shape[2])
     return pack_codes(codes, bits), np.where(inverse != 0, scales, np.float32(0))
+
+
+def dequantize_blocks(
+    codes: U8,
+    scales: F32,
+    bits: int,
+    zero_points: U8 | None = None,
+    offsets: F32 | None = None,
+) -> F32:
+    """Dequantize codes [N, K*bits/8] with scales [N, K/block] to float32 [N, K]."""
+    rows, groups = scales.shape
+    width = codes.shape[1] * 8 // bits
+    values = unpack_codes(codes, bits).astype(np.float32).reshape(rows, groups, width // groups)
+    if zero_points is None:
+        values -= np.float32(1 << (bits - 1))
+    else:
+        values -= unpack_codes(zero_points, bits)[:, :groups, None]
+    values *= scales[:, :, None]
+    if offsets is not None:
+        values += offsets[:, :, None]
+    return values.reshape(rows, width)

@@ -23,7 +23,7 @@ from stem_edge.answers.refusals import (
 from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.rows.records import RowCounters
+from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.scheduling.request import Request
 from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.serving.reply import Replies, Reply

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from stem_edge.answers.events import AnswerEvent, AnswerEvents, Whole
 from stem_edge.runtime.generation import Chunk, FinishReason
-from stem_edge.runtime.rows.records import RowCounters
+from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.scheduling.request import Request
 from stem_edge.system.memory import own_memory
 

@@ -24,13 +24,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.limits import MAX_LAYERS, MAX_RECORDS
-from stem_edge.numerics.quantize import (
-    F32,
-    MIN_BLOCK,
-    U8,
-    dequantize_blocks,
-    zero_points,
-)
+from stem_edge.numerics.quantize import F32, MIN_BLOCK, U8, zero_points
 from stem_edge.tables.codecs import CODECS, F16, Codes, RowType
 
 ScaleType = Literal["fp32", "fp16"]
@@ -183,6 +177,8 @@ class RecordLayout(
         """Values [n, row_width] of codes [n, columns] and, if there are any, scales [n, groups]."""
         if scales is None or not self.quantized:
             return CODECS[self.row_type].unpack(codes).astype(np.float32)
+        from stem_edge.numerics.quantizing import dequantize_blocks  # not where engines do it
+
         return dequantize_blocks(codes.view(np.uint8), scales.astype(np.float32), self.bits)
 
 

@@ -25,7 +25,8 @@ from stem_edge.graph.ir import Tensor
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
-from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import dequantize_blocks
 from stem_edge.numerics.reference import forward
 
 RowOf = Sequence[int | tuple[int, ...]]  # of each position: the token whose row it has, or a mean

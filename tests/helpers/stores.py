@@ -11,7 +11,7 @@ import numpy as np
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.records import Flags, RowCounters
+from stem_edge.runtime.rows.rows import Flags, RowCounters
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables import store as tables

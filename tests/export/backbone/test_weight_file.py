@@ -26,7 +26,8 @@ from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Tensor
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import dequantize_blocks
 
 WIDE = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
 LAYERS = {"qkv", "wo", "gate", "up", "down"}

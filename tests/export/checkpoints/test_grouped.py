@@ -26,7 +26,7 @@ from stem_edge.export.job import stored_types
 from stem_edge.export.tensor_files.packed import is_grouped
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.weight_plan import Blocks
-from stem_edge.numerics.quantize import dequantize_blocks
+from stem_edge.numerics.quantizing import dequantize_blocks
 
 WIDE = SIZES | {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128}
 IDS = list(range(3, 43))

@@ -25,7 +25,7 @@ from stem_edge.graph.decode import decoding
 from stem_edge.graph.ir import Tensor
 from stem_edge.graph.special.steps import places
 from stem_edge.graph.weight_plan import Blocks
-from stem_edge.numerics.quantize import dequantize_blocks
+from stem_edge.numerics.quantizing import dequantize_blocks
 from stem_edge.numerics.reference import forward
 from stem_edge.runtime.rows.store import open_store
 

@@ -7,8 +7,13 @@ import pytest
 
 from stem_edge.export.quantization.gptq import solve, typical_inputs
 from stem_edge.numerics.block_search import search_blocks
-from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.numerics.quantizing import Rounded, quantize_asymmetric, quantize_blocks
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import (
+    Rounded,
+    dequantize_blocks,
+    quantize_asymmetric,
+    quantize_blocks,
+)
 
 K, N, T = 256, 96, 2048
 

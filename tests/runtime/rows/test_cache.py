@@ -14,7 +14,7 @@ from stem_edge.bundle.footprint import BUCKET_NBYTES, LEAST_BUCKETS, SLOT_BOOKKE
 from stem_edge.limits import MAX_RECORDS
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache
-from stem_edge.runtime.rows.records import EMPTY
+from stem_edge.runtime.rows.rows import EMPTY
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.packing import make_layout, pack_records

@@ -13,7 +13,7 @@ from stores import Way, flip_bit, ids, open_way, write_store
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk, plain_files
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.records import RowCounters
+from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards
 from stem_edge.tables.packing import pack_records

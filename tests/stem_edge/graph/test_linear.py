@@ -22,8 +22,8 @@ from stem_edge.graph.linear import DecodeProducts, Products
 from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import ArrayMatrix
-from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.numerics.quantizing import quantize_asymmetric
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import dequantize_blocks, quantize_asymmetric
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, new_session
 

@@ -9,9 +9,10 @@ import pytest
 from matrices import random_matrix
 
 from stem_edge.numerics.block_search import search_blocks
-from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.quantizing import (
     Rounded,
+    dequantize_blocks,
     quantize_asymmetric,
     quantize_blocks,
 )

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from stem_edge.export.quantization.quantizers import with_offsets
-from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import dequantize_blocks
 
 
 def kept(matrix: F32, block: int = 32) -> F32:

@@ -5,8 +5,8 @@ import pytest
 from matrices import random_matrix
 from onnxruntime.capi import _pybind_state
 
-from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, fitting_block
-from stem_edge.numerics.quantizing import quantize_blocks
+from stem_edge.numerics.quantize import F32, U8, fitting_block
+from stem_edge.numerics.quantizing import dequantize_blocks, quantize_blocks
 
 BITS = (2, 4, 8)
 BLOCKS = (16, 32, 128)
