@@ -85,7 +85,7 @@ lock: .venv-lock/installed
 coverage: .venv-dev/installed-all
 	.venv-dev/bin/coverage erase
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
-		.venv-dev/bin/coverage run --include="$$(echo '$(BOUNDARY)' | tr ' ' ,)" \
+		.venv-dev/bin/coverage run --omit="tests/*" --include="$$(echo '$(BOUNDARY)' | tr ' ' ,)" \
 		-m pytest -q -n logical --dist worksteal $(BOUNDARY_TESTS) && \
 	.venv-dev/bin/coverage combine --quiet && \
 	.venv-dev/bin/coverage report --fail-under=100 --show-missing --skip-covered
