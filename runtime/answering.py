@@ -146,7 +146,7 @@ class Answering(ModelText):
         flash fails.
         """
         request = self.request(prompt, params, stem_ids=stem_ids, **options)
-        return self._run(request)
+        return Loop(self.engine, self._prefixes, self.stepping, self._recorder()).run(request)
 
     def request(
         self,
@@ -216,10 +216,6 @@ class Answering(ModelText):
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self.engine.check_usable()
         return self._prompts.ids(prompt)
-
-    def _run(self, request: Request) -> Generator[Chunk]:
-        loop = Loop(self.engine, self._prefixes, self.stepping, self._recorder())
-        yield from loop.run(request)
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""

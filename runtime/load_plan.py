@@ -11,6 +11,7 @@ from typing import NamedTuple
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.files.names import cache_folder
 from stem_edge.runtime.backends.engines import EngineLoader, loader
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
@@ -23,9 +24,8 @@ from stem_edge.runtime.backends.memory_plan import (
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.runtime.text.kept import kept_file
+from stem_edge.shown import parse_size
 from stem_edge.system.memory import available_memory, own_memory
-from stem_edge.system.user_folder import cache_folder
-from stem_edge.units import parse_size
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:

@@ -37,9 +37,9 @@ from stem_edge.runtime.rows.table_rows import TableRows
 from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
 from stem_edge.runtime.scheduling.request import Stepping
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.shown import parse_size
 from stem_edge.system.memory import own_memory, raise_out_of_memory
 from stem_edge.tables.store import TableFormat
-from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords

@@ -1,8 +1,16 @@
-"""Values and texts from elsewhere, as messages show them."""
+"""Values, texts and sizes as messages show them, and sizes as people write them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from decimal import Decimal
+
+from stem_edge.errors import InputError
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+MAX_SIZE = 2**63 - 1
 
 
 def printable(text: str) -> str:
@@ -24,3 +32,29 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def parse_size(size: int | str) -> int:
+    """Parse a size in bytes: 600000000, "600MB", "1.5 GiB" or "512k". Raises InputError."""
+    found = size if isinstance(size, int) else None
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMGT]I?)?B?\s*", size.upper())
+        found = int(Decimal(match[1]) * UNITS[match[2] or ""]) if match else None
+    if found is None or not 0 < found <= MAX_SIZE:
+        raise InputError(f"size {size!r} is not understood; write for example 600MB or 2GiB")
+    # "600" is refused rather than taken for bytes, because "600MB" was surely meant.
+    if isinstance(size, str) and found < 10**6 and not size.strip()[-1].isalpha():
+        raise InputError(f"size {size!r} has no unit; write for example {size.strip()}MB")
+    return found
+
+
+def format_size(nbytes: float, *, up: bool = False) -> str:
+    """Format a size for people: 3 digits and a decimal unit; `up` never shows less than it is."""
+    if up:
+        step = 10 ** max(0, len(str(int(nbytes))) - 3)
+        nbytes = -(-int(nbytes) // step) * step
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(nbytes) < 999.5:  # otherwise 3 digits would round it to 1e+03
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} TB"

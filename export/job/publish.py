@@ -24,7 +24,7 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import ExportError
 from stem_edge.files import disk
 from stem_edge.files.trees import make_folders, remove_tree
-from stem_edge.units import format_size
+from stem_edge.shown import format_size
 
 LOCK = ".lock"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -21,8 +21,8 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
+from stem_edge.shown import format_size, parse_size
 from stem_edge.tables.shards import CRC_NBYTES
-from stem_edge.units import format_size, parse_size
 
 # Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = STEP_TOKENS

@@ -14,9 +14,8 @@ from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, contexts
 from stem_edge.runtime.rows.files import FlashName
-from stem_edge.shown import shown
+from stem_edge.shown import parse_size, shown
 from stem_edge.system.memory import usable_cpus
-from stem_edge.units import parse_size
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"

@@ -29,7 +29,7 @@ from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.disk import write_whole
 from stem_edge.files.lock import lock
-from stem_edge.files.names import RESERVED, is_plain
+from stem_edge.files.names import RESERVED, cache_folder, is_plain
 from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.graph.formats import EngineName
 from stem_edge.hub import PREFIX
@@ -39,7 +39,6 @@ from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.first_load.making import fetched, make
 from stem_edge.shown import printable
-from stem_edge.system.user_folder import cache_folder
 
 RECORD, LOCK = "made.json", ".lock"
 MAX_RECORD_NBYTES = 1 << 24

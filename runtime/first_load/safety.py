@@ -32,8 +32,8 @@ from stem_edge.progress import Progress
 from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.shown import format_size
 from stem_edge.text.chat_template import ChatTemplate, has_template
-from stem_edge.units import format_size
 
 # Suffixes of files that a system or an interpreter runs.
 CODE = {".so", ".dll", ".dylib", ".exe", ".py", ".pyc", ".pyd", ".pth", ".sh", ".bat", ".ps1"}

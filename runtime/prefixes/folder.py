@@ -21,6 +21,7 @@ from typing import Any
 import numpy.typing as npt
 
 from stem_edge.files import disk
+from stem_edge.files.names import KEY_CHARS
 from stem_edge.files.trees import make_folders
 from stem_edge.runtime.backends.interface import BackendContext, Resumes
 from stem_edge.runtime.prefixes.file import (
@@ -35,7 +36,6 @@ from stem_edge.runtime.prefixes.file import (
 from stem_edge.runtime.prefixes.prefix import PromptKey
 from stem_edge.runtime.prefixes.reuse import reusable
 from stem_edge.runtime.text.codec import same_start
-from stem_edge.system.user_folder import KEY_CHARS
 
 FOLDER = "prefixes"  # in the user's cache folder
 # Below, computing takes about as long as opening files, or is too short to matter.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from stem_edge.bundle.manifest import encode_manifest
 from stem_edge.bundle.opening import Bundle
+from stem_edge.files.names import cache_folder
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
 from stem_edge.system.processor import cpu_digest
-from stem_edge.system.user_folder import cache_folder
 
 
 def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> PrefixFolder:

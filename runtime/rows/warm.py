@@ -17,11 +17,11 @@ import numpy as np
 
 from stem_edge.bundle.manifest import MANIFEST, MAX_MANIFEST_NBYTES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
+from stem_edge.files.names import KEY_CHARS, cache_folder
 from stem_edge.files.plain_files import read_plain
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.store import RowStore
-from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 from stem_edge.tables.token_counts import (
     Uses,
     counts_of_records,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
@@ -30,7 +30,7 @@ class Loop:
         self._forced = MOST if stepping.same_bits or not stepping.exact else 0
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
-    def run(self, request: Request) -> Iterator[Chunk]:
+    def run(self, request: Request) -> Generator[Chunk]:
         """Compute an answer; yield its chunks. Raises its error after the chunks before it."""
         failure: Exception | None = None
         try:

@@ -104,11 +104,6 @@ class Request:
         return len(self.prompt)
 
     @property
-    def prompt_computed(self) -> bool:
-        """True once the prompt has been computed."""
-        return self.new_tokens > 0
-
-    @property
     def prefill(self) -> bool:
         """True if the graph for prompts computes the prompt, where there is one."""
         return len(self.prompt) >= PREFILL_FROM

@@ -13,9 +13,8 @@ from tokenizers import Tokenizer
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.kept import keep_by_child, open_kept
-from stem_edge.shown import printable
+from stem_edge.shown import format_size, printable
 from stem_edge.system.memory import own_memory, return_freed_memory
-from stem_edge.units import format_size
 
 T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -24,9 +24,8 @@ from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.planning import memory_plan
-from stem_edge.shown import shown
+from stem_edge.shown import format_size, shown
 from stem_edge.system.memory import own_memory, usable_cpus
-from stem_edge.units import format_size
 
 AUTO, LOCAL = "auto", "local"
 ROWS_PER_SEQUENCE = 8  # of a task: sequences stand idle at its end alone

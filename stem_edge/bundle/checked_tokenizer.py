@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from stem_edge.errors import MemoryPlanError
+from stem_edge.shown import format_size
 from stem_edge.system.memory import own_memory
-from stem_edge.units import format_size
 
 SMALL_NBYTES = 16 << 20
 

@@ -27,7 +27,7 @@ import msgspec
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files.names import check_names
+from stem_edge.files.names import KEY_CHARS, check_names
 from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
 from stem_edge.graph.decode import PREFILL_DATA
@@ -41,10 +41,9 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.sampling import Sampling
-from stem_edge.system.user_folder import KEY_CHARS
+from stem_edge.shown import MAX_SIZE
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
-from stem_edge.units import MAX_SIZE
 
 FORMAT_VERSION = 4
 MANIFEST = "manifest.json"

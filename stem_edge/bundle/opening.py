@@ -23,7 +23,7 @@ from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS
-from stem_edge.units import MAX_SIZE
+from stem_edge.shown import MAX_SIZE
 
 # A tokenizer.json may be twice the largest that is published.
 MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}

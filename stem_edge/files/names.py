@@ -1,4 +1,4 @@
-"""Names of files in a bundle: plain paths that mean the same file on every system.
+"""Names of files in a bundle, plain paths that mean the same file on every system; and the folder for caches.
 
 A bundle may be carried to a system that ignores case in file names, cuts off trailing dots, or
 reserves names for devices; so names that would mean something else there are refused here.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Collection
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from stem_edge.errors import InputError
+
+KEY_CHARS = 32  # of digests in file names
 MAX_PART_NBYTES = 255  # most that file systems take
 MAX_NAME_NBYTES = 1024
 MAX_FILES = 1 << 13
@@ -57,3 +60,17 @@ def is_plain(part: str) -> bool:
 def _folded(name: str) -> str:
     """Fold a name so that names that some file system takes for one become equal."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def cache_folder(given: str | Path | None) -> Path:
+    """Return the given folder, or the one for caches of this system. Raises InputError."""
+    if given is not None:
+        return Path(given)
+    from platformdirs import user_cache_path
+
+    try:
+        return user_cache_path("stem-edge", appauthor=False)
+    except RuntimeError as error:  # in a container, the user may have no name
+        raise InputError(
+            f"there is no folder for caches ({error}); set HOME, or give cache_dir (--cache-dir)"
+        ) from error

@@ -23,6 +23,7 @@ from stem_edge import __version__
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.disk import write_whole
+from stem_edge.files.names import KEY_CHARS, cache_folder
 from stem_edge.ggml.installed import AGAIN, REINSTALL, installed_library, library_files
 from stem_edge.ggml.library import Ggml
 from stem_edge.system.child import (
@@ -34,7 +35,6 @@ from stem_edge.system.child import (
     signal_name,
 )
 from stem_edge.system.processor import cpu_announces, cpu_digest
-from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 
 # CMake flag -> name of the feature in /proc/cpuinfo. AMX is left out because its kernels save
 # nothing here.

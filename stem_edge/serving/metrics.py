@@ -10,11 +10,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from stem_edge.bundle.manifest import TABLES
+from stem_edge.files.names import cache_folder
 from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.reply import Reply
 from stem_edge.system.process_memory import FileKinds, open_reader
-from stem_edge.system.user_folder import cache_folder
 
 FIRST_TOKEN_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 TOKEN_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)

@@ -6,8 +6,6 @@ import hashlib
 import platform
 from pathlib import Path
 
-from stem_edge.system.user_folder import KEY_CHARS
-
 
 def cpu_digest() -> str:
     """Digest of the processor's name and features, by which kernels are chosen."""
@@ -16,7 +14,7 @@ def cpu_digest() -> str:
     # Its name by the platform, for which Python runs a program, is needed only where nothing else is known.
     named = "" if any(words) else platform.processor()
     described = "\n".join([platform.machine(), named, *words])
-    return hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
 def cpu_announces(feature: str) -> bool:

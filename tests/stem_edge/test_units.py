@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stem_edge.errors import InputError
-from stem_edge.units import format_size, parse_size
+from stem_edge.shown import format_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
-from stem_edge.units import format_size
+from stem_edge.shown import format_size
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15

@@ -16,10 +16,9 @@ from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import ASSISTANT_DATA, VOCABULARY_KINDS, BackboneFormat
 from stem_edge.graph.special.assistant import scored
 from stem_edge.runtime.rows.remote import printable_url
-from stem_edge.shown import printable
+from stem_edge.shown import format_size, printable
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.text_table import cut
-from stem_edge.units import format_size
 
 FILES_SHOWN, WIDTH = 12, 56
 # Fields of the model that have lines of their own, or that no reader of the table looks for.

@@ -22,6 +22,7 @@ import msgspec
 
 from stem_edge.bundle.fetched import CHECKED, marked_folder
 from stem_edge.errors import StemEdgeError
+from stem_edge.files.names import KEY_CHARS
 from stem_edge.files.trees import remove_tree
 from stem_edge.ggml import check as ggml_check
 from stem_edge.hub.kept import KEY, MADE
@@ -33,8 +34,7 @@ from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.runtime.text.kept import TOKENIZERS
-from stem_edge.system.user_folder import KEY_CHARS
-from stem_edge.units import format_size
+from stem_edge.shown import format_size
 
 _KEY = rf"[0-9a-f]{{{KEY_CHARS}}}"
 # Kind of entry, and name of its folder in the cache folder -> names that stem-edge gives there.

@@ -19,8 +19,8 @@ from stem_edge.export.job.recipe import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYP
 from stem_edge.export.job.table_plan import EXPORT_ROWS
 from stem_edge.export.ngram_export import export_rows
 from stem_edge.runtime.rows.ngram_rows import open_rows
+from stem_edge.shown import format_size
 from stem_edge.tables.token_counts import read_counts
-from stem_edge.units import format_size
 
 VERDICTS = (
     (NEAR, "near", "its texts are about as good"),

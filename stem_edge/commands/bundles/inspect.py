@@ -16,7 +16,7 @@ from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.analysis import cost_figures, cost_table, geometry, geometry_table
-from stem_edge.units import format_size
+from stem_edge.shown import format_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan

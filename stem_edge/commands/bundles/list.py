@@ -12,10 +12,9 @@ import msgspec
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.commands.bundles.entries import entries
 from stem_edge.errors import BundleError
+from stem_edge.files.names import cache_folder
 from stem_edge.hub.kept import Kept, kept_bundles
-from stem_edge.shown import printable
-from stem_edge.system.user_folder import cache_folder
-from stem_edge.units import format_size
+from stem_edge.shown import format_size, printable
 
 DESCRIPTION = """\
 List the models on this machine: bundles made of checkpoints, and bundles

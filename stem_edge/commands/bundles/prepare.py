@@ -13,8 +13,8 @@ from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
+from stem_edge.shown import format_size
 from stem_edge.system.memory import usable_cpus
-from stem_edge.units import format_size
 
 DESCRIPTION = """\
 Rearrange a bundle's backbone for this processor now, and keep the result in

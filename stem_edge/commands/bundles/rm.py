@@ -7,11 +7,11 @@ from pathlib import Path
 
 from stem_edge.commands.bundles.entries import Entry, belonging, entries
 from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.files.names import cache_folder
 from stem_edge.hub import PREFIX
 from stem_edge.hub.fetch import cache
 from stem_edge.hub.kept import Kept, kept_bundles, named
 from stem_edge.shown import printable
-from stem_edge.system.user_folder import cache_folder
 
 DESCRIPTION = """\
 Remove models with everything that was prepared for them, or other entries of

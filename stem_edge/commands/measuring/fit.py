@@ -12,8 +12,8 @@ from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.planning.fit import Fit, fit
 from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.shown import format_size
 from stem_edge.text_table import format_rate, table, wrapped
-from stem_edge.units import format_size
 
 DESCRIPTION = """\
 Say whether a bundle fits a device, without running it: how long a context and

@@ -10,7 +10,7 @@ import stem_edge
 from stem_edge.commands.bundles.bundle_report import tables_nbytes
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
-from stem_edge.units import format_size
+from stem_edge.shown import format_size
 
 DESCRIPTION = """\
 Continue three prompts with the small STEM model in this package, and show what

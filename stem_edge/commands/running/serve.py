@@ -27,7 +27,7 @@ from stem_edge.runtime.loading import open_or_make
 from stem_edge.serving import app
 from stem_edge.serving.compute import END_SECONDS, REQUESTS_NBYTES, Compute
 from stem_edge.serving.connections import Server, log_to_stderr
-from stem_edge.units import format_size, parse_size
+from stem_edge.shown import format_size, parse_size
 
 SEQUENCES = 8  # answers computed together, if memory allows
 MAX_KEY_CHARS = 4096

@@ -16,8 +16,8 @@ from typing import Literal
 
 from stem_edge.errors import InputError
 from stem_edge.measuring.memory.device_profiles import Device
+from stem_edge.shown import format_size
 from stem_edge.system.memory import memory_cgroup, usable_cpus
-from stem_edge.units import format_size
 
 PREFIX = "stem-edge-"
 # Version of cgroups -> files that limit memory, and memory with swap (version 1) or swap alone (2).

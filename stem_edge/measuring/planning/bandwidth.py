@@ -10,8 +10,8 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.measuring.memory.device_profiles import Device
+from stem_edge.shown import parse_size
 from stem_edge.system.memory import available_memory
-from stem_edge.units import parse_size
 
 LEAST = 10**8  # bytes a second; less must be a typing error
 READ_NBYTES, MOST_NBYTES = 1 << 29, 1 << 31  # by each thread, and by all: more than caches hold

@@ -38,11 +38,11 @@ from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequ
 from stem_edge.runtime.load_plan import open_text
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.runtime.rows.files import FlashName
+from stem_edge.shown import format_size, parse_size
 from stem_edge.system.memory import available_memory, memory_limit, own_memory, usable_cpus
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts
-from stem_edge.units import format_size, parse_size
 
 
 @dataclass(frozen=True)

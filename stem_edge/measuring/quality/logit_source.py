@@ -22,8 +22,8 @@ from stem_edge.numerics.reference import head_forward, hidden_states
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
+from stem_edge.shown import parse_size
 from stem_edge.system.memory import own_memory
-from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint

@@ -30,11 +30,11 @@ from stem_edge.measuring.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import choose_engine, loader
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.shown import parse_size
 from stem_edge.system.memory import usable_cpus
 from stem_edge.system.nvidia import nbytes_on_nvidia
 from stem_edge.system.page_cache import drop_pages, make_cold
 from stem_edge.system.processor import cpu_info
-from stem_edge.units import parse_size
 
 ROUNDS = 3
 SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token

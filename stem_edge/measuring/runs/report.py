@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 
 from stem_edge.measuring.runs.results import Phase, Report, Round
+from stem_edge.shown import format_size
 from stem_edge.text_table import format_rate, seconds, table, wrapped
-from stem_edge.units import format_size
 
 LABELS = {
     "anonymous": "anonymous",

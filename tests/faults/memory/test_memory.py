@@ -23,9 +23,9 @@ from threads import run_script, tokens
 
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
 from stem_edge.graph.formats import EngineName
+from stem_edge.shown import parse_size
 from stem_edge.system import memory as machine
 from stem_edge.system.memory import available_memory, memory_cgroup
-from stem_edge.units import parse_size
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and limits")
@@ -61,7 +61,7 @@ import numpy as np, stem_edge
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 from stem_edge.system.memory import own_memory
-from stem_edge.units import parse_size
+from stem_edge.shown import parse_size
 from stem_edge.runtime.backends.onnxruntime import prepared
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 prepared.LEAST_NBYTES = int(sys.argv[4])

@@ -22,9 +22,9 @@ from stem_edge.runtime.backends.memory_plan import (
 )
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.shown import parse_size
 from stem_edge.tables.packing import make_layout
 from stem_edge.tables.shards import CRC_NBYTES
-from stem_edge.units import parse_size
 
 INDEX_CHUNK = f"{TABLES}/index/c/0"
 

@@ -14,8 +14,8 @@ from loading import load_fixed
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
+from stem_edge.files.names import cache_folder
 from stem_edge.runtime.rows.warm import uses_file
-from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.token_counts import Uses, encode_counts, read_uses, write_uses
 
 PROMPT = "The capital of France is Paris. The capital of Peru is"

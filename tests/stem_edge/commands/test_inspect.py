@@ -8,7 +8,7 @@ from manifests import LAYOUT, NAMES, make_bundle
 
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.main import main
-from stem_edge.units import format_size
+from stem_edge.shown import format_size
 
 Capture = pytest.CaptureFixture[str]
 

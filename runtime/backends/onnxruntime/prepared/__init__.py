@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from stem_edge.bundle.manifest import Manifest
+from stem_edge.files.names import cache_folder
 from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import BACKBONE_DATA
-from stem_edge.system.user_folder import cache_folder
 
 FOLDER = "prepared"  # in the user's cache folder
 # Backbones of fewer bytes load fast, and take little memory, as they are.

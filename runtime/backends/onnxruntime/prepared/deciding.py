@@ -13,8 +13,8 @@ from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import apart_nbytes, cpu_needs
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.shown import format_size, parse_size
 from stem_edge.system.memory import available_memory, own_memory
-from stem_edge.units import format_size, parse_size
 
 # Preparing, in a process of its own: Python with numpy and onnxruntime, and copies of the matrices that are packed
 # together (prepared/packing.py); or that and open graphs, measured with SmolLM2-135M and a 1B model. Its files hold

@@ -21,6 +21,7 @@ from stem_edge import __version__
 from stem_edge.bundle.manifest import digest, encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
+from stem_edge.files.names import cache_folder
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, apart_step
 from stem_edge.runtime.backends.interface import SIZES, StepCosts
@@ -34,7 +35,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
 from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
-from stem_edge.system.user_folder import cache_folder
 
 FORMAT = 12
 RECORD = "prepared.json"

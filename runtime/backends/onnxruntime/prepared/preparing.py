@@ -18,6 +18,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.lock import lock
+from stem_edge.files.names import cache_folder
 from stem_edge.files.trees import remove_tree
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import tell
@@ -29,7 +30,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
 )
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.child import last_line, module_command, signal_name
-from stem_edge.system.user_folder import cache_folder
 
 WORKER = "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker"
 TEMPORARY = ".making-"  # begins the name of a folder that is being filled, or was until a kill

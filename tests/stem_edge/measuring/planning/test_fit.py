@@ -21,7 +21,7 @@ from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.fit import fit, hit_rate
 from stem_edge.runtime.backends.onnxruntime.planning import CHOICES
-from stem_edge.units import parse_size
+from stem_edge.shown import parse_size
 
 Capture = pytest.CaptureFixture[str]
 
