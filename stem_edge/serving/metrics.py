@@ -62,7 +62,7 @@ class Metrics:
         """Count an answer that has ended, from any thread."""
         self._outcomes.labels(reply.outcome or "cancelled").inc()
         request = reply.request
-        if request.prompt_computed:
+        if request.new_tokens:
             self._prompt.inc(request.prompt_tokens)
             self._cached.inc(request.cached_tokens)
             self._new.inc(request.new_tokens)
