@@ -145,8 +145,7 @@ class Answering(ModelText):
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.
         """
-        request = self.request(prompt, params, stem_ids=stem_ids, **options)
-        return Loop(self.engine, self._prefixes, self.stepping, self._recorder()).run(request)
+        return self._run(self.request(prompt, params, stem_ids=stem_ids, **options))
 
     def request(
         self,
@@ -216,6 +215,10 @@ class Answering(ModelText):
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self.engine.check_usable()
         return self._prompts.ids(prompt)
+
+    def _run(self, request: Request) -> Generator[Chunk]:
+        with self._recorder() as record:
+            yield from Loop(self.engine, self._prefixes, self.stepping, record).run(request)
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""

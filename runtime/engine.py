@@ -74,6 +74,7 @@ class Context:
     def __init__(self, backend: BackendContext) -> None:
         self.backend = backend
         self.position = 0  # tokens processed
+        self.joined = False  # whether its keys and values are in a batch
         self.length = backend.length  # tokens that its generation may process
 
     @property

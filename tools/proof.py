@@ -140,7 +140,6 @@ def git(*arguments: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("proof", choices=("mutants", "commits"))

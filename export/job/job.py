@@ -97,7 +97,7 @@ def footprint(
     format = storage.format
     if prefill:
         format = msgspec.structs.replace(format, prefill=True)
-    return expected_footprint(source.config, format, tables)
+    return expected_footprint(format, source.config, tables)
 
 
 def layers_nbytes(config: ModelConfig) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Iterable
+from importlib import import_module
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -43,7 +44,7 @@ def convert_ranks(path: Path) -> Conversion:
     Raises CheckpointError without the package tiktoken, ValueError for a file that is damaged.
     """
     try:
-        import tiktoken
+        tiktoken = import_module("tiktoken")  # of an extra
     except ImportError as error:
         raise CheckpointError(
             f"this tokenizer needs tiktoken, which cannot be imported ({error}); "

@@ -9,16 +9,11 @@ from stem_edge.graph.kv import KvChoice
 from stem_edge.runtime.backends.options import Folder, Speculate
 
 
-class DeviceKeywords(TypedDict, total=False):
-    """Keywords of stem_edge.load that choose what the backbone runs on."""
+class MoreKeywords(TypedDict, total=False):
+    """Keywords of stem_edge.load that cannot be given by position."""
 
     provider: str
     device_memory: int | str | None
-
-
-class MoreKeywords(DeviceKeywords, total=False):
-    """Keywords of stem_edge.load that cannot be given by position."""
-
     threads: int | None
     context_length: int | None
     sequences: int

@@ -53,13 +53,6 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineName
     version: str = __version__
 
-    @property
-    def is_there(self) -> bool:
-        """True if the checkpoint is as it was."""
-        with contextlib.suppress(OSError):
-            return file_states(Path(self.path)) == self.files
-        return False
-
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a folder is for."""

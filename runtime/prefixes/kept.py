@@ -55,7 +55,7 @@ class Prefixes:
         self._kept: list[Prefix] = []
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
         self._lent = WeakSet[Prefix]()
-        self._ended: deque[tuple[Prefix, bool]] = deque()  # and whether to keep it
+        self._ended = deque[Prefix]()  # to be kept
 
     @cached_property
     def fingerprint(self) -> str:
@@ -164,11 +164,12 @@ class Prefixes:
 
     def give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
         """Take back a context after its call; takes no lock."""
-        if self._keeps:  # not closed meanwhile
-            self._ended.append((prefix, keep))
+        if keep and self._keeps and not prefix.joined:  # not closed meanwhile
+            self._ended.append(prefix)
 
     def _take(self, prompt: PromptKey, length: int) -> Prefix:
         best, tokens = self.borrowed(prompt)
+        self._rest()
         prefix = best or self._opened(prompt, self._length)
         resumes = prefix.backend.resumes(len(prompt.token_ids))
         saved = None if self._folder is None else self._folder.find(prompt, resumes, tokens)
@@ -227,28 +228,37 @@ class Prefixes:
 
     def _opened(self, prompt: PromptKey, length: int) -> Prefix:
         def opened() -> Prefix:
-            for prefix in kept:  # first, because this may free memory
-                with suppress(OutOfMemoryError):  # it is tried again
-                    prefix.rest()
             return Prefix(prompt, self._engine.backend.open_context(length))
 
-        with self._lock:
-            kept = list(self._kept)
+        self._rest()
         try:
             return self._engine.in_turn(opened)
         except OutOfMemoryError:
-            if not kept:
+            if not self._kept:
                 raise
-            kept = []
             self.forget()
             return self._engine.in_turn(opened)
+
+    def _rest(self) -> None:
+        """Free what steps of kept contexts took in addition to keys and values."""
+        with self._lock:
+            self._collect()
+            tired = [prefix for prefix in self._kept if not prefix.rested]
+
+        def rest() -> None:
+            for prefix in tired:
+                with suppress(OutOfMemoryError):  # it is tried again
+                    prefix.rest()
+
+        if tired:
+            self._engine.in_turn(rest)
 
     def _collect(self) -> None:
         """Take back contexts of calls that have ended."""
         while self._ended:
-            prefix, keep = self._ended.popleft()
+            prefix = self._ended.popleft()
             self._lent.discard(prefix)
-            if keep and prefix.computed:
+            if prefix.useful:
                 prefix.settle()
                 self._kept.append(prefix)
 

@@ -38,12 +38,18 @@ class Prefix(Context):
         self.prompt = prompt
         self.nbytes = 0  # of its KV cache, now or before long
         self.reserved = 0  # tokens that fit in nbytes
-        self._rested = True  # False once steps took memory in addition to the KV cache
+        self.rested = True  # False once steps took memory in addition to the KV cache
 
     @property
     def computed(self) -> int:
         """Number of tokens of the prompt with computed keys and values."""
         return min(self.position, len(self.prompt.token_ids))
+
+    @property
+    def useful(self) -> bool:
+        """True if a later prompt may go on from here: no window has dropped the prompt."""
+        gone = max(self.backend.settled, self.backend.earliest)
+        return self.computed > 0 and self.computed >= gone
 
     @property
     def growth(self) -> int:
@@ -60,8 +66,8 @@ class Prefix(Context):
 
     def go_on(self, prompt: PromptKey, tokens: int) -> None:
         """Become the context of another prompt; its first `tokens` tokens are here."""
+        self.rewind(tokens)  # first, because another thread may copy from here
         self.prompt = prompt
-        self.rewind(tokens)
 
     def copy(self, other: Prefix, tokens: int) -> None:
         """Take over the first tokens of another context into this one, which is empty."""
@@ -71,14 +77,14 @@ class Prefix(Context):
 
     def settle(self) -> None:
         """Count the memory that the context has, once its call has ended."""
-        self.nbytes, self.reserved, self._rested = self.backend.nbytes, 0, False
+        self.nbytes, self.reserved, self.rested = self.backend.nbytes, 0, False
         self.reserve(self.position)
 
     def rest(self) -> None:
         """Free what steps took in addition to the KV cache, if that was not done. Raises OutOfMemoryError."""
-        if not self._rested:
+        if not self.rested:
             self.backend.rest()
-            self._rested = True
+            self.rested = True
 
     def reserve(self, tokens: int) -> None:
         """Count the memory that the context takes once it has `tokens` tokens.

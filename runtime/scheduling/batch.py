@@ -26,16 +26,19 @@ class RunningBatch:
         if not apart:
             self._backend = engine.in_turn(lambda: engine.backend.open_batch(size, length))
 
+    @property
+    def together(self) -> bool:
+        """True if contexts are stepped together."""
+        return self._backend is not None
+
     def close(self) -> None:
         """Give up all contexts; takes no lock. A step under way in another thread is completed."""
-        if self._backend is not None:
-            for context in self._contexts:
-                context.position = 0  # what it had stays in the batch
-        self._backend = None
+        self._backend, self._contexts = None, []
 
     def join(self, context: Context) -> None:
         """Add a context in the next place. It takes no step alone until it leaves."""
         if (batch := self._backend) is not None:
+            context.joined = True  # first, so that nothing of it is kept if this is interrupted
             self._moving(partial(batch.join, context.backend, context.position), [context])
         self._contexts.append(context)
 
@@ -44,18 +47,21 @@ class RunningBatch:
         context, last = self._contexts[place], self._contexts[-1]
         if self._backend is not None:
             self._moving(partial(self._backend.leave, place), [context, last])
+            context.joined = False
         self._contexts.pop()
         if context is not last:
             self._contexts[place] = last
 
     def _moving(self, move: Callable[[], None], contexts: list[Context]) -> None:
-        """Move contexts. If this is interrupted, nothing of them is reused."""
+        """Move contexts; meanwhile, nothing is copied from them."""
         before = [context.position for context in contexts]
         for context in contexts:
             context.position = 0
-        self._engine.in_turn(move)
-        for context, position in zip(contexts, before, strict=True):
-            context.position = position
+        try:
+            self._engine.in_turn(move)
+        finally:
+            for context, position in zip(contexts, before, strict=True):
+                context.position = position
 
     def step_or_errors(
         self, step: Step, positions: Sequence[int], following: Step | None

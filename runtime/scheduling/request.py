@@ -86,7 +86,7 @@ class Request:
         self.goes_on = True  # whether the token chosen last is to be processed
         self.steps = deque[Step]()  # of the prompt, still to do
         self.next: Step | None = None  # while it is alone: `last` with drafts, once they are known
-        self.prompt_seconds = 0.0  # of the steps of the prompt
+        self.prompt_seconds = 0.0  # of taking a context, and of the steps of the prompt
         self.draft_seconds = 0.0  # that it took to know `next`
         self.cached_tokens = 0  # of the prompt, which an earlier call had computed
         self.new_tokens = 0
@@ -118,6 +118,7 @@ class Request:
 
         whole: take the memory of a full context at once, rather than as it fills.
         """
+        started = time.perf_counter()
         self.answer = Answer(self.prompt, self._params, self._eos_ids, self._constraint)
         self.chunks = Chunks(self._codec, self._params, self._eos_ids)
         self.lookups.__enter__()
@@ -127,6 +128,7 @@ class Request:
         self.cached_tokens = self.context.position
         row_ids = self.lookups.prompt
         self.steps.extend(engine.steps(self.prompt, row_ids, computed=self.cached_tokens))
+        self.prompt_seconds = time.perf_counter() - started
         self.begun = True
 
     def guess(self, stepping: Stepping) -> None:
@@ -204,7 +206,8 @@ class Request:
         lent, self._lent = self._lent, None
         if lent is not None:
             del self.context
-            lent.__exit__(None if error is None else type(error), error, None)
+            trace = None if error is None else error.__traceback__
+            lent.__exit__(None if error is None else type(error), error, trace)
         self.lookups.__exit__()
 
 

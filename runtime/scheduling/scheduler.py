@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import OutOfMemoryError, StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
@@ -50,8 +50,8 @@ class Scheduler(Loop):
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._length, self._nbytes_of = length, nbytes_of
-        self._steady = steady and not stepping.exact and self.size > 1
         self._batch = RunningBatch(engine, self.size, length, apart=not stepping.batches)
+        self._steady = steady and not stepping.exact and self._batch.together
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
@@ -152,9 +152,8 @@ class Scheduler(Loop):
             request = self._queue.first
             if request is None or not self._fits(request):
                 return
-            if self._lone is not None:
-                with self._errors_of(self._lone):
-                    self._join(self._lone)
+            if self._lone is not None and not self._joined(self._lone):
+                return
             self._prompt = request  # first, so that `close` finds it
             self._queue.begin()
             with self._errors_of(request):
@@ -180,6 +179,16 @@ class Scheduler(Loop):
             request.guess(self._stepping)
         self._running.append(request)
         self._prompt = None
+
+    def _joined(self, lone: Request) -> bool:
+        """Let the sequence that runs alone join the batch; return False if memory is too short for that."""
+        with self._errors_of(lone):
+            try:
+                self._join(lone)
+            except OutOfMemoryError:
+                self._engine.check_usable()
+                return False
+        return True
 
     def _join(self, request: Request) -> None:
         """Let a sequence decode with the others; it stops drafting."""

@@ -35,10 +35,10 @@ class Chat:
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
 
-    @property
+    @cached_property
     def has_template(self) -> bool:
-        """Whether the bundle has a chat template, working or not. Raises BundleError."""
-        return self._template is not None or has_template(self._path)
+        """True if the bundle has a chat template, working or not. Raises BundleError."""
+        return has_template(self._path)
 
     @property
     def tool_family(self) -> Family | None:

@@ -12,7 +12,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.text.kept import keep_by_child, open_kept
+from stem_edge.runtime.text.kept import open_kept
 from stem_edge.shown import format_size, printable
 from stem_edge.system.memory import own_memory, return_freed_memory
 
@@ -53,6 +53,8 @@ class TextCodec:
         self._path, self._lock = path, Lock()  # one setting of the library is no argument
         self._kept = None if kept is None else open_kept(kept)
         if self._kept is None and kept is not None:
+            from stem_edge.runtime.text.keeping_child import keep_by_child  # at a first load
+
             keep_by_child(path, vocab_size, kept, limit)
             self._kept = open_kept(kept)
         if self._kept is not None:
@@ -63,8 +65,8 @@ class TextCodec:
             )
 
             checked, self._tokenizer = read_checked(path, vocab_size, limit)
-            # Drop it, since it is as large as the file.
             self._checked = msgspec.structs.replace(checked, json=b"")
+            del checked  # its JSON is as large as the file
         return_freed_memory()  # since the library frees half of what it took
 
     @property

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, models
 from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files.disk import write_whole
-from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, Header, key_of, pair_key, writable
+from stem_edge.runtime.text.keeping_child import writable
+from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, Header, key_of, pair_key
 from stem_edge.shown import printable
 from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.text.tokenizer_gate import check_tokenizer

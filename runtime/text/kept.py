@@ -7,7 +7,6 @@ library makes the same ids of that text; given the tokens of some ids, it makes 
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import zlib
@@ -25,7 +24,6 @@ from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
 from stem_edge.bundle.manifest import digest, version_of
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64
-from stem_edge.system.memory import own_memory
 
 Keys = npt.NDArray[np.uint64]
 FORMAT, TOKENIZERS = 1, "tokenizers"  # folder in the user's cache folder
@@ -35,7 +33,6 @@ ARRAYS = {"keys": "<u8", "pairs": "<u8", "ids": "<i4", "ends": "<u4", "ranks": "
 # Beyond this, the whole tokenizer is as fast: characters of a text, parts of its words, tokens.
 MOST_CHARS, MOST_PARTS, MOST_READ = 1 << 14, 1 << 16, 1 << 13
 MOST_WRITTEN = 1 << 8  # tokens, because each new one takes as long as all before it
-SECONDS = 600  # for the process that checks one
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -219,24 +216,3 @@ def open_kept(path: Path) -> KeptTokenizer | None:
         return KeptTokenizer(header, arrays)
     except (OSError, ValueError, KeyError):  # msgspec raises ValueError
         return None
-
-
-def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
-    """Check and keep a tokenizer in a process of its own, because 10 to 20 MB of that would stay with this one.
-
-    limit: on the memory of both processes.
-    """
-    from stem_edge.system.child import module_command, run_child  # once
-
-    if writable(kept.parent):
-        left = "" if limit is None else str(max(0, limit - own_memory()))
-        given = str(path.absolute()), str(vocab_size or ""), str(kept), left
-        with contextlib.suppress(OSError):
-            run_child(module_command("stem_edge.runtime.text.keeping", *given), SECONDS)
-
-
-def writable(folder: Path) -> bool:
-    """Return whether files can be written to a folder, which is made if it is not there."""
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder.is_dir() and os.access(folder, os.W_OK)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
+
 from stem_edge.bundle.footprint import Footprint, gguf_footprint, onnx_footprint
 from stem_edge.config import ModelConfig
 from stem_edge.graph.decode import decoding, prompts
@@ -16,12 +18,21 @@ from stem_edge.graph.layer import kind_of
 from stem_edge.tables.store import TableFormat
 
 
+@singledispatch
 def expected_footprint(
-    model: ModelConfig, backbone: BackboneFormat | GgufFormat, tables: TableFormat | None
+    backbone: BackboneFormat | GgufFormat, model: ModelConfig, tables: TableFormat | None
 ) -> Footprint:
     """Footprint of the bundle that an export with these types would write. Raises GraphError."""
-    if not isinstance(backbone, BackboneFormat):
-        return gguf_footprint(model, backbone, tables)
+    raise TypeError(f"{type(backbone).__name__} is no format of a backbone")
+
+
+@expected_footprint.register
+def _(backbone: GgufFormat, model: ModelConfig, tables: TableFormat | None) -> Footprint:
+    return gguf_footprint(model, backbone, tables)
+
+
+@expected_footprint.register
+def _(backbone: BackboneFormat, model: ModelConfig, tables: TableFormat | None) -> Footprint:
     layout = tables.tables if tables else None
     data = decoding(model, layout, backbone).plan.nbytes
     prefill = prompts(model, layout, backbone).plan.nbytes if backbone.prefill else 0

@@ -110,15 +110,15 @@ class Footprint:
 
 def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
     """Footprint of a bundle that exists, on one of its engines. Default: the first."""
-    format = manifest.format(engine or manifest.engines[0])
-    if isinstance(format, BackboneFormat):
-        prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
-        data = manifest.files[BACKBONE_DATA].nbytes
-        found = onnx_footprint(manifest.model, format, manifest.table_format, data, prefill)
-        return replace(found, assistant_nbytes=_assistant_nbytes(manifest))
-    if format is None:
+    format, tables = manifest.format(engine or manifest.engines[0]), manifest.table_format
+    if format is not None and manifest.gguf is format:
+        return gguf_footprint(manifest.model, manifest.gguf, tables)
+    if format is None or manifest.backbone is None:
         raise ValueError(f"the bundle has no such backbone; it has those of {manifest.engines}")
-    return gguf_footprint(manifest.model, format, manifest.table_format)
+    prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
+    data = manifest.files[BACKBONE_DATA].nbytes
+    found = onnx_footprint(manifest.model, manifest.backbone, tables, data, prefill)
+    return replace(found, assistant_nbytes=_assistant_nbytes(manifest))
 
 
 def _assistant_nbytes(manifest: Manifest) -> int:

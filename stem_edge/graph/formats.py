@@ -45,6 +45,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Storage format of a backbone for onnxruntime."""
 
     engine: ClassVar[EngineName] = "onnxruntime"
+    checked_when_written: ClassVar[bool] = True  # whether no value can be infinite
     importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
@@ -127,6 +128,7 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Storage format of a backbone for ggml."""
 
     engine: ClassVar[EngineName] = "ggml"
+    checked_when_written: ClassVar[bool] = False
     prefill: ClassVar[bool] = False
     for_prompts: ClassVar[bool] = False
     kv_peaks: ClassVar[bool] = False

@@ -144,6 +144,7 @@ class Compute:
                     scheduler.submit(request)
             except BaseException:
                 replies.close()
+                self._wake.set()  # so that those queued leave the queue
                 raise
         self._wake.set()
         return replies

@@ -15,7 +15,6 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Never, Self, cast
 
@@ -41,12 +40,6 @@ REMEDY = "export with a tokenizer whose chat_template works, or give plain text"
 
 def has_template(path: Path) -> bool:
     """Return whether a tokenizer_config.json has a chat template. Raises BundleError."""
-    state = path.lstat() if path.exists() else None
-    return _has_template(path, state and (state.st_ino, state.st_size, state.st_mtime_ns))
-
-
-@lru_cache(8)
-def _has_template(path: Path, state: object) -> bool:
     return bool(_templates(_read_config(path)))
 
 

@@ -13,9 +13,9 @@ from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.measuring.quality.consistency import verify_runs
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.reference import forward
-from stem_edge.runtime.consistency import verify_runs
 
 # Tokens are bytes: 13 letters and the space, more of them than 5 % of 300.
 TEXT = "the cat sat on the mat and the dog sat on the hat " * 8

@@ -73,7 +73,7 @@ def test_kinds_of_matrices_have_their_bits(
     values = {"v": changed.get("v", expected["qkv"])}
     assert {kind: format.bits(kind) for kind in MATRIX_KINDS} == expected | absent | values
     found = footprint_of(manifest)
-    size = expected_footprint(manifest.model, format, manifest.table_format)
+    size = expected_footprint(format, manifest.model, manifest.table_format)
     assert found.backbone_nbytes == size.backbone_nbytes
 
 

@@ -87,15 +87,16 @@ def shorten(patch: pytest.MonkeyPatch, most: int) -> None:
     patch.setattr(disk, "write", lambda file, data: write(file, data[:most]))
 
 
-def flip_bits(patch: pytest.MonkeyPatch, calls: Callable[[int], bool]) -> Counter:
-    """Flip a bit in the first byte of the reads with these numbers."""
-    pread, count = disk.pread, Counter()
+def flip_bits(patch: pytest.MonkeyPatch, *, once: bool) -> set[int]:
+    """Flip a bit in the first byte of reads; once: of each place alone. Return these places."""
+    pread, seen = disk.pread, set[int]()
 
     def disturbed(descriptor: int, buffer: memoryview, offset: int) -> int:
         done = pread(descriptor, buffer, offset)
-        if done and calls(count("pread")):
+        if done and not (once and offset in seen):
+            seen.add(offset)
             buffer[0] ^= 1
         return done
 
     patch.setattr(disk, "pread", disturbed)
-    return count
+    return seen

@@ -58,7 +58,7 @@ def test_the_links_for_type_checkers_point_to_the_folders() -> None:
 
 
 def test_a_plain_install_exports() -> None:
-    """What no export can do without is imported; libraries of extras go by import_original."""
+    """What no export can do without is imported; libraries of extras go by import_module."""
     plain = {re.split(r"[^\w-]", given)[0] for given in PYPROJECT["project"]["dependencies"]}
     found = set[str]()
     for path in (ROOT / "export").rglob("*.py"):

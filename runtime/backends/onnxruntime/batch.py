@@ -24,7 +24,7 @@ class OrtBatch(BackendBatch):
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
         self._evens = loaded.rows != "any"
-        self._size, self._kv = size, KvArrays(loaded, size + size % 2, length)
+        self._size, self._kv = size, KvArrays(loaded, size + 1, length)
         self._graphs = BoundGraphs(loaded, length, self._kv.part)
         self._contexts: list[OrtContext] = []  # in their places
         self._joined: list[int] = []  # tokens that each had when it joined

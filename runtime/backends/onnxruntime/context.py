@@ -43,7 +43,7 @@ class NoWindow:
         """Tokens that have left: the position of the token in the first row."""
         return 0
 
-    def follow(self, other: Window) -> None:
+    def follow(self, dropped: int, settled: int) -> None:
         """Go on where another is."""
 
     def together(self, position: int) -> int:
@@ -192,7 +192,7 @@ class OrtContext:
     def move(self, to: Place, tokens: int) -> None:
         """Move the first tokens to another place, and go on from there."""
         window = to.kv.window(to.number)
-        window.follow(self.window)
+        window.follow(self.window.dropped, self.window.settled)
         self.place.kv.move(self.place.number, to, tokens, window.dropped)
         self.place, self.window, self._filled = to, window, tokens
 

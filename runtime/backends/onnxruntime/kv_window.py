@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from stem_edge.graph import names as io
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.context import Window
 
 
 class _Shift(NamedTuple):
@@ -43,9 +40,9 @@ class KvWindow:
         self._finish()
         return self._shift.base
 
-    def follow(self, other: Window) -> None:
+    def follow(self, dropped: int, settled: int) -> None:
         """Go on where another is, after its rows were copied here."""
-        self._shift, self.settled = _Shift(other.dropped), other.settled
+        self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:
         """Return how many tokens from a position on fit in without dropping any, or once some are dropped."""

@@ -41,7 +41,7 @@ def footprints(
 ) -> list[Footprint]:
     """Return the sizes of the bundles that an export could make, most exact first."""
     return [
-        expected_footprint(model, changed(format, tied=model.tied_head), tables(rows))
+        expected_footprint(changed(format, tied=model.tied_head), model, tables(rows))
         for format, rows in CHOICES
     ]
 

@@ -1,4 +1,4 @@
-"""Catalogue K1, K3, K4, K7, K10, K11: many threads with one row cache."""
+"""Catalogue K1 to K3, K4, K7, K10, K11: many threads with one row cache."""
 
 from __future__ import annotations
 
@@ -61,6 +61,16 @@ def test_k1_64_threads_that_miss_the_same_row_read_it_once(
     watch(monkeypatch, ["pread"], count)
     assert len(set(together([lambda: model.logits([77]).tobytes()] * 64))) == 1
     assert len(reads) == 1
+
+
+def test_k2_no_step_reads_a_slot_that_is_being_written(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads evict each other's rows, and reads linger."""
+    model = load(slots=8)
+    alone = [tokens(model, prompt) for prompt in PROMPTS]
+    slow(monkeypatch, ["pread"], 0.001)
+    assert together([partial(tokens, model, prompt) for prompt in PROMPTS]) == alone
 
 
 @pytest.mark.parametrize("error", [OSError(5, "broken"), MemoryError(), ValueError(), SystemExit()])

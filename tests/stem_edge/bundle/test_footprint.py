@@ -25,7 +25,7 @@ def manifest(request: pytest.FixtureRequest, tiny_bundle: Path) -> Manifest:
 def test_what_an_export_will_take_is_known_before(manifest: Manifest) -> None:
     found = footprint_of(manifest)
     assert manifest.backbone is not None
-    expected = expected_footprint(manifest.model, manifest.backbone, manifest.table_format)
+    expected = expected_footprint(manifest.backbone, manifest.model, manifest.table_format)
     assert expected == found
 
 
@@ -45,7 +45,7 @@ def test_matrices() -> None:
 def test_a_dense_model_and_one_without_a_prefill_graph(manifest: Manifest) -> None:
     config = dense_twin(manifest.model)
     plain = BackboneFormat(weights="fp32", head="fp32", block_size=128)
-    found = expected_footprint(config, plain, None)
+    found = expected_footprint(plain, config, None)
     assert (found.tables_nbytes, found.prefill_nbytes) == (0, 0)
     stored = sum(map(math.prod, backbone_shapes(config).values()))  # narrow heads are padded
     assert 0 <= found.backbone_nbytes - 4 * stored < 64 * 20 * config.n_layers  # and all aligned

@@ -146,15 +146,3 @@ def remove(folder: Path) -> None:
     """Delete a prepared backbone, if it is there."""
     with contextlib.suppress(OSError):
         remove_tree(folder, folder.parent)
-
-
-def is_left(made: Path) -> bool:
-    """Return whether the process that was filling a folder of this name is gone."""
-    path = made.with_name(f"{made.name.removeprefix(TEMPORARY)}.lock")
-    with contextlib.suppress(OSError):
-        descriptor = disk.update(path)
-        try:
-            return lock(descriptor)
-        finally:
-            disk.close(descriptor)
-    return True

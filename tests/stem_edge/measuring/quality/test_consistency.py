@@ -16,7 +16,7 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge.commands.bundles import verify
 from stem_edge.commands.main import main
-from stem_edge.runtime.consistency import verify_runs
+from stem_edge.measuring.quality.consistency import verify_runs
 
 WAYS = ["kept prompts", "sequences together", "drafts", "prompts kept in files"]
 
