@@ -161,8 +161,8 @@ def test_a_record_that_cannot_be_read_ends_only_those_that_need_it(
     data = shard.read_bytes()
     shard.write_bytes(data.replace(row, bytes(len(row))))
     with stem_edge.load(path, slots=16, sequences=6, threads=1) as model:
-        for exact in (None, True):
-            found = together(model, prompts, exact=exact, **NEW)
+        for exact, size in ((None, 8), (True, 8), (None, 4), (None, 2)):
+            found = together(model, prompts, exact=exact, sequences=size, **NEW)
             assert isinstance(found.pop(at), RowReadError)
             assert found == {number: tokens for number, tokens in expected.items() if number != at}
         with pytest.raises(RowReadError):
