@@ -35,6 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(tmp_path / "cache"))
     monkeypatch.setattr(made, "make", make)
+    monkeypatch.chdir(tmp_path)  # where no folder has the name of a model
     return tmp_path / "cache" / "stem-edge"
 
 
