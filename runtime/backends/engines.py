@@ -59,7 +59,7 @@ class EngineEntry:
     install: str  # command that installs it
     installed: Callable[[], bool]  # whether its library is; does not import it
     version: Callable[[], str]  # of the library; "" if it is not installed
-    lacks: tuple[str, ...]  # options of `load` that it does not have
+    lacks: tuple[str, ...] = ()  # options of `load` that it does not have
 
     @property
     def folder(self) -> str:
@@ -106,7 +106,6 @@ ENGINES: dict[str, EngineEntry] = {
             "pip install onnxruntime",
             lambda: bool(find_spec("onnxruntime")),
             lambda: version_of("onnxruntime"),
-            lacks=("repack",),
         ),
         EngineEntry(
             "ggml",

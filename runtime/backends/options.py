@@ -29,9 +29,7 @@ Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
 Speculate: TypeAlias = Literal["auto"] | int | Draft
 
 
-INTERNAL = frozenset(
-    ("weights", "overlap", "warm_start", "keep_prefixes", "repack", "emulate_flash")
-)
+INTERNAL = frozenset(("weights", "overlap", "warm_start", "keep_prefixes", "emulate_flash"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,6 @@ class LoadOptions:
     overlap: bool = True  # read rows ahead in a thread
     warm_start: bool = True  # fill the row cache with the most used tokens, and count them
     keep_prefixes: bool = True  # go on from earlier prompts that begin with the same tokens
-    repack: bool = False  # on ggml: copy matrices into memory in this processor's order
     emulate_flash: FlashName | None = None  # delay reads like slower flash
 
     def __post_init__(self) -> None:

@@ -42,7 +42,6 @@ class Footprint:
     embedding_nbytes: int  # read in place, a row per token
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
-    repacked_nbytes: int  # weights that the engine can repack in memory on request
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
     caches: KvCaches  # keys and values that it can have
     kv: KvType  # type of keys and values
@@ -153,7 +152,6 @@ def onnx_footprint(
         embedding_nbytes=embedding,
         step_nbytes=step,
         prefill_nbytes=prefill,
-        repacked_nbytes=0,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
         caches=caches,
         kv=caches.usual,
@@ -177,7 +175,6 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         embedding_nbytes=sizes["embedding"],
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
         prefill_nbytes=0,
-        repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
         caches=caches,
         kv=caches.usual,

@@ -17,11 +17,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from stem_edge import __version__
 from stem_edge.errors import BackendError
-from stem_edge.files import disk
 from stem_edge.files.disk import write_whole
 from stem_edge.files.names import KEY_CHARS, cache_folder
 from stem_edge.ggml.installed import AGAIN, REINSTALL, installed_library, library_files
@@ -54,19 +51,12 @@ X86 = {
 USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
 ARM = "GGML_CPU_ARM_ARCH"
 
-FORMAT = 5
+FORMAT = 6
 FOLDER = "ggml"
-MAX_NBYTES = 1 << 8
 TRIAL = "stem_edge.runtime.backends.ggml.library_trial"
 # Exit status of TRIAL: a wrong result; a library that Ggml refuses.
 DIFFERS, REFUSED = 10, 11
 TRIAL_SECONDS = 60.0  # one or two are enough on an idle machine
-
-
-class LibraryVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of a passed trial: its last line, and what the cache folder keeps."""
-
-    repack: bool  # whether products of repacked matrices were right as well
 
 
 def checked_ggml(cache_dir: str | Path | None = None) -> Ggml:
@@ -76,7 +66,8 @@ def checked_ggml(cache_dir: str | Path | None = None) -> Ggml:
     an unknown version, crashes, hangs or computes wrong numbers.
     """
     path = installed_library()
-    return Ggml(path, repack=check_library(path, cache_dir).repack)
+    check_library(path, cache_dir)
+    return Ggml(path)
 
 
 def check_library(
@@ -84,8 +75,8 @@ def check_library(
     cache_dir: str | Path | None = None,
     command: Sequence[str] | None = None,
     seconds: float = TRIAL_SECONDS,
-) -> LibraryVerdict:
-    """Return the cached verdict on a library, or run the trial. Raises BackendError.
+) -> None:
+    """Run the trial of a library unless it has passed before. Raises BackendError.
 
     `command` (default: TRIAL in a separate process) gets the path of the library as its last
     argument and must end within `seconds`.
@@ -95,18 +86,17 @@ def check_library(
     except OSError as error:
         raise BackendError(f"{path}: cannot be read ({error.strerror}); {AGAIN}") from error
     digest = hashlib.sha256(repr(described).encode()).hexdigest()[:KEY_CHARS]
-    cached = cache_folder(cache_dir) / FOLDER / f"{digest}.json"
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        return msgspec.json.decode(disk.read_file(cached, MAX_NBYTES), type=LibraryVerdict)
-    verdict = _try(path, command or module_command(TRIAL), seconds)
+    passed = cache_folder(cache_dir) / FOLDER / digest
+    if passed.exists():
+        return
+    _try(path, command or module_command(TRIAL), seconds)
     # Not an error, because a cache that cannot be written only means another trial next time.
     with contextlib.suppress(OSError):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(cached, msgspec.json.encode(verdict))
-    return verdict
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(passed, b"")
 
 
-def _try(path: Path, command: Sequence[str], seconds: float) -> LibraryVerdict:
+def _try(path: Path, command: Sequence[str], seconds: float) -> None:
     """Run the trial. Raises BackendError unless it passes."""
     try:
         ended = run_child([*command, str(path)], seconds)
@@ -115,10 +105,8 @@ def _try(path: Path, command: Sequence[str], seconds: float) -> LibraryVerdict:
             f"cannot start {command[0]} to test ggml in {path} ({error.strerror}); allow stem-edge "
             "to start a Python interpreter once for this test"
         ) from error
-    if ended.status == 0:
-        with contextlib.suppress(ValueError):
-            return msgspec.json.decode(last_line(ended.stdout), type=LibraryVerdict)
-    raise BackendError(_failure(path, ended))
+    if ended.status != 0:
+        raise BackendError(_failure(path, ended))
 
 
 def _failure(path: Path, ended: Ended) -> str:

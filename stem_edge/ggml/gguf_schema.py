@@ -284,22 +284,3 @@ def slot_type(layout: RecordLayout) -> TensorType:
 def slot_nbytes(layout: RecordLayout) -> int:
     """Return the bytes of a slot: the rows of all STEM layers."""
     return len(layout.layers) * slot_type(layout).row_nbytes(layout.row_width)
-
-
-def repacks(stored: TensorType, rows: int) -> bool:
-    """Return whether ggml can repack a matrix of `rows` rows for faster products.
-
-    Builds for some processors cannot; stem_edge.ggml.check tests it.
-    """
-    return stored in (types.Q4_0, types.Q4_K) and rows % 8 == 0
-
-
-def repacked_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[TensorType, int]:
-    """Return the bytes by type that repacking copies: all matrices but an untied embedding."""
-    chosen, sizes = tensor_types(config, weights), backbone_nbytes(config, weights)
-    found: dict[TensorType, int] = {}
-    for name, shape in config.backbone_shapes().items():
-        copied = len(shape) == 2 and (name != "embedding" or config.tied_head)
-        if copied and repacks(chosen[name], shape[0]):
-            found[chosen[name]] = found.get(chosen[name], 0) + sizes[name]
-    return found

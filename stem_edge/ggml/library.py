@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "graph_overhead_custom": (SIZE, [SIZE, c_bool]),
     "nbytes": (SIZE, [P]),
     "nelements": (I64, [P]),
-    "nrows": (I64, [P]),
     # tensors: context, type, sizes; views: context, tensor, sizes, strides and offset in bytes
     "new_tensor_1d": (P, [P, INT, I64]),
     "new_tensor_2d": (P, [P, INT, I64, I64]),
@@ -88,46 +87,31 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "backend_cpu_buffer_type": (P, []),
     "backend_cpu_buffer_from_ptr": (P, [P, SIZE]),
     "backend_buffer_free": (None, [P]),
-    "backend_buffer_get_base": (P, [P]),
     "backend_tensor_alloc": (INT, [P, P, P]),
     "backend_tensor_set": (None, [P, P, SIZE, SIZE]),
-    "backend_buft_name": (c_char_p, [P]),
-    "backend_buft_alloc_buffer": (P, [P, SIZE]),
-    "backend_buft_get_alloc_size": (SIZE, [P, P]),
-    "backend_buft_get_alignment": (SIZE, [P]),
-    "backend_cpu_reg": (P, []),
-    "backend_reg_dev_get": (P, [P, SIZE]),
-    "backend_reg_get_proc_address": (P, [P, c_char_p]),
-    "backend_dev_supports_op": (c_bool, [P, P]),
     # quantizing: type, values, result, first value, rows, values a row, weights of channels
     "quantize_init": (None, [INT]),
     "quantize_chunk": (SIZE, [INT, P, P, I64, I64, I64, P]),
 }
-EXTRA_BUFFER_TYPES = "ggml_backend_dev_get_extra_bufts"
-EXTRA_BUFFER_TYPES_PROTOTYPE = ctypes.CFUNCTYPE(POINTER(P), P)
 SUCCESS = 0
 ROPE_PAIRS, ROPE_HALVES = 0, 2  # GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX
 
 
-# Log callback. Without it ggml writes a line to stderr for each matrix that it repacks; it is
-# global because ggml keeps the pointer, so that it must not be freed.
+# Log callback, because ggml may write to stderr. Global, because ggml keeps the pointer.
 _quiet = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda level, text, data: None)
 
 
 class Ggml:
     """Loaded ggml; functions lack the prefix `ggml_`: `library.mul_mat(context, a, b)`."""
 
-    def __init__(self, path: Path, *, repack: bool = True) -> None:
-        """`repack`: whether it may repack weights; must be False if that failed in the trial.
-
-        Raises BackendError if it cannot be loaded, is of an unknown version or incomplete.
-        """
+    def __init__(self, path: Path) -> None:
+        """Raises BackendError if it cannot be loaded, is of an unknown version or incomplete."""
         try:
             handles = _open(path)
         except OSError as error:
             raise BackendError(f"{path}: cannot be loaded ({error}); {AGAIN}") from error
         version = _function(path, handles, "version", c_char_p, [])
-        self.path, self.repack = path, repack
+        self.path = path
         self.version = (version() or b"").decode(errors="replace")
         if self.version not in KNOWN_VERSIONS:
             known = ", ".join(f"{n} ({release})" for n, release in KNOWN_VERSIONS.items())
@@ -142,20 +126,6 @@ class Ggml:
     def __getattr__(self, name: str) -> Any:
         """Declare the functions of PROTOTYPES to type checkers; raise AttributeError for others."""
         raise AttributeError(f"ggml_{name} is not in PROTOTYPES")
-
-    def extra_buffer_type(self, wanted: str) -> int | None:
-        """Return the CPU's extra buffer type of this name, which repacks weights, or None."""
-        registry = self.backend_cpu_reg()
-        address = self.backend_reg_get_proc_address(registry, EXTRA_BUFFER_TYPES.encode())
-        if not address:
-            return None
-        found = EXTRA_BUFFER_TYPES_PROTOTYPE(address)(self.backend_reg_dev_get(registry, 0))
-        number = 0
-        while found and found[number]:
-            if self.backend_buft_name(found[number]) == wanted.encode():
-                return int(found[number])
-            number += 1
-        return None
 
 
 def _open(path: Path) -> list[ctypes.CDLL]:

@@ -37,7 +37,7 @@ class GgmlBatch(BackendBatch):
 
     A token's logits can be rounded differently than in a step alone: ggml chooses kernels by the
     number of tokens of a step. On x86 with AVX-512 they were the same bits with weights in Q8_0,
-    Q5_0 and Q4_0, and with K-quants up to 7 tokens (repacked Q4_K: up to 3), but not in F32 or F16.
+    Q5_0 and Q4_0, and with K-quants up to 7 tokens, but not in F32 or F16.
     """
 
     def __init__(self, model: GgmlModel) -> None:

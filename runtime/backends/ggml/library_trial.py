@@ -2,8 +2,8 @@
 
 Not a command for users: `stem_edge.ggml.check` starts it, and explains why. Small models with every type of
 weights and rows compute a prompt, a token and a few tokens; their logits are compared with those of the numpy
-model. The name of each goes to stdout before it is computed, so that the parent can tell where a crash happened;
-the last line is the result as JSON. On failure the last line of stderr gives the reason.
+model. The name of each goes to stdout before it is computed, so that the parent can tell where a crash happened.
+On failure the last line of stderr gives the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types
-from stem_edge.ggml.check import DIFFERS, REFUSED, LibraryVerdict
+from stem_edge.ggml.check import DIFFERS, REFUSED
 from stem_edge.ggml.gguf_schema import BASE, KV_TENSORS, usual_kv
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
@@ -34,7 +34,7 @@ from stem_edge.numerics.reference import forward
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.ggml.graph import GgmlGraph, HeldVectors, Scratch
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
-from stem_edge.runtime.backends.ggml.weights import GgmlModel, can_repack
+from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.system.child import limit_this_process
 from stem_edge.tables.codecs import FORMS, Form
 from stem_edge.tables.packing import make_layout, pack_records
@@ -102,12 +102,11 @@ class Case(NamedTuple):
     config: ModelConfig
     weights: GgufType | OwnTypes
     row_type: Form
-    repack: bool = False
     kv: KvType | None = None  # type of keys and values; None: as for these weights
 
 
 def cases() -> Iterator[Case]:
-    """Yield models for every type of weights and rows, those with repacked weights last."""
+    """Yield models for every type of weights and rows."""
     for weights, row_type in zip(BASE, cycle(FORMS)):
         yield Case(f"a model with {weights} weights and {row_type} rows", WIDE, weights, row_type)
     for weights in ("q6_k", "q5_k_m", "q4_k_m"):
@@ -115,28 +114,18 @@ def cases() -> Iterator[Case]:
     yield Case("a model with types of other GGUF files", WIDE, FOREIGN, "int8")
     for kv in KV_TENSORS:
         yield Case(f"a model with {kv} keys and values", WIDE, "q8_0", "int8", kv=kv)
-    for weights in ("q4_0", "q4_k_m"):
-        yield Case(f"a model with repacked {weights} weights", WIDE, weights, "int8", repack=True)
 
 
-def run(path: Path) -> LibraryVerdict:
+def run(path: Path) -> None:
     """Check every case, printing its name before. Raises BackendError, WrongResultError."""
     print("loading it", flush=True)
     ggml = Ggml(path)
-    repack = can_repack(ggml)
     for case in cases():
-        if case.repack and not repack:
-            continue
         print(case.name, flush=True)
         try:
             check(ggml, case)
-        except BackendError:
-            if not case.repack:
-                raise
-            repack = False  # the library is usable without
         except WrongResultError as error:
             raise WrongResultError(f"{case.name}: {error}") from error
-    return LibraryVerdict(repack=repack)
 
 
 def check(ggml: Ggml, case: Case) -> None:
@@ -154,7 +143,7 @@ def check(ggml: Ggml, case: Case) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file = _write(Path(folder) / "weights", ggml, case, values)
         kv = KV_TENSORS[case.kv or usual_kv(case.weights)]
-        model = GgmlModel(ggml, config, file, slots, 1, kv, repack=case.repack)
+        model = GgmlModel(ggml, config, file, slots, 1, kv)
     stored = {name: _stored(model, name, given) for name, given in values.items()}
     rows = {layer: layout.unpack(records, at) for at, layer in enumerate(layout.layers)}
     check_logits(model, case, stored, rows)
@@ -235,7 +224,7 @@ def compare(what: str, found: F32, expected: F32, tolerance: float) -> None:
 def main() -> int:
     limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
     try:
-        print(msgspec.json.encode(run(Path(sys.argv[1]))).decode(), flush=True)
+        run(Path(sys.argv[1]))
     except (BackendError, WrongResultError) as error:
         print(error, file=sys.stderr)
         return REFUSED if isinstance(error, BackendError) else DIFFERS

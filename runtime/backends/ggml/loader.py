@@ -48,7 +48,7 @@ class GgmlLoader:
     def needs(self, context: int) -> Needs:
         options = self._options
         footprint = footprint_of(self._bundle.manifest, "ggml").with_kv(options.kv)
-        return ggml_needs(footprint, context, options.cpus, repack=options.repack)
+        return ggml_needs(footprint, context, options.cpus)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
         return BlockSlots(layout, count)
@@ -69,13 +69,12 @@ class GgmlLoader:
             slots,
             options.cpus,
             KV_TENSORS[footprint_of(manifest, "ggml").with_kv(options.kv).kv],
-            repack=options.repack,
         )
         return GgmlBackend(model)
 
 
-def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool) -> Needs:
-    """Return the needs of a backbone on ggml. Weights stay in their file unless repacked."""
+def ggml_needs(footprint: Footprint, context: int, threads: int) -> Needs:
+    """Return the needs of a backbone on ggml. Weights stay in their file."""
     config = footprint.model
     heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
     # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;
@@ -94,13 +93,11 @@ def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool
     head_dim = max(layer.head_dim for layer in config.layers)
     tile = FLOAT * (4 * TILE * head_dim + 2 * TILE * TILE)
     part = Part(
-        weights=FIXED_NBYTES + (footprint.repacked_nbytes if repack else 0),
+        weights=FIXED_NBYTES,
         kv_cache=footprint.kv_nbytes(context),
         fixed=logits + threads * tile,
         chunk_token=FLOAT * per_token + masks,
         logits=logits,
         slot=footprint.slot_nbytes,
     )
-    saving = ", or load without repack" if repack else ""
-    mapped = footprint.step_nbytes - (footprint.repacked_nbytes if repack else 0)
-    return Needs(footprint, context, part, mapped=mapped, saving=saving)
+    return Needs(footprint, context, part, mapped=footprint.step_nbytes)

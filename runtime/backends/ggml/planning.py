@@ -48,4 +48,4 @@ def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) 
 
 def needs(footprint: Footprint, context: int, *, prefill: bool) -> Needs:
     """Return the needs of a load with all processors of this machine."""
-    return ggml_needs(footprint, context, usable_cpus(), repack=False)
+    return ggml_needs(footprint, context, usable_cpus())

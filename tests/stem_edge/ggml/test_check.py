@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import signal
@@ -17,7 +16,6 @@ from stem_edge.errors import BackendError
 from stem_edge.ggml.check import check_library, checked_ggml
 from stem_edge.ggml.installed import installed_library
 
-GOOD = {"repack": True}
 # Runs the real trial, with a wrong logit where the condition holds.
 SPOILED = """
 import sys
@@ -39,9 +37,9 @@ def child(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def says(told: object, into: Path) -> list[str]:
+def marks(into: Path) -> list[str]:
     """Make a command that succeeds and leaves a mark each time."""
-    return child(f"open({str(into)!r}, 'a').write('x'); print('{json.dumps(told)}')")
+    return child(f"open({str(into)!r}, 'a').write('x')")
 
 
 @pytest.fixture
@@ -60,9 +58,9 @@ class Trials:
     def __init__(self, library: Path, folder: Path) -> None:
         self.library, self.folder, self._mark = library, folder / "cache", folder / "mark"
 
-    def count(self, told: object = GOOD) -> int:
+    def count(self) -> int:
         self._mark.write_text("")
-        check_library(self.library, self.folder, says(told, self._mark))
+        check_library(self.library, self.folder, marks(self._mark))
         return len(self._mark.read_text())
 
 
@@ -74,9 +72,8 @@ def trials(library: Path, tmp_path: Path) -> Trials:
 @needs_library
 def test_a_good_library_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = checked_ggml(tmp_path)
-    assert first.repack <= (first.extra_buffer_type("CPU_REPACK") is not None)
     monkeypatch.setattr("subprocess.run", None)  # no child can be started
-    assert checked_ggml(tmp_path).repack == first.repack
+    assert checked_ggml(tmp_path).path == first.path
     with pytest.raises(TypeError):
         checked_ggml(tmp_path / "another folder")
 
@@ -127,10 +124,8 @@ DIES = (
     "print('GGML_ASSERT(false)', file=sys.stderr, flush=True); os.kill(os.getpid(), {})"
 )
 HANGS = "import time; print('products of X', flush=True); time.sleep(60)"
-ODD: list[object] = [{}, [], "text", GOOD | {"x": 1}, {"repack": 1}]
 # What a child does, and what the error says; signals end it with SIG..., where a system has them.
-ENDS = [(f"print({json.dumps(told)!r})", "could not be tested") for told in ODD]
-ENDS += [
+ENDS = [
     ("SIGSEGV", r"crashed \(SIGSEGV at products of X\): it was compiled .* CMAKE_ARGS="),
     ("SIGILL", r"crashed \(SIGILL at .* that this processor does not have, .*--no-c"),
     ("SIGABRT", r"could not be .* at products of X\): GGML_ASSERT\(false\); install it again"),
@@ -170,19 +165,11 @@ def test_a_library_for_another_processor(tmp_path: Path) -> None:
     [
         ("True", "+= 50", "f32 weights and fp32 rows: logits of 64 tokens, value 4095 of"),
         ("arguments[1] == 1", "= float('nan')", "f32 .*: logits of 1 .*: found nan, exp"),
-        pytest.param(
-            "self.steps.model.weights._few is not self.steps.model.weights.tensors",
-            "+= 50",
-            "repacked q4_0 weights: logits",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_a_library_that_computes_wrong_numbers(
     condition: str, wrong: str, expected: str, tmp_path: Path
 ) -> None:
-    if "repacked" in expected and not checked_ggml(tmp_path).repack:
-        pytest.skip("this build cannot repack weights")
     code = SPOILED.format(condition=condition, wrong=wrong)
     match = rf"computes wrong numbers on this processor: a model with .*{expected}.*build it again"
     with pytest.raises(BackendError, match=match):

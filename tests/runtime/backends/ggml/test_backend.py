@@ -77,24 +77,18 @@ def test_closing_frees_everything(tiny_gguf: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["q4_0", "q4_k_m", "q8_0", "f16"])
-@pytest.mark.parametrize("repack", [False, True])
-def test_quantized_backbones_repacked_or_not(
-    weights: Any, repack: bool, wide_checkpoint: Path, tmp_path: Path
+def test_quantized_backbones_token_by_token(
+    weights: Any, wide_checkpoint: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     exported = stem_edge.export_bundle(wide_checkpoint, out, engine="ggml", type=weights)
     assert exported.manifest.reports["ggml"].divergence < 0.05
     with load_fixed(out) as model:
-        expected = model.logits(IDS)
-    with load_fixed(out, repack=repack) as model:
-        found = model.logits(IDS)
+        greatest = np.abs(model.logits(IDS)).max()
         chunks = list(model.generate(IDS[:3], max_new_tokens=30, logprobs=0))
-    greatest = np.abs(expected).max()
-    # Kernels for one token, for many, and for rearranged matrices round activations differently.
-    assert np.abs(found - expected).max() < 0.05 * greatest
-    ids = [token for chunk in chunks for token in chunk.token_ids]
-    with load_fixed(out) as model:
+        ids = [token for chunk in chunks for token in chunk.token_ids]
         logits = model.logits(IDS[:3] + ids)[2:-1]
+    # Kernels for one token and for many round activations differently.
     logits = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     steps = [one.logprob for chunk in chunks for one in chunk.logprobs or ()]
     assert np.abs(logits[np.arange(len(ids)), ids] - steps).max() < 0.1 * greatest
