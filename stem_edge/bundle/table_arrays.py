@@ -39,18 +39,12 @@ class Tables:
         # For each array of records its shards, as views [records, stride] into the maps.
         self._shards: list[list[U8]] = []
         for grid in self._store.grids:
-            self._shards.append([self._map(grid, shard) for shard in range(grid.shards)])
-
-    def _map(self, grid: ShardGrid, shard: int) -> U8:
-        descriptor = grid.open_shard(shard)
-        try:
-            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise unreadable(grid.shard_path(shard), "shard", error) from error
-        finally:
-            disk.close(descriptor)
-        self._maps.append(mapped)
-        return np.ndarray((grid.shard_records(shard), grid.stride), np.uint8, mapped)
+            maps = [map_shard(grid, shard) for shard in range(grid.shards)]
+            self._maps += maps
+            shapes = ((grid.shard_records(shard), grid.stride) for shard in range(grid.shards))
+            self._shards.append(
+                [np.ndarray(s, np.uint8, m) for s, m in zip(shapes, maps, strict=True)]
+            )
 
     @property
     def layout(self) -> RecordLayout:
@@ -141,6 +135,17 @@ class Tables:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def map_shard(grid: ShardGrid, shard: int) -> mmap.mmap:
+    """Map a checked shard file into memory. Raises BundleError."""
+    descriptor = grid.open_shard(shard)
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise unreadable(grid.shard_path(shard), "shard", error) from error
+    finally:
+        disk.close(descriptor)
 
 
 def open_tables(path: str | Path) -> Tables:
