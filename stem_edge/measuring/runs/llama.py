@@ -14,12 +14,11 @@ import llama_cpp
 import numpy as np
 
 from stem_edge.errors import BackendError
-from stem_edge.measuring.runs.worker import MeasuredEngine
 
 BATCH = 512
 
 
-class LlamaModel(MeasuredEngine):
+class LlamaModel:
     """A loaded GGUF with one context, freed with the last reference.
 
     lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default: as
@@ -59,10 +58,16 @@ class LlamaModel(MeasuredEngine):
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
 
+    def counters(self) -> dict[str, float]:
+        """Return nothing, because llama.cpp counts nothing of its own."""
+        return {}
+
     def clear(self) -> None:
+        """Empty the context."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
     def choose(self, token_ids: list[int]) -> int:
+        """Process ids after the earlier ones, and return the most probable next token."""
         return int(self.process(token_ids).argmax())
 
     def process(self, token_ids: list[int]) -> np.ndarray:

@@ -8,18 +8,17 @@ import numpy as np
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.graph.names import PREFILL
-from stem_edge.measuring.runs.worker import MeasuredEngine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 from stem_edge.runtime.texts import process
 
 
-class StemEdge(MeasuredEngine):
+class StemEdge:
     """A loaded bundle. Its own tokens could repeat the same few rows, so it is fed with given ones."""
 
-    def __init__(self, bundle: str, context: int, threads: int, **options: Any) -> None:
+    def __init__(self, path: str, context: int, threads: int, **options: Any) -> None:
         given = LoadOptions(context_length=context, threads=threads, **options)
-        self._model = load_with(bundle, given)
+        self._model = load_with(path, given)
         self._engine, self._length, self._options = self._model.engine, context, options
         self._context = self._engine.open_context(1)
         # What the first prompt opens counts as loading, so that prompts are timed alone.
@@ -27,6 +26,7 @@ class StemEdge(MeasuredEngine):
             loaded.later.find(PREFILL)
 
     def clear(self) -> None:
+        """Empty the context."""
         self._context = self._engine.open_context(self._length)
 
     def choose(self, token_ids: list[int]) -> int:

@@ -10,69 +10,34 @@ import os
 import sys
 import time
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
-# Kind of subject -> module and class of its engine.
+# Kind of subject -> module and class of its model.
 KINDS = {
     "stem-edge": ("stem_edge.measuring.runs.stem", "StemEdge"),
     "llama.cpp": ("stem_edge.measuring.runs.llama", "LlamaModel"),
 }
 
 
-class MeasuredEngine(Protocol):
-    """A model that is measured. Engines other than stem-edge count nothing."""
-
-    def clear(self) -> None:
-        """Empty the context."""
-
-    def choose(self, token_ids: list[int]) -> int:
-        """Process ids after the ids before them, and return the most probable next token."""
-
-    def counters(self) -> dict[str, float]:
-        """Return the engine's counters."""
-        return {}
-
-
-class Worker:
-    """Carries out requests, one after the other: `do` names a method, which accepts the rest."""
-
-    def __init__(self) -> None:
-        self._engine: Any = None  # a MeasuredEngine, once it is loaded
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request and return its time and the counters."""
-        do, started = request.pop("do"), time.perf_counter()
-        done = getattr(self, do)(**request) or {}
-        answer = {"seconds": time.perf_counter() - started} | done
-        if self._engine is not None:
-            answer["counters"] = self._engine.counters()
-        return answer
-
-    def start(self) -> None:
-        """Do nothing, with no engine imported."""
-
-    def bring(self, module: str) -> None:
-        """Import a module before loading, so that both are timed apart."""
-        import_module(module)
-
-    def load(self, kind: str, path: str, options: dict[str, Any], **sizes: int) -> None:
-        """Load an engine."""
-        module, name = KINDS[kind]
-        self._engine = getattr(import_module(module), name)(path, **sizes, **options)
-
-    def prompt(self, ids: list[int]) -> None:
-        """Process a prompt in an empty context."""
-        self._engine.clear()
-        self._engine.choose(ids)
-
-    def decode(self, ids: list[int]) -> dict[str, Any]:
-        """Process more tokens, one by one."""
-        return {"steps": [self._timed(token) for token in ids]}
-
-    def _timed(self, token: int) -> float:
-        started = time.perf_counter()
-        self._engine.choose([token])
-        return time.perf_counter() - started
+def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[float]]:
+    """Carry out a request; return the model, once it is loaded, and the seconds of each decode step."""
+    steps = list[float]()
+    match do:
+        case "import":  # before loading, so that both are timed apart
+            import_module(request["module"])
+        case "load":
+            module, name = KINDS[request.pop("kind")]
+            options = request.pop("options")
+            model = getattr(import_module(module), name)(**request, **options)
+        case "prompt":
+            model.clear()
+            model.choose(request["ids"])
+        case "decode":
+            for token in request["ids"]:
+                started = time.perf_counter()
+                model.choose([token])
+                steps.append(time.perf_counter() - started)
+    return model, steps
 
 
 def main() -> None:
@@ -80,11 +45,14 @@ def main() -> None:
     # Only answers may go to the pipe, so what libraries print to stdout goes to stderr instead.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    worker = Worker()
+    model = None
     try:
         for line in sys.stdin:
             try:
-                answer = worker.answer(json.loads(line))
+                request, started = json.loads(line), time.perf_counter()
+                model, steps = carry_out(model, request.pop("do"), request)
+                answer = {"seconds": time.perf_counter() - started, "steps": steps}
+                answer["counters"] = {} if model is None else model.counters()
             except Exception as error:  # any error: the other end must hear of it
                 answer = {"error": str(error), "type": type(error).__name__}
             print(json.dumps(answer), file=out, flush=True)

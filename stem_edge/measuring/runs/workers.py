@@ -119,7 +119,7 @@ class WorkerProcess:
     def load(self, context: int, threads: int) -> tuple[WorkerAnswer, WorkerAnswer]:
         """Import the engine, then load; return both answers."""
         of = self.subject
-        imported = self._ask("import", "bring", module=of.module)
+        imported = self._ask("import", "import", module=of.module)
         sizes = {"context": context, "threads": threads}
         what = {"kind": of.kind, "path": of.path, "options": of.options}
         return imported, self._ask("load", "load", **what, **sizes)
