@@ -21,8 +21,8 @@ from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 import stem_edge
 from stem_edge.export.quantization import calibration
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.installed import library_path
-from stem_edge.ggml.library import Ggml, open_ggml
+from stem_edge.ggml.installed import installed_library, library_path
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends import options
 
@@ -229,7 +229,7 @@ def ggml() -> Ggml:
     """ggml's functions."""
     if not HAS_GGML:
         pytest.skip(NO_GGML)
-    return open_ggml()
+    return Ggml(installed_library())
 
 
 @pytest.fixture(scope="session")

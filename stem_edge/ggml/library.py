@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge.errors import BackendError
-from stem_edge.ggml.installed import AGAIN, FOLDERS, REINSTALL, installed_library
+from stem_edge.ggml.installed import AGAIN, FOLDERS, REINSTALL
 
 # Versions of ggml with headers that were compared with PROTOTYPES -> the release with them.
 KNOWN_VERSIONS = {"0.25.3": "llama-cpp-python 0.3.36"}
@@ -150,8 +150,3 @@ def _function(
             function.restype, function.argtypes = result, arguments
             return function
     raise BackendError(f"{path}: has no function ggml_{name}, so ggml is incomplete; {AGAIN}")
-
-
-def open_ggml() -> Ggml:
-    """Load the installed library untested. Raises BackendError if missing, or as Ggml does."""
-    return Ggml(installed_library())

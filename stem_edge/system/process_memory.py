@@ -19,7 +19,7 @@ import psutil
 
 PROC = Path("/proc")
 ENDED = "the process has ended"
-STATUS = ("VmRSS", "VmHWM", "VmSwap", "RssAnon")  # lines of /proc/PID/status
+STATUS = ("VmRSS", "VmSwap", "RssAnon")  # lines of /proc/PID/status
 LIBRARY = re.compile(r"\.so(\.[\w.]+)?$")
 DELETED = " (deleted)"  # Linux appends this to the name of a mapped file that is gone
 SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
@@ -128,15 +128,6 @@ class MemoryReader:
         memory = self.memory()
         return Totals(memory.unevictable, memory.resident)
 
-    def begin_peak(self) -> None:
-        """Reset the system's high-water mark if it can be reset; else it covers the whole life."""
-
-    def peak_resident(self) -> int | None:
-        """Return the system's high-water mark of resident bytes; None without one."""
-        with _psutil_errors():
-            peak = getattr(self._process.memory_info(), "peak_wset", None)
-        return None if peak is None else int(peak)
-
 
 class LinuxReader(MemoryReader):
     """Reads /proc/PID/smaps, where each mapping names its file, and /proc/PID/status."""
@@ -181,15 +172,6 @@ class LinuxReader(MemoryReader):
         if "RssAnon" not in status:  # some sandboxes imitate /proc without this line
             return super().totals()
         return Totals(status["RssAnon"] + status.get("VmSwap", 0), status["VmRSS"])
-
-    def begin_peak(self) -> None:
-        # A process without the right, or in a sandbox without the file, cannot reset it: the mark
-        # stays. One that has ended is noticed at the next reading.
-        with suppress(OSError):
-            (self._folder / "clear_refs").write_text("5")
-
-    def peak_resident(self) -> int | None:
-        return self._status().get("VmHWM")
 
     def _status(self) -> dict[str, int]:
         # Not strictly ASCII, because a program may choose any bytes as its name.

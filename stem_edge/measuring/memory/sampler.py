@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stem_edge.system.process_memory import Memory, MemoryReader, Totals
+from stem_edge.system.process_memory import Memory, MemoryReader
 
 # Kinds are sampled more rarely than totals, because the system then walks every mapping: that takes
 # milliseconds, which would slow the measured process down.
@@ -34,8 +34,6 @@ class PhaseMemory:
     resident_at_end: int  # the system's own sum, so that the kinds can be checked by it
     peak_unevictable: int  # anonymous memory and swap
     peak_together: int  # the same of the process and all that it started, sampled more rarely
-    peak_resident: int  # as sampled
-    kernel_peak_resident: int | None  # the system's own high-water mark of this phase
 
 
 class MemorySampler:
@@ -54,16 +52,14 @@ class MemorySampler:
         self.reader, self.interval, self.kinds_interval = reader, interval, kinds_interval
         self.samples: list[Sample] = []
         self.phases: dict[str, PhaseMemory] = {}
-        self._seen: dict[str, list[Totals]] = {}  # by phase
-        self._marks: dict[str, list[int]] = {}  # by phase: the kernel's high-water marks
+        self._peaks: dict[str, int] = {}  # by phase: of anonymous memory and swap
         self._started = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Sample while the body runs. Phases of the same name keep the higher peaks."""
         done = threading.Event()
-        self._seen.setdefault(name, []).append(self.reader.totals())
-        self.reader.begin_peak()
+        self._note(name, self.reader.totals().unevictable)
         thread = threading.Thread(target=self._watch, args=(name, done), name="stem-edge-sampler")
         thread.start()
         try:
@@ -71,23 +67,16 @@ class MemorySampler:
         finally:
             done.set()
             thread.join()
-        memory, totals, seen = self._sample(name), self.reader.totals(), self._seen[name]
-        mark, marks = self.reader.peak_resident(), self._marks.setdefault(name, [])
-        marks += [] if mark is None else [mark]
-        self.phases[name] = PhaseMemory(
-            memory,
-            totals.resident,
-            max(each.unevictable for each in (*seen, totals)),
-            max(self._together[name], *(each.unevictable for each in (*seen, totals))),
-            max(each.resident for each in (*seen, totals)),
-            max(marks, default=None),
-        )
+        memory, totals = self._sample(name), self.reader.totals()
+        peak = self._note(name, totals.unevictable)
+        together = max(self._together[name], peak)
+        self.phases[name] = PhaseMemory(memory, totals.resident, peak, together)
 
     def _watch(self, name: str, done: threading.Event) -> None:
         next_kinds = time.perf_counter()
         try:
             while not done.wait(self.interval):
-                self._seen[name].append(self.reader.totals())
+                self._note(name, self.reader.totals().unevictable)
                 if (now := time.perf_counter()) >= next_kinds:
                     self._sample(name)
                     took = time.perf_counter() - now
@@ -100,5 +89,10 @@ class MemorySampler:
         together = memory.unevictable + self._children()
         self._together[name] = max(together, self._together.get(name, 0))
         self.samples.append(Sample(time.perf_counter() - self._started, name, memory))
-        self._seen[name].append(Totals(memory.unevictable, memory.resident))
+        self._note(name, memory.unevictable)
         return memory
+
+    def _note(self, name: str, nbytes: int) -> int:
+        """Raise the peak of a phase to a size if that is greater; return the peak."""
+        peak = self._peaks[name] = max(nbytes, self._peaks.get(name, 0))
+        return peak

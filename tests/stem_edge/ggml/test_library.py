@@ -14,7 +14,7 @@ from installed import ROOT
 from stem_edge.errors import BackendError
 from stem_edge.ggml import installed as module
 from stem_edge.ggml import types as ggml_types
-from stem_edge.ggml.installed import REINSTALL
+from stem_edge.ggml.installed import REINSTALL, installed_library
 from stem_edge.ggml.library import (
     KNOWN_VERSIONS,
     PROTOTYPES,
@@ -22,7 +22,6 @@ from stem_edge.ggml.library import (
     ROPE_PAIRS,
     Ggml,
     InitParams,
-    open_ggml,
 )
 
 INCLUDE = LIBRARY.parents[2] / "include" if LIBRARY else Path("none")
@@ -42,7 +41,7 @@ def headers() -> str:
 
 @needs_library
 def test_every_function_is_there() -> None:
-    ggml = open_ggml()
+    ggml = Ggml(installed_library())
     assert ggml.version in KNOWN_VERSIONS
     for name in PROTOTYPES:
         assert callable(getattr(ggml, name)), name
@@ -52,7 +51,7 @@ def test_every_function_is_there() -> None:
 
 @needs_library
 def test_sizes_of_types() -> None:
-    ggml = open_ggml()
+    ggml = Ggml(installed_library())
     context = ggml.init(InitParams(1 << 16, None, True))
     types = [t for t in vars(ggml_types).values() if isinstance(t, ggml_types.TensorType)]
     assert len(types) == len({*ggml_types.WEIGHT_TYPES.values(), *ggml_types.OTHER_TYPES}) + 2
@@ -127,7 +126,7 @@ def test_other_libraries_are_refused(source: str | None, message: str, tmp_path:
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"not installed.* pip install 'stem-edge\[gguf\]'"):
-        open_ggml()
+        Ggml(installed_library())
 
 
 def test_the_extra_installs_the_version_that_is_known() -> None:

@@ -198,7 +198,6 @@ def test_every_field_of_a_known_process(fake: LinuxReader) -> None:
     assert memory.resident >> 10 == 8 + 16 + 4096 + 32 + 64 + 128 + 257 + 512
     assert memory.unevictable >> 10 == 4132 + 103
     assert (fake.totals().unevictable, fake.totals().resident) == (4235 << 10, 5113 << 10)
-    assert fake.peak_resident() == 9000 << 10
 
 
 @pytest.mark.parametrize("waited", [False, True])
@@ -218,6 +217,5 @@ def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool
         for ask in asked:
             with pytest.raises(OSError):
                 ask()
-        reader.begin_peak()
     with pytest.raises(ProcessLookupError):
         MemoryReader(program.pid)

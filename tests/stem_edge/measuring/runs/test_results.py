@@ -22,7 +22,7 @@ def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
             name,
             at / speed,
             {"first": 16, "prompt": 100, "decode": 4}.get(name, 0),
-            PhaseMemory(Memory(50, 0, backbone=7, tables=at), 0, peak + at, 2 * peak, 0, None),
+            PhaseMemory(Memory(50, 0, backbone=7, tables=at), 0, peak + at, 2 * peak),
             kv_cache=0,
             row_cache=0,
             gpu=0,
