@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import fields, replace
 
 from stem_edge.description import Description
 from stem_edge.layers import Llama3Rope, ProportionalRope, RopeScaling
@@ -24,6 +24,12 @@ from stem_edge.limits import (
 
 T = TypeVar("T", bound=Description)
 Shapes = dict[str, tuple[int, ...]]
+# Fields that a model without rows leaves at their defaults.
+OF_ROWS = (
+    *("stem_ffn", "row_rank", "row_window", "row_experts", "n_experts", "engram_kernel"),
+    *("ngram_order", "ngram_sizes", "ngram_end", "ngram_multipliers", "ngram_filler"),
+    *("ple_width", "ple_records", "ple_gate_scale"),
+)
 
 
 def check_ngrams(config: Description) -> None:
@@ -150,24 +156,8 @@ def more_shapes(config: Description, layer: int) -> Shapes:
 
 def dense_twin(config: T) -> T:
     """Return a model with up projections in all layers, and no tables."""
-    return msgspec.structs.replace(
-        config,
-        stem_layers=(),
-        stem_ffn="stem",
-        row_rank=0,
-        row_window=0,
-        row_experts=0,
-        ngram_order=0,
-        ngram_sizes=(),
-        ngram_end=None,
-        ngram_multipliers=(),
-        ngram_filler=0,
-        engram_kernel=0,
-        n_experts=0,
-        ple_width=0,
-        ple_records=0,
-        ple_gate_scale=False,
-    )
+    usual = {f.name: f.default for f in fields(config) if f.name in OF_ROWS}
+    return replace(config, stem_layers=(), **usual)
 
 
 def is_plain(config: Description) -> bool:

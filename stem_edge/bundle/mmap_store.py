@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from zarr.core.buffer.cpu import Buffer
+from zarr.core.buffer import Buffer, cpu
 from zarr.storage import MemoryStore
 
 from stem_edge.bundle.table_arrays import map_shard
@@ -35,11 +35,13 @@ class MmapStore(MemoryStore):
         store = open_table_store(root)
         keys = ["zarr.json", *(f"{folder}/zarr.json" for folder in store.format.folders())]
         keys += [f"{INDEX}/c/0"] if store.format.indexed else []
-        values = {key: Buffer.from_bytes(read_plain(root / key, MAX_SIZE, "file")) for key in keys}
+        values = dict[str, Buffer]()
+        for key in keys:
+            values[key] = cpu.Buffer.from_bytes(read_plain(root / key, MAX_SIZE, "file"))
         for name, grid in zip(store.format.arrays(), store.grids, strict=True):
             for number in range(grid.shards):
                 shard = np.frombuffer(map_shard(grid, number), np.uint8)
-                values[f"{name}/c/{number}/0"] = Buffer.from_array_like(shard)
+                values[f"{name}/c/{number}/0"] = cpu.Buffer.from_array_like(shard)
         super().__init__(values, read_only=True)
 
     async def clear(self) -> None:

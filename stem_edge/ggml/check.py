@@ -31,25 +31,17 @@ from stem_edge.system.child import (
     run_child,
     signal_name,
 )
-from stem_edge.system.processor import cpu_announces, cpu_digest
+from stem_edge.system.processor import cpu_digest
 
-# CMake flag -> name of the feature in /proc/cpuinfo. AMX is left out because its kernels save
-# nothing here.
-X86 = {
-    "GGML_AVX": "avx",
-    "GGML_AVX2": "avx2",
-    "GGML_FMA": "fma",
-    "GGML_F16C": "f16c",
-    "GGML_BMI2": "bmi2",
-    "GGML_AVX_VNNI": "avx_vnni",
-    "GGML_AVX512": "avx512vl",
-    "GGML_AVX512_VBMI": "avx512vbmi",
-    "GGML_AVX512_VNNI": "avx512_vnni",
-    "GGML_AVX512_BF16": "avx512_bf16",
-}
-# Features of all x86-64 processors of the last ten years, assumed where the system reports none.
-USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
-ARM = "GGML_CPU_ARM_ARCH"
+# GGML_NATIVE would choose all that the processor reports. These flags fit any x86-64 of the last ten
+# years, and mean nothing on ARM; docs/engines.md lists more.
+FLAGS = "-DGGML_NATIVE=OFF " + " ".join(
+    f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")
+)
+REBUILD = (
+    f'build it again for any processor: CMAKE_ARGS="{FLAGS}" {REINSTALL} (OFF on one from before 2015; '
+    "docs/engines.md lists flags that make it faster)"
+)
 
 FORMAT = 6
 FOLDER = "ggml"
@@ -113,11 +105,11 @@ def _failure(path: Path, ended: Ended) -> str:
     """Return the message for a trial that did not pass."""
     said, step, status = last_line(ended.stderr), last_line(ended.stdout), ended.status
     if status is None:
-        return f"ggml in {path} did not end its test in time ({step}); try again when the machine is less busy, or {rebuild()}"
+        return f"ggml in {path} did not end its test in time ({step}); try again when the machine is less busy, or {REBUILD}"
     if status == REFUSED:
         return said
     if status == DIFFERS:
-        return f"ggml in {path} computes wrong numbers on this processor: {said}; {rebuild()}"
+        return f"ggml in {path} computes wrong numbers on this processor: {said}; {REBUILD}"
     if status == -SIGKILL:
         return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
     if not ended.crashed or status == -signal.SIGABRT:
@@ -127,28 +119,5 @@ def _failure(path: Path, ended: Ended) -> str:
     return (
         f"ggml in {path} crashed ({signal_name(status)} at {step}): it was compiled for "
         "instructions that this processor does not have, or that the system does not allow, such "
-        f"as AMX in many virtual machines; {rebuild()}"
+        f"as AMX in many virtual machines; {REBUILD}"
     )
-
-
-def cmake_flags() -> str:
-    """Return CMAKE_ARGS that compile ggml for the instructions of this processor.
-
-    GGML_NATIVE must be off: it would choose all that the processor at hand reports.
-    """
-    flags = ["-DGGML_NATIVE=OFF"]
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        dots = "+dotprod" * cpu_announces("asimddp") + "+i8mm" * cpu_announces("i8mm")
-        return " ".join([*flags, f"-D{ARM}=armv8.2-a{dots}"] if dots else flags)
-    told = cpu_announces("sse2")  # every x86-64 has it, so otherwise the system reports nothing
-    for flag, word in X86.items():
-        present = cpu_announces(word) if told else word in USUAL
-        flags.append(f"-D{flag}={'ON' if present else 'OFF'}")
-    return " ".join(flags)
-
-
-def rebuild() -> str:
-    """Return the advice for a library that was compiled for the wrong instructions."""
-    flags = cmake_flags()
-    further = " (with AVX512 OFF, if it still fails)" if "AVX512=ON" in flags else ""
-    return f'build it again for this processor: CMAKE_ARGS="{flags}" {REINSTALL}{further}'

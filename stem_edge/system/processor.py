@@ -17,12 +17,6 @@ def cpu_digest() -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
-def cpu_announces(feature: str) -> bool:
-    """Return whether the processor has a feature (`amx_tile`); False if Linux does not tell."""
-    fields = cpu_info()
-    return feature in [*fields.get("flags", []), *fields.get("Features", [])]
-
-
 def cpu_info() -> dict[str, list[str]]:
     """Fields of /proc/cpuinfo for the first processor, name -> words; none without the file."""
     try:
