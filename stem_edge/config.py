@@ -1,4 +1,4 @@
-"""The description of a model with what follows from it: the shapes of its tensors, and their sizes."""
+"""A checked model description, with the shapes and sizes of its tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stem_edge.limits import MAX_PARAMETERS
 
 
 class ModelConfig(Description, frozen=True):
-    """A model's numbers. Raises ValueError if they contradict each other."""
+    """A model description whose fields fit together; otherwise it raises ValueError."""
 
     def __post_init__(self) -> None:
         check_config(self)

@@ -1,4 +1,4 @@
-"""What a model is: its layers and widths, and which of its layers take rows.
+"""The description of a model: its layers and widths, and the layers that take rows.
 
 Exporter, reference model and runtime share it. It is the one place that says what a model computes; a
 new architecture is a checkpoint reader that fills it in.
@@ -134,7 +134,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def lookups(self) -> int:
-        """Rows that a token looks up, beside those of tokens before it."""
+        """Rows that a token looks up itself, not counting a window over earlier tokens."""
         return len(self.ngram_sizes) or 1
 
     @property
@@ -144,7 +144,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def conv_layers(self) -> tuple[int, ...]:
-        """Layers that keep what their convolution adds up of earlier tokens."""
+        """Layers with a convolution, which keep its inputs of earlier tokens in the context."""
         return self.stem_layers if self.engram_kernel else ()
 
     @property
@@ -159,7 +159,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def prompt_rows(self) -> int:
-        """Rows of a record that every token of a prompt needs, not only those with logits wanted."""
+        """Rows of a record that a prompt token needs even if its logits are not wanted."""
         return sum(layer < self.own_kv_layers for layer in self.row_layers)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The words of a model description: what an FFN adds up, and what layers have of their own."""
+"""Building blocks of a model description: kinds of FFN, rotations, and layers that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of what a model may be, far above any published one.
+"""Limits on the size of a model, far above any published one.
 
 A damaged or hostile number is refused by them before it sizes an array.
 """

@@ -29,7 +29,7 @@ class Progress:
             threading.Thread(target=self._tell_lines, daemon=True).start()
 
     def begin(self, what: str, total_nbytes: int = 0, *, layers: int = 0) -> None:
-        """Begin another part of the work, whose time left is counted anew.
+        """Begin another part of the work, with an estimate of its own.
 
         total_nbytes: of the part; 0: nothing counts. layers: as many are shown instead of bytes.
         """
@@ -69,7 +69,7 @@ class Progress:
                 tell(self._line())
 
     def _line(self) -> str:
-        """Return what is done of this part, and how long the rest will take."""
+        """Return the share of this part that is done, and the time left."""
         share = min(self._done / self._total, 1) if self._total else 0
         if not share:
             return self._what

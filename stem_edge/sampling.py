@@ -1,4 +1,4 @@
-"""How tokens are chosen, as the makers of a model say it."""
+"""Sampling parameters that a model's makers recommend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
                 raise ValueError(f"{name} is {value}; expected {least} to {most}")
 
     def values(self) -> dict[str, float]:
-        """Return what is said, by name."""
+        """Return the parameters that are set, by name."""
         pairs = {name: getattr(self, name) for name in RANGES}
         return {name: value for name, value in pairs.items() if value is not None}
 

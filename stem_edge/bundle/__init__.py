@@ -1,4 +1,4 @@
-"""Bundles: manifest, sizes and checksums, tables for analysis, and what trials found.
+"""Bundles: their manifest, sizes, checksums, and tables for analysis.
 
 The layout of records is in tables; what runs a bundle is in runtime.
 """

@@ -1,4 +1,4 @@
-"""What a path without a manifest may be."""
+"""The error for a path that is no bundle: it says what lies there instead, and what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_bundle(manifest: Path) -> BundleError:
 
 
 def _or_on_a_hub(root: Path) -> str:
-    """Return words for what may be meant by org/name, or by HF:org/name."""
+    """Return a suggestion of hf:org/name for a path like org/name or HF:org/name; else ""."""
     with suppress(InputError):
         meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
         return "" if root.is_file() else f", or {meant}"

@@ -1,4 +1,4 @@
-"""What is known of a tokenizer.json that was checked."""
+"""A checked tokenizer.json, and the memory that loading it takes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TokenizerMemory(NamedTuple):
 
 
 class CheckedTokenizer(msgspec.Struct, frozen=True):
-    """Checked tokenizer.json for the library, with bounds on what it does to a text."""
+    """A tokenizer.json that passed all checks, with bounds on how much it can lengthen a text."""
 
     json: bytes
     longest_nbytes: int  # of the longest token in UTF-8

@@ -1,4 +1,4 @@
-"""What the bundle of an export will have, before it is made."""
+"""Sizes of a bundle, and kinds of its matrices, before it is exported."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Footprint:
         ) + self._conv_nbytes(min(tokens, self.model.engram_kernel))
 
     def _conv_nbytes(self, tokens: int) -> int:
-        """Bytes of what Engram's convolutions add up of some tokens."""
+        """Bytes of the inputs of Engram's convolutions that the context keeps for some tokens."""
         values = tokens * self.model.dim * len(self.model.conv_layers)
         return values * CACHES[self.kv].of_conv.itemsize
 
@@ -121,7 +121,7 @@ def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footpr
 
 
 def _assistant_nbytes(manifest: Manifest) -> int:
-    """Return the bytes of the assistant but for its embedding in clusters, which is read in place."""
+    """Return the bytes of memory that an assistant takes; an embedding in clusters is read from the file."""
     if (found := manifest.assistant) is None:
         return 0
     from stem_edge.graph.special.assistant import scored  # for such bundles alone

@@ -77,7 +77,7 @@ def version_of(module: str) -> str:
 
 
 def digest(*parts: object) -> str:
-    """Return a digest for the name of a kept file."""
+    """Return a digest of some values, for the name of a cached file."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
 
 

@@ -83,7 +83,7 @@ def open_bundle(
 
 
 def _is_missing(path: Path) -> bool:
-    """Return whether nothing is there; what is in the way, or cannot be read, is another matter."""
+    """Return True if no file has this path; False also if the path cannot be read."""
     try:
         path.lstat()
     except OSError as error:

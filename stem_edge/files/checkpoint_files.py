@@ -1,4 +1,4 @@
-"""Which files of a checkpoint's folder an export may read, so that a change of others means nothing."""
+"""Files of a checkpoint that an export may read; changes of other files do not matter."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def plain(path: Path) -> Path:
 
 
 def status(path: Path) -> os.stat_result:
-    """Return what the system knows of a path; of a link in a hub's cache, of the file it stands for.
+    """Return the status of a path without following links, except links of a hub's cache.
 
     Any other link is not followed.
     """

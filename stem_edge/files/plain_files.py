@@ -28,7 +28,7 @@ COPY_AGAIN = "copy or export the bundle again"
 
 
 def damaged(path: Path, said: str) -> BundleError:
-    """Error for a file of a bundle that is not what was exported."""
+    """Return the error for a damaged file of a bundle."""
     return BundleError(f"{path}: {said}; {COPY_AGAIN}")
 
 

@@ -118,7 +118,7 @@ def gguf_name(name: str) -> str:
 
 
 def foreign_parts(config: ModelConfig) -> list[str]:
-    """Return names of what ggml's graphs have no part for: tensors, sparse gates, ranges, n-grams."""
+    """Return the parts of a model that ggml cannot run: tensors, sparse gates, ranges, n-grams."""
     parts = {name.removesuffix(".bias").rsplit(".", 1)[-1] for name in config.backbone_shapes()}
     parts |= {"sparsity"} if any(layer.sparsity for layer in config.layers) else set()
     parts |= {"ranges"} if config.ranges else set()

@@ -116,7 +116,7 @@ def no_tokens(graph: Graph, size: int, q: str) -> str:
 
 
 def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit the norm of each head of x [B, T, heads * width]; x itself where there is no norm."""
+    """Emit the norm of each head of x [B, T, heads * width], or x in models without such norms."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x

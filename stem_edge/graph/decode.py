@@ -76,7 +76,7 @@ def decoding(
 def products_of(
     config: ModelConfig, graph: Graph, plan: WeightPlan, format: BackboneFormat
 ) -> DecodeProducts:
-    """Return what emits the products of a graph that decodes."""
+    """Return the builder of matrix products for a graph that decodes."""
     if not config.ranges:
         return DecodeProducts(graph, plan, format)
     from stem_edge.graph.special.steps import SteppedProducts  # for models with ranges alone

@@ -53,7 +53,7 @@ def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
 
 
 def _cut(layer: LayerGraph, gate: str) -> str:
-    """Emit what of a gate [B, T, d_ff] is above its mean by `cutoff` standard deviations, else 0."""
+    """Emit a sparse gate [B, T, d_ff]: values less mean and `cutoff` standard deviations, at least 0."""
     graph, at, axis = layer.graph, layer.at + "cut", layer.graph.sizes([-1])
     mean = graph.add("ReduceMean", [gate, axis], at + ".mean", keepdims=1)
     above = graph.add("Sub", [gate, mean], at + ".above")
@@ -65,7 +65,7 @@ def _cut(layer: LayerGraph, gate: str) -> str:
 
 
 def row_of(layer: LayerGraph, x: str = "") -> str:
-    """Emit what the tokens' rows say [B, T, d_ff or ple_width]: themselves, or their product.
+    """Emit the tokens' rows [B, T, d_ff or ple_width], expanded if the tables have low rank.
 
     x: what a router mixes rows by.
     """

@@ -46,7 +46,7 @@ class Cache(NamedTuple):
 
     @property
     def of_conv(self) -> np.dtype[Any]:
-        """Return the type of what a convolution (Engram) keeps of a token beside keys and values."""
+        """Return the type in which the context keeps inputs of a convolution (Engram)."""
         return np.dtype(np.float32 if self.bits == 32 else np.float16)
 
 
@@ -69,7 +69,7 @@ class KvCaches(Protocol):
         """Bytes of the keys and values of a token in a layer."""
 
     def obstacle(self, kv: KvType) -> str:
-        """Why the backbone cannot have a type, and what to do; "" if it can."""
+        """Reason why the backbone cannot have a type, with a remedy; "" if it can."""
 
 
 class OnnxCaches(NamedTuple):

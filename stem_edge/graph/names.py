@@ -131,12 +131,12 @@ def row_scales(layer: int, part: int = 0) -> str:
 
 
 def apart_step(tokens: int) -> str:
-    """Name the graph of a step in which each of so many tokens has the bits of a step of its own."""
+    """Name the graph of a step whose tokens have the same bits as in single-token steps."""
     return f"{STEP}{tokens}"
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Name the output of keys or values that a token of such a step, but its last, leaves."""
+    """Name the output for a cache after a token of such a step that is not the last one."""
     return f"{cache}.{token}"
 
 

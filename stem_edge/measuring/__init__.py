@@ -1,1 +1,1 @@
-"""Numbers about bundles: what they cost, take and lose."""
+"""Measurements of bundles: time, memory, cost and quality."""

@@ -56,7 +56,7 @@ class Pair(NamedTuple):
     stem: int
 
     def plus(self, both: int, stem: int = 0) -> Pair:
-        """Add what both layers need, and what only the STEM layer needs."""
+        """Return this pair plus the costs of both layers, and plus those of the STEM layer alone."""
         return Pair(self.dense + both, self.stem + both + stem)
 
     def figures(self) -> dict[str, float | None]:

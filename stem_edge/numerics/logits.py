@@ -1,4 +1,4 @@
-"""What sampling does with logits: penalties, the largest of them, and their weights.
+"""Operations of sampling on logits: penalties, top-k and top-p filters, probabilities.
 
 The largest are found exactly without sorting the vocabulary, so that a step over 128,256 logits takes well
 under a millisecond.

@@ -22,7 +22,7 @@ def with_ngrams(
     rows: F32,
     observe: Observer,
 ) -> F32:
-    """x [T, dim] with what the tokens' rows of n-grams [T * lookups, width] change before a layer."""
+    """x [T, dim] after the tokens' rows of n-grams [T * lookups, width] were added before a layer."""
     rows = rows.reshape(len(x), -1)
     if config.stem_ffn == "engram":
         of_layers = np.split(rows, len(config.stem_layers), axis=1)

@@ -79,7 +79,7 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, beside 0, that has all its windows here."""
+        """Earliest position to go back to, other than 0, whose windows are all still here."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
@@ -105,7 +105,7 @@ class Ring:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, beside 0, that has its window here."""
+        """Earliest position to go back to, other than 0, whose window is still here."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 

@@ -32,7 +32,7 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
-    """Return what per-layer embeddings add to x [dim, T].
+    """Return the term of per-layer embeddings that is added to x [dim, T].
 
     norm: weight of the norm of contexts. Neither context nor mixture is divided by a constant, which
     the norms after them undo; their eps grow by its square instead.

@@ -1,4 +1,4 @@
-"""What is known of ggml before it runs a bundle: types to choose from, and memory."""
+"""Plans for ggml without loading it: types of exports to choose from, and memory needs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What only some models need: several hidden states of a token, and ranges of activations."""
+"""Graph parts of single model families: AltUp, experts, n-grams, per-layer embeddings, ranges."""

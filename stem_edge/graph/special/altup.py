@@ -58,7 +58,7 @@ class AltUp:
         self.active = self._one(self._streams, ".active")  # [B, T, dim], for the layer
 
     def corrected(self, computed: str, context: str) -> str:
-        """Emit the streams as what the active one became, computed [B, T, dim], corrects them.
+        """Emit the streams after their correction by the layer's result, computed [B, T, dim].
 
         With a context, per-layer embeddings are added to all but the first.
         """
@@ -113,7 +113,7 @@ class AltUp:
         return self._graph.add("Gather", [streams, place], self._at + end, axis=2)
 
     def _routed(self, x: str, end: str) -> str:
-        """Emit what coefficients are computed from: x [B, T, dim] -> [B, T, streams]."""
+        """Emit the router that coefficients are computed from: x [B, T, dim] -> [B, T, streams]."""
         graph, at, config = self._graph, self._at + end, self._layer.config
         normed = graph.add(NORM, [x, self._norm], at + ".normed", axis=-1, epsilon=config.norm_eps)
         routed = self._times(normed, self._router, at + ".router")

@@ -62,7 +62,7 @@ class _Tokens:
         self._graph, self._count, self._parts = graph, count, dict[str, list[str]]()
 
     def of(self, name: str) -> list[str]:
-        """Return the value of each token; of one that is absent or of no tokens, itself for each."""
+        """Return the value of each token; an empty name stands for itself at each token."""
         if not name or name.startswith(NOTHING):
             return [name] * self._count
         if name not in self._parts:
@@ -71,7 +71,7 @@ class _Tokens:
         return self._parts[name]
 
     def lengths(self, name: str) -> list[str]:
-        """Emit the number of tokens that each token's step of its own would be told."""
+        """Return for each token the length input that it would have in a single-token step."""
         if name not in self._parts:
             fewer = range(self._count - 1, 0, -1)
             less = [self._graph.constant(f"int32.{n}", np.array(n, np.int32)) for n in fewer]

@@ -84,7 +84,7 @@ def scored(assistant: Assistant) -> int:
 
 
 def with_states(graph: Graph, target: ModelConfig) -> None:
-    """Make what the head of a target multiplies an output, for its assistant."""
+    """Add the input of a target's head to its outputs, for the assistant."""
     if any(io.STATES in node.outputs for node in graph.nodes):
         graph.output(io.STATES, np.float32, [graph.sequences, "n", target.dim])
 

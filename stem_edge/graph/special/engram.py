@@ -21,7 +21,7 @@ PLACES = "conv.places"
 
 
 def with_engram(layer: LayerGraph, x: str) -> str:
-    """Emit x [B, T, dim] with what the tokens' rows of n-grams change."""
+    """Emit x [B, T, dim] plus the gated and convolved rows of n-grams."""
     graph, at, config = layer.graph, layer.at + "engram", layer.config
     both = layer.product("project", "project", _rows(layer), ("project",))
     keys, values = at + ".keys", at + ".values"
@@ -88,7 +88,7 @@ def _convolved(layer: LayerGraph, normed: str) -> str:
 
 
 def _distances(layer: LayerGraph) -> list[int]:
-    """Return how many tokens before its own the convolution finds each that it adds up."""
+    """Return the distances, in tokens, of the inputs that the convolution adds up."""
     config = layer.config
     return [ago * config.ngram_order for ago in reversed(range(config.engram_kernel))]
 
@@ -135,5 +135,5 @@ def _row(ago: int) -> str:
 
 
 def _is_first(layer: LayerGraph) -> bool:
-    """Return whether a layer emits what all modules share."""
+    """Return True for the first layer with a module, which emits the values that all modules share."""
     return layer.number == layer.config.row_layers[0]

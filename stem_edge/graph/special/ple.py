@@ -1,4 +1,4 @@
-"""Per-layer embeddings as graph nodes: what they add to a layer's result."""
+"""Per-layer embeddings as graph nodes: a gated term that is added to a layer's result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def contexts(
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """Emit what per-layer embeddings add to x [B, T, dim] -> [B, T, dim]."""
+    """Emit the term of per-layer embeddings that is added to x [B, T, dim] -> [B, T, dim]."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

@@ -1,4 +1,4 @@
-"""Devices that a bundle may be meant for, and what one program can have of each.
+"""Profiles of devices: the memory, cores and flash that one program can use there.
 
 The numbers are round, from the middle of what such devices offer, for planning and for runs inside
 limits. If you have the device, measure there instead.

@@ -52,7 +52,7 @@ class ProcessLimits(contextlib.ExitStack):
         self.limits: list[Limit] = []
 
     def confine(self, pid: int) -> None:
-        """Apply what can be applied to a process that has not started to work. Raises InputError."""
+        """Apply all limits that this machine can enforce to a new process. Raises InputError."""
         if self.memory is not None:
             self.limits = [self.confine_memory(pid, self.memory)]
             if self.limits[0].how != "real":

@@ -136,7 +136,7 @@ def _in_batches(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
 
 
 def _replay(texts: Sequence[Ids]) -> Draft:
-    """Return what drafts from known texts, alternating between the sizes of steps; one in WRONG is wrong."""
+    """Return a function that drafts from known texts in steps of all sizes; one draft in WRONG is wrong."""
     steps, drafted = count(), count(1)
 
     def draft(seen: Sequence[int], room: int) -> Ids:

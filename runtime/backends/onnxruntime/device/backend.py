@@ -208,7 +208,7 @@ class DeviceContext:
         return self._memory.empty(shape, np.float32, f"hidden states of {tokens:,} tokens").value()
 
     def _seen(self, position: int, count: int) -> Arrays:
-        """Return what follows from the positions of some tokens: RoPE, and a mask for each window."""
+        """Return the RoPE tables and the masks, one for each window, of tokens at some positions."""
         step, lines = np.arange(position, position + count), np.arange(self._capacity)
         ago = step[:, None] - lines
         found = dict[str, npt.NDArray[Any]](padded_ropes(self._config, position + count, position))
