@@ -287,16 +287,14 @@ def _all_lengths(tables: Tables, count: int) -> F32:
 
 def _check_rows(bundle: Bundle) -> None:
     """Raise InputError for a model whose rows are not directions of tokens."""
-    model = bundle.manifest.model
-    for wrong, what in (
-        (not model.stem_layers, "a dense model has no tables"),
-        (
-            model.stem_ffn == "hash-moe",
-            f"its rows are {model.n_experts} experts, which are matrices",
-        ),
-        (bool(model.ngram_order), "its rows belong to n-grams"),
-    ):
-        if wrong:
-            raise InputError(
-                f"{bundle.path}: {what}; give the bundle of a model with a row for each token"
-            )
+    model, what = bundle.manifest.model, ""
+    if not model.stem_layers:
+        what = "a dense model has no tables"
+    elif model.stem_ffn == "hash-moe":
+        what = f"its rows are {model.n_experts} experts, which are matrices"
+    elif model.ngram_order:
+        what = "its rows belong to n-grams"
+    if what:
+        raise InputError(
+            f"{bundle.path}: {what}; give the bundle of a model with a row for each token"
+        )

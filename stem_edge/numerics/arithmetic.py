@@ -1,4 +1,4 @@
-"""Arithmetic of the reference model in float32: products, norms and activations."""
+"""Arithmetic of the reference model in float32: products, norms, activations and attention."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from stem_edge.numerics.quantize import F32
 
 # Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
 READ_ROWS = 8192
+ATTENTION_ROWS = 128  # queries whose scores are in memory at once
 
 # Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
 # "qkv", "wo", "gate" (the input of gate and up), "down" or "project", or the name of a matrix.
@@ -106,3 +107,45 @@ def rotate(heads: F32, cos: F32, sin: F32, interleaved: bool) -> F32:
     if not interleaved:
         return np.concatenate(rotated, axis=-1)
     return np.stack(rotated, axis=-1).reshape(heads.shape)
+
+
+def attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
+    """Mix v by causal attention over the last `window` tokens; all are [T, heads, head_dim]."""
+    length, shared = len(q), q.shape[1] // k.shape[1]
+    k, v = (np.repeat(one, shared, axis=1) for one in (k, v))
+    # Matrix products instead of einsum, because BLAS computes them.
+    q, k, v = q.transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
+    mixed = np.empty_like(q)
+    for start in range(0, length, ATTENTION_ROWS):  # so that hardly any score is computed in vain
+        stop, first = min(start + ATTENTION_ROWS, length), max(0, start - window + 1)
+        weight = q[:, start:stop] @ k[:, :, first:stop]
+        weight *= np.float32(scale)
+        ago = np.arange(start, stop)[:, None] - np.arange(first, stop)
+        weight += np.where((ago < 0) | (ago >= window), np.float32(-np.inf), np.float32(0))
+        weight -= weight.max(axis=-1, keepdims=True)
+        np.exp(weight, out=weight)
+        weight /= weight.sum(axis=-1, keepdims=True)
+        mixed[:, start:stop] = weight @ v[:, first:stop]
+    return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(length, -1)
+
+
+def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:
+    """Return for each token the first of the last `window` tokens of its document."""
+    starts, document = list[int](), 0
+    for place, token in enumerate(token_ids):
+        starts.append(max(document, place + 1 - window))
+        document = place + 1 if token in ends else document
+    return starts
+
+
+def trailing_means(rows: F32, starts: Sequence[int]) -> F32:
+    """Means [T, K] of rows [T, K] from those in `starts` on."""
+    means = [rows[start : place + 1].mean(axis=0) for place, start in enumerate(starts)]
+    return np.stack(means)
+
+
+def mixture(scores: F32, rows: F32) -> F32:
+    """Sums [T, K] of a token's rows [T, n * K], with the softmax of scores [T, n] as their shares."""
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return np.asarray((shares[:, None] @ rows.reshape(*scores.shape, -1))[:, 0], np.float32)

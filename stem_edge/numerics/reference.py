@@ -1,8 +1,7 @@
 """The model in plain numpy: slow, obvious, and the oracle of every equality test.
 
-Weights come from anything that can give float32 rows of a named matrix (a checkpoint, an opened
-bundle, arrays in memory), so that one forward pass serves them all and no caller must hold a whole
-model in memory.
+Weights are read as float32 rows of named matrices (of a checkpoint, an opened bundle, or arrays), so
+that no caller must hold a whole model in memory.
 """
 
 from __future__ import annotations
@@ -17,20 +16,22 @@ from stem_edge.numerics import altup
 from stem_edge.numerics.arithmetic import (
     Observer,
     activated,
+    attend,
     linear,
     logistic,
+    mixture,
     normalized,
     pick,
     rms_norm,
     rotate,
     silu,
     sparse_gate,
+    trailing_means,
+    window_starts,
 )
 from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
-
-ATTENTION_ROWS = 128  # queries whose scores are in memory at once
 
 
 def forward(
@@ -211,51 +212,9 @@ def _attention(
             tokens.kv[number] = own
     else:
         own = tokens.kv[layer.kv_layer]
-    return _attend(
+    return attend(
         turned("q"), *own, config.attention_scale or layer.head_dim**-0.5, layer.window or length
     )
-
-
-def _attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
-    """Mix v by causal attention over the last `window` tokens; all are [T, heads, head_dim]."""
-    length, shared = len(q), q.shape[1] // k.shape[1]
-    k, v = (np.repeat(one, shared, axis=1) for one in (k, v))
-    # Matrix products instead of einsum, because BLAS computes them.
-    q, k, v = q.transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
-    mixed = np.empty_like(q)
-    for start in range(0, length, ATTENTION_ROWS):  # so that hardly any score is computed in vain
-        stop, first = min(start + ATTENTION_ROWS, length), max(0, start - window + 1)
-        weight = q[:, start:stop] @ k[:, :, first:stop]
-        weight *= np.float32(scale)
-        ago = np.arange(start, stop)[:, None] - np.arange(first, stop)
-        weight += np.where((ago < 0) | (ago >= window), np.float32(-np.inf), np.float32(0))
-        weight -= weight.max(axis=-1, keepdims=True)
-        np.exp(weight, out=weight)
-        weight /= weight.sum(axis=-1, keepdims=True)
-        mixed[:, start:stop] = weight @ v[:, first:stop]
-    return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(length, -1)
-
-
-def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:
-    """Return for each token the first of the last `window` tokens of its document."""
-    starts, document = list[int](), 0
-    for place, token in enumerate(token_ids):
-        starts.append(max(document, place + 1 - window))
-        document = place + 1 if token in ends else document
-    return starts
-
-
-def trailing_means(rows: F32, starts: Sequence[int]) -> F32:
-    """Means [T, K] of rows [T, K] from those in `starts` on."""
-    means = [rows[start : place + 1].mean(axis=0) for place, start in enumerate(starts)]
-    return np.stack(means)
-
-
-def mixture(scores: F32, rows: F32) -> F32:
-    """Sums [T, K] of a token's rows [T, n * K], with the softmax of scores [T, n] as their shares."""
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    return np.asarray((shares[:, None] @ rows.reshape(*scores.shape, -1))[:, 0], np.float32)
 
 
 def _ffn(
