@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 import shutil
@@ -268,14 +267,6 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     from tiny_exports import tiny_exports
 
     return tiny_exports(tmp_path_factory.mktemp("exports"))
-
-
-@pytest.fixture
-def watchdog() -> Iterator[None]:
-    """End the tests with the stacks of all threads after a deadlock."""
-    faulthandler.dump_traceback_later(300.0, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module")

@@ -258,7 +258,7 @@ def test_no_more_decode_at_a_time_than_asked(model: Model) -> None:
     assert [found[request] for request in requests] == [*alone(model, PROMPTS[:6], **NEW).values()]
 
 
-def test_threads_submit_and_cancel_while_one_steps(model: Model, watchdog: None) -> None:
+def test_threads_submit_and_cancel_while_one_steps(model: Model) -> None:
     expected = alone(model, PROMPTS, **NEW)
     scheduler, found, whole = model.scheduler(4), dict[Any, list[int]](), 0
     asked: list[tuple[int, Any]] = []

@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 49_730),
+    "package, lines": Budget(package_lines, 49_360),
     "tools, lines": Budget(lambda: lines_in("tools"), 4_320),
     "tests, lines": Budget(lambda: lines_in("tests"), 42_260),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 2_950),

@@ -27,7 +27,6 @@ from stem_edge.shown import parse_size
 from stem_edge.system import memory as machine
 from stem_edge.system.memory import available_memory, memory_cgroup
 
-pytestmark = pytest.mark.usefixtures("watchdog")
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and limits")
 
 

@@ -24,7 +24,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Chunk, Model
 from stem_edge.system.memory import own_memory, return_freed_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("watchdog")]
+pytestmark = pytest.mark.slow
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its memory")
 FDS = Path("/proc/self/fd")
 # In a whole suite, other tests' garbage moves too; a leak of a few hundred bytes a generation shows.

@@ -20,7 +20,6 @@ import stem_edge
 from stem_edge.errors import ExportError
 from stem_edge.graph.formats import EngineName
 
-pytestmark = pytest.mark.usefixtures("watchdog")
 # By _exit, as multiprocessing does, because onnxruntime crashes a fork that leaves by exit().
 FORK = """
 import gc, os, sys, threading, time, warnings

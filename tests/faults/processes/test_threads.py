@@ -22,7 +22,6 @@ from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.model import Model
 
-pytestmark = pytest.mark.usefixtures("watchdog")
 PROMPTS = [[5, 6, 7, start, start + 1] for start in range(10, 250, 40)]
 Load = Callable[..., Model]
 
@@ -270,8 +269,10 @@ def test_k10_threads_caches_and_prefetching_change_no_token(
     assert together([partial(tokens, model, prompt) for prompt in PROMPTS]) == expected
 
 
-def test_k11_a_deadlock_shows_its_stacks_and_fails() -> None:
-    """Runs what the fixture `watchdog` does in another process."""
+def test_k11_a_deadlock_shows_its_stacks_and_fails(pytestconfig: pytest.Config) -> None:
+    """Runs what pytest does with a test that hangs, in another process."""
+    assert float(pytestconfig.getini("faulthandler_timeout")) > 0
+    assert pytestconfig.getini("faulthandler_exit_on_timeout")
     script = (
         "import faulthandler, threading\n"
         "faulthandler.dump_traceback_later(0.2, exit=True)\n"
