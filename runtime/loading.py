@@ -43,7 +43,7 @@ from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
-    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
+    from stem_edge.runtime.speculation.model_drafts import Drafter
 else:
     MoreKeywords = dict  # for those who ask for the types of load
 
@@ -157,7 +157,7 @@ def _assemble(
     loader: EngineLoader,
     plan: MemoryPlan,
     text: TextCodec,
-    draft: DraftBundle | None,
+    draft: tuple[Bundle, LoadOptions] | None,
     options: LoadOptions,
     later: int,
 ) -> Model:
@@ -185,7 +185,7 @@ def _assemble(
 
                 footprint = footprint_of(bundle.manifest, plan.engine)
                 guessing = open_speculation(
-                    engine, plan, footprint, costs, draft, options, load_with
+                    engine, plan, footprint, costs, options, partial(_load_drafter, draft)
                 )
                 stepping = Stepping(options.exact, costs, guessing)
             failed.pop_all()
@@ -225,6 +225,10 @@ def _assemble(
         loaded = model(backend, rows, plan, keep)
         opened.pop_all()
     return loaded
+
+
+def _load_drafter(draft: tuple[Bundle, LoadOptions] | None) -> Drafter | None:
+    return None if draft is None else load_with(draft[0].path, draft[1]).drafter()
 
 
 def _open_prefixes(

@@ -147,7 +147,7 @@ class Model(Answering):
         return self.conversation(load_messages(self._prefixes, Path(path)))
 
     def drafter(self) -> Drafter | None:
-        """Return this model as one that drafts for another, which closes it; None if it cannot."""
+        """Return this model as one that drafts for another, which then closes it; closed, and None, if it cannot."""
         from stem_edge.runtime.speculation.opening import drafter
 
         costs, size = self.stepping.costs, self.config.vocab_size

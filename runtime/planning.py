@@ -10,7 +10,7 @@ from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load
-from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
+from stem_edge.runtime.speculation.draft_bundle import draft_bundle
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
@@ -40,10 +40,10 @@ def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
     return plan_load(bundle, loader.needs, options, room)
 
 
-def drafting(bundle: Bundle, options: LoadOptions) -> tuple[DraftBundle | None, int]:
+def drafting(bundle: Bundle, options: LoadOptions) -> tuple[tuple[Bundle, LoadOptions] | None, int]:
     """Return the bundle that drafts for another, if one was given, and the bytes that it will take."""
     if options.draft is None:
         return None, 0
     draft = draft_bundle(bundle, options.draft, options)
-    plan = plan_with(draft.bundle.path, draft.options)
+    plan = plan_with(draft[0].path, draft[1])
     return draft, plan.total - plan.process

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.speculation.drafts import ByPlace, Drafts
+from stem_edge.runtime.speculation.drafts import Drafts
 
 
 class BackendDrafter(Protocol):
@@ -31,24 +31,8 @@ class Assisted(Protocol):
         """Return what drafts in a context."""
 
 
-class Assistant:
-    """The assistant of a loaded model. seconds: that it takes for a draft."""
-
-    def __init__(self, engine: Engine, backend: Assisted, seconds: float) -> None:
-        self._engine, self._backend, self.seconds = engine, backend, seconds
-
-    @contextmanager
-    def begin(self, prompt: Sequence[int], length: int, context: Context) -> Iterator[Drafts]:
-        """See Source."""
-        drafter = self._engine.in_turn(partial(self._backend.open_drafter, context.backend))
-        yield AssistantDrafts(self._engine, drafter, self.seconds)
-
-    def close(self) -> None:
-        """Leave it to the engine that it belongs to."""
-
-
-class AssistantDrafts(ByPlace):
-    """Drafts for one answer, whose context has all tokens but the last."""
+class AssistantDrafts(Drafts):
+    """Drafts for one answer, whose context has all tokens but the last. seconds: that each takes."""
 
     def __init__(self, engine: Engine, drafter: BackendDrafter, seconds: float) -> None:
         super().__init__()
@@ -58,3 +42,17 @@ class AssistantDrafts(ByPlace):
         """Return guesses at the next tokens."""
         last, position = seen[-1], len(seen) - 1
         return self._engine.in_turn(partial(self._drafter.draft, last, position, count))
+
+
+@contextmanager
+def begin(
+    engine: Engine,
+    backend: Assisted,
+    seconds: float,
+    prompt: Sequence[int],
+    length: int,
+    context: Context,
+) -> Iterator[Drafts]:
+    """Lend the drafts of a loaded model's assistant; see Source."""
+    drafter = engine.in_turn(partial(backend.open_drafter, context.backend))
+    yield AssistantDrafts(engine, drafter, seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
@@ -14,15 +13,10 @@ from stem_edge.runtime.backends.options import LoadOptions
 SLOTS = 1024  # of its row cache: as many tokens occur again and again in a text
 
 
-class DraftBundle(NamedTuple):
-    """A bundle and the options to load it with."""
-
-    bundle: Bundle
-    options: LoadOptions
-
-
-def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> DraftBundle:
-    """Open the bundle that drafts for another.
+def draft_bundle(
+    bundle: Bundle, path: str | Path, options: LoadOptions
+) -> tuple[Bundle, LoadOptions]:
+    """Open the bundle that drafts for another; return it with the options to load it with.
 
     Raises BundleError; InputError if the two have different token ids.
     """
@@ -44,4 +38,4 @@ def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> Draf
         speculate=False,
         progress=options.progress,
     )
-    return DraftBundle(found, chosen)
+    return found, chosen

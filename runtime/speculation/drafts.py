@@ -1,10 +1,10 @@
-"""Sources of guesses: what a model speculates with, and what each drafts for one answer."""
+"""Drafts of the next tokens of an answer, and the sources that lend them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TypeAlias
 
 from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.engine import Context
@@ -18,51 +18,21 @@ EXPECTED, TRUST, FADING = 0.75, 3.0, 0.995
 PLACES = MOST - 1
 
 
-class Drafts(Protocol):
-    """Guesses of one source at the next tokens of one answer."""
+class Drafts:
+    """Drafts of one source for one answer.
 
-    @property
-    def seconds(self) -> float:
-        """Time that a draft takes."""
-
-    def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Learn from a text that has grown since the last call, after it gave these drafts for it."""
-
-    def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return how likely each of the next drafts is right if those before it are; fewer if it has fewer."""
-
-    def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return guesses at the next tokens. Raises what a step raises."""
-
-
-class Source(Protocol):
-    """What drafts for the answers of a model."""
-
-    def begin(
-        self, prompt: Sequence[int], length: int, context: Context
-    ) -> AbstractContextManager[Drafts]:
-        """Lend the drafts for an answer.
-
-        length: most tokens of prompt and answer that are computed, or drafted. context: the answer's.
-        Raises StemEdgeError if there are none.
-        """
-
-    def close(self) -> None:
-        """Release it."""
-
-
-class ByPlace:
-    """How often drafts were right, by their place; each is expected to be as often right as the one before.
-
-    Otherwise longer drafts would not be tried where short ones are nearly always right.
+    This base class knows how often drafts were right, by their place. Each is expected to be right as often
+    as the one before it; otherwise longer drafts would not be tried where short ones are nearly always right.
     """
+
+    seconds = 0.0  # that a draft takes, to speak of
 
     def __init__(self) -> None:
         self._hits, self._tries = [0.0] * PLACES, [0.0] * PLACES
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """See Drafts."""
+        """Learn from a text that has grown since the last call, which gave these drafts for it."""
         if not drafts:
             self._hits = [FADING * count for count in self._hits]
             self._tries = [FADING * count for count in self._tries]
@@ -74,9 +44,18 @@ class ByPlace:
         self._known = len(seen)
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """See Drafts."""
+        """Return how likely each of the next drafts is right if those before it are; fewer if it has fewer."""
         found, chance = list[float](), EXPECTED
         for hits, tries in zip(self._hits[:count], self._tries, strict=False):
             chance = (TRUST * chance + hits) / (TRUST + tries)
             found.append(chance)
         return found
+
+    def draft(self, seen: Sequence[int], count: int) -> list[int]:
+        """Return drafts of the next tokens. Raises what a step raises."""
+        raise NotImplementedError
+
+
+# Lends the drafts for an answer: by its prompt, the most tokens of prompt and answer that are computed or
+# drafted, and its context. Raises StemEdgeError if there are none.
+Source: TypeAlias = Callable[[Sequence[int], int, Context], AbstractContextManager[Drafts]]

@@ -12,7 +12,7 @@ from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.speculation.drafts import ByPlace, Drafts
+from stem_edge.runtime.speculation.drafts import Drafts
 from stem_edge.runtime.texts import process
 
 
@@ -23,7 +23,7 @@ class Drafter(NamedTuple):
     prefixes: Prefixes  # which keep its prompts
     context_length: int
     seconds: float  # that it takes for a token
-    release: Callable[[], None]
+    close: Callable[[], None]  # closes the model
 
     @contextmanager
     def begin(self, prompt: Sequence[int], length: int, context: Context) -> Iterator[Drafts]:
@@ -34,12 +34,8 @@ class Drafter(NamedTuple):
         with self.prefixes.lent(prompt, {}, longest, whole=True) as own:
             yield ModelDrafts(self.engine, own, prompt, self.seconds)
 
-    def close(self) -> None:
-        """Close the model."""
-        self.release()
 
-
-class ModelDrafts(ByPlace):
+class ModelDrafts(Drafts):
     """Drafts for one answer."""
 
     def __init__(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_measure import measure_steps
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.speculation.assistant_drafts import Assistant, Assisted
-from stem_edge.runtime.speculation.draft_bundle import DraftBundle
+from stem_edge.runtime.speculation.assistant_drafts import Assisted, begin
 from stem_edge.runtime.speculation.drafts import Source
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import CallerDrafts, Speculation
@@ -40,28 +38,17 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
     return measure_steps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)])
 
 
-class Smaller(Protocol):
-    """A loaded model that may draft."""
-
-    def drafter(self) -> Drafter | None:
-        """Return it as one that drafts for another, which then closes it."""
-
-    def close(self) -> None:
-        """Release it."""
-
-
 def open_speculation(
     engine: Engine,
     plan: MemoryPlan,
     footprint: Footprint,
     costs: StepCosts | None,
-    draft: DraftBundle | None,
     options: LoadOptions,
-    load: Callable[[Path, LoadOptions], Smaller],
+    load_drafter: Callable[[], Drafter | None],
 ) -> Speculation | None:
     """Return what drafts; None if steps of several tokens cannot be measured, or are not exact.
 
-    load: loads the bundle that drafts.
+    load_drafter: loads the bundle that drafts, if there is one.
     """
     if callable(options.speculate):
         return CallerDrafts(options.speculate, footprint.model.vocab_size, costs)
@@ -70,11 +57,14 @@ def open_speculation(
     if costs is None or (options.exact and not costs.same_bits):
         return None
     most = options.speculate if type(options.speculate) is int else MOST - 1
-    found = [_assistant(engine, plan), None if draft is None else _load_drafter(draft, load)]
+    assistant, drafter = _assistant(engine, plan), load_drafter()
+    sources = [] if assistant is None else [assistant]
     # A step reads weights and, for each of its tokens, keys and values: about as fast.
     depth = plan.context_length
     attention = footprint.with_kv(plan.kv).kv_read_nbytes(depth) / depth / footprint.step_nbytes
-    return Speculation(costs, most, [one for one in found if one is not None], attention)
+    if drafter is None:
+        return Speculation(costs, most, sources, attention)
+    return Speculation(costs, most, [*sources, drafter.begin], attention, drafter.close)
 
 
 def _assistant(engine: Engine, plan: MemoryPlan) -> Source | None:
@@ -89,7 +79,7 @@ def _assistant(engine: Engine, plan: MemoryPlan) -> Source | None:
         started = time.perf_counter()
         drafter.draft(0, context.position, MOST - 1)
         times.append(time.perf_counter() - started)
-    return Assistant(engine, backend, min(times) / (MOST - 1))
+    return partial(begin, engine, backend, min(times) / (MOST - 1))
 
 
 def drafter(
@@ -100,19 +90,11 @@ def drafter(
     vocab_size: int,
     close: Callable[[], None],
 ) -> Drafter | None:
-    """Return a loaded model as one that drafts for another; None if its context is too short."""
-    costs = costs or measured(engine, plan, vocab_size)
-    if costs is None:
-        return None
-    return Drafter(engine, prefixes, plan.context_length, costs.seconds, close)
-
-
-def _load_drafter(
-    draft: DraftBundle, load: Callable[[Path, LoadOptions], Smaller]
-) -> Drafter | None:
-    smaller = load(draft.bundle.path, draft.options)
+    """Return a loaded model as one that drafts for another; closed, and None, if its context is too short."""
     with ExitStack() as unused:
-        unused.callback(smaller.close)
-        if (loaded := smaller.drafter()) is not None:
-            unused.pop_all()
-    return loaded
+        unused.callback(close)
+        costs = costs or measured(engine, plan, vocab_size)
+        if costs is None:
+            return None
+        unused.pop_all()
+    return Drafter(engine, prefixes, plan.context_length, costs.seconds, close)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 
@@ -18,14 +18,19 @@ from stem_edge.runtime.speculation.text_drafts import TextDrafts
 class Speculation:
     """Makes the guesses of a model's answers.
 
-    most: tokens that are drafted for a step. sources: what guesses beside the text; closed with this.
-    attention: see Gate.
+    most: tokens that are drafted for a step. sources: what drafts in addition to the text, with what releases
+    them, `close`. attention: see Gate.
     """
 
     def __init__(
-        self, costs: StepCosts, most: int, sources: Sequence[Source] = (), attention: float = 0.0
+        self,
+        costs: StepCosts,
+        most: int,
+        sources: Sequence[Source] = (),
+        attention: float = 0.0,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.costs, self.sources = costs, sources
+        self.costs, self._sources, self.close = costs, sources, close
         self._gate = Gate(costs.times, most, attention)
 
     @property
@@ -44,17 +49,11 @@ class Speculation:
             return
         with ExitStack() as lent:
             drafts: list[Drafts] = [TextDrafts()]
-            for source in self.sources:
+            for source in self._sources:
                 with suppress(StemEdgeError):  # such as lack of memory: an answer needs no drafts
-                    begun = source.begin(prompt, length + self.most, context)
+                    begun = source(prompt, length + self.most, context)
                     drafts.append(lent.enter_context(begun))
             yield GatedGuesses(self._gate, drafts, self.costs.seconds)
-
-    def close(self) -> None:
-        """Close what guesses."""
-        with ExitStack() as last_first:
-            for source in self.sources:
-                last_first.callback(source.close)
 
 
 class CallerDrafts(Speculation, Guesses):

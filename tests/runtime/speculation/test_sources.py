@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from stem_edge.errors import BackendError
-from stem_edge.runtime.speculation.drafts import ByPlace, Drafts
+from stem_edge.runtime.speculation.drafts import Drafts
 from stem_edge.runtime.speculation.gate import Gate
 from stem_edge.runtime.speculation.speculation import GatedGuesses
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
@@ -17,7 +17,7 @@ TIMES = {2: 1.1, 4: 1.2, 8: 1.4}
 DEAR = {2: 1.44, 4: 2.43, 8: 4.02}
 
 
-class Fake(ByPlace):
+class Fake(Drafts):
     """Drafts 1, 2, 3, ...; the next token is right as often as it was told."""
 
     def __init__(self, seconds: float, right: int = 7) -> None:
