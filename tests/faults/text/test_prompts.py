@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,7 +82,7 @@ def test_p2_a_prompt_from_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         [sys.executable, "-m", "stem_edge", "generate", str(DEMO)],
         input=b"\xff\xfe" + b"a" * 1000,
         capture_output=True,
-        env={"PYTHONUTF8": "1"},
+        env={**os.environ, "PYTHONUTF8": "1"},
         check=False,
     )
     assert done.returncode == 1
