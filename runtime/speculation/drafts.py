@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
@@ -18,7 +19,7 @@ EXPECTED, TRUST, FADING = 0.75, 3.0, 0.995
 PLACES = MOST - 1
 
 
-class Drafts:
+class Drafts(ABC):
     """Drafts of one source for one answer.
 
     This base class knows how often drafts were right, by their place. Each is expected to be right as often
@@ -51,9 +52,9 @@ class Drafts:
             found.append(chance)
         return found
 
+    @abstractmethod
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
         """Return drafts of the next tokens. Raises what a step raises."""
-        raise NotImplementedError
 
 
 # Lends the drafts for an answer: by its prompt, the most tokens of prompt and answer that are computed or
