@@ -16,6 +16,9 @@ SAMPLE = "a b"
 # Many tokenizers put a space before a text. Behind this character, none does.
 BEGIN = "\x02"
 MAX_TOKEN = 64  # bytes
+# Characters of a text that must follow which are split at once. Of a longer one, as a{1000000} demands,
+# a codec may refuse all, and a refusal here is a panic of the library, which costs 40 MB for good.
+MAX_SPLIT = 4096
 
 
 class _Tokens:
@@ -41,6 +44,7 @@ class _Tokens:
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("bytes")  # so that llguidance gives texts
+        text = text[:MAX_SPLIT]
         return self._splits(text) or self._longest(text.encode())
 
     def _splits(self, text: str) -> list[int]:

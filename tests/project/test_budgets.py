@@ -181,11 +181,11 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 49_360),
+    "package, lines": Budget(package_lines, 49_316),
     "tools, lines": Budget(lambda: lines_in("tools"), 4_320),
-    "tests, lines": Budget(lambda: lines_in("tests"), 42_260),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 2_950),
-    "classes": Budget(package_classes, 480),
+    "tests, lines": Budget(lambda: lines_in("tests"), 42_219),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 2_860),
+    "classes": Budget(package_classes, 471),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 90),
     "options of load": Budget(lambda: len(get_type_hints(LoadKeywords)), 17),

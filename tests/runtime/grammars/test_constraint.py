@@ -12,6 +12,8 @@ from random_writing import EOS_IDS, VOCAB_SIZE, allows, demo_codec, demo_grammar
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
 from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.text.codec import TextRoom
+from stem_edge.system.memory import own_memory
 
 
 def allowed_ids(constraint: GrammarConstraint) -> set[int]:
@@ -60,6 +62,15 @@ def test_forced_tokens_are_those_of_the_tokenizer() -> None:
         assert token in allowed_ids(constraint)
         constraint.accept(token)
     assert constraint.forced(8) == [] or len(forced) < len(ids)
+
+
+def test_a_long_text_that_must_follow_is_split_in_parts() -> None:
+    """All at once, a codec without room refuses it, and its error in the library takes 40 MB for good."""
+    codec = demo_codec.__wrapped__()  # of its own, because the other one is shared
+    codec.room = TextRoom(0, own_memory() + 40_000_000)
+    constraint = Grammars(codec, EOS_IDS, VOCAB_SIZE).open(Grammar.of_regex("a{100000}b"))
+    forced = constraint.forced(9)
+    assert forced and set(codec.decode(forced)) == {"a"}
 
 
 def test_a_token_that_may_not_follow_is_refused() -> None:
