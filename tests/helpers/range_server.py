@@ -28,7 +28,7 @@ class RangeServer:
     bandwidth: float = float("inf")  # bytes a second of all connections together
     fault: Callable[[int, str], Fault | None] = lambda number, path: None
     url: str = ""
-    requests: list[tuple[str, int]] = field(default_factory=list)  # path, bytes sent
+    requests: list[tuple[str, int]] = field(default_factory=list)  # path, bytes of the answer
     lock: threading.Lock = field(default_factory=threading.Lock)
     ended: threading.Event = field(default_factory=threading.Event)
     free_at: float = 0.0  # when the line will have sent all that was given to it
@@ -98,8 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = bytes([body[0] ^ 1]) + body[1:]
         self.end_headers()
         cut = fault in ("cut", "reset")
+        state.requests[at] = (self.path, len(body))  # before a client can have it all
         self._send(body[: len(body) // 2] if cut else body)
-        state.requests[at] = (self.path, len(body))
         if fault == "reset":  # what was sent and not read is lost
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = self.close_connection or cut
