@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer
@@ -16,7 +17,6 @@ from stem_edge.runtime.text.kept import open_kept
 from stem_edge.shown import format_size, printable
 from stem_edge.system.memory import own_memory, return_freed_memory
 
-T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Memory for each byte of a text on its way to ids, or for each that steps may make of it: the most
 # that byte-level and sentencepiece tokenizers took with tokenizers 0.23.
@@ -107,15 +107,12 @@ class TextCodec:
                 f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,} bytes"
             )
         self._check_room(nbytes)
-
-        def encoded() -> list[int]:
+        with self._native("this text"):
             kept, named = self._kept, special_tokens_in_text
             tokenizer = self._tokenizer if kept is None else kept.for_text(text, named)
             tokenizer.encode_special_tokens = not special_tokens_in_text
             ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
-
-        return self._native(encoded, "this text")
+        return ids
 
     def _check_room(self, nbytes: int) -> None:
         """Raise InputError for a text that might take memory that is not left."""
@@ -150,12 +147,9 @@ class TextCodec:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
         ids = list(token_ids)
-
-        def decoded() -> str:
+        with self._native("these token ids"):
             text: str = self._for_ids(ids).decode(ids, skip_special_tokens=skip_special_tokens)
-            return text
-
-        return self._native(decoded, "these token ids")
+        return text
 
     def is_silent(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
         """True if a token leaves nothing in any text: it is special and left out, or an id without a token."""
@@ -196,11 +190,12 @@ class TextCodec:
         tokens = self._for_ids(()).get_added_tokens_decoder()
         return {token_id: token.special for token_id, token in tokens.items()}
 
-    def _native(self, call: Callable[[], T], what: str) -> T:
-        """Return the result of a library call; after a panic, the tokenizer remains usable."""
+    @contextmanager
+    def _native(self, what: str) -> Iterator[None]:
+        """Call the library, which a panic leaves usable. Raises InputError, which names `what` it was for."""
         try:
             with self._lock:
-                return call()
+                yield
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:

@@ -65,7 +65,7 @@ class KeptTokenizer:
         self._whole: Tokenizer | None = None
         self._tokens, self._merges = dict[str, int](), dict[int, tuple[str, str]]()  # by rank
         self._always = {self._token(id_): id_ for id_ in header.always}
-        self._reader, self._written = self._empty(), dict[str, int]()
+        self._reader, self._written = self._empty(), dict[int, str]()
         self._writer, self._listener = self._empty(), Listener()
         listening = [pre_tokenizers.PreTokenizer.custom(self._listener)]
         if self._reader.pre_tokenizer is not None:
@@ -77,10 +77,11 @@ class KeptTokenizer:
         """Return a tokenizer that writes the text of these ids."""
         if self._whole is not None:
             return self._whole
-        tokens = {text: id_ for id_ in ids if (text := self._token(id_))}
-        if tokens.keys() - self._written.keys():
-            self._written = tokens if len(self._written) > MOST_WRITTEN else self._written | tokens
-            self._writer.model = models.BPE(self._written, [])
+        if set(ids) - self._written.keys():
+            known = self._written if len(self._written) <= MOST_WRITTEN else {}
+            self._written = known | {id_: self._token(id_) for id_ in ids}
+            tokens = {text: id_ for id_, text in self._written.items() if text}
+            self._writer.model = models.BPE(tokens, [])
         return self._writer
 
     def for_text(self, text: str, special_tokens_in_text: bool) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from stem_edge.runtime.text.codec import REPLACEMENT, TextCodec
 
@@ -27,59 +28,49 @@ class TokenStream:
         skip_special_tokens: bool = True,
         silent: Collection[int] = (),
     ) -> None:
-        self._codec, self._stop = codec, tuple(stop)
-        self._skip, self._silent = skip_special_tokens, silent
-        self._ids: list[int] = []  # ids decoded last, then ids not decoded yet
-        self._pending = 0  # count of ids not decoded yet, at the end of self._ids
-        self._given = (
-            0  # count of characters of the text of self._ids that have been decoded before
-        )
+        self._stop, self._silent = tuple(stop), silent
+        self._decode = partial(codec.decode, skip_special_tokens=skip_special_tokens)
+        self._leaves_out = partial(codec.is_silent, skip_special_tokens=skip_special_tokens)
+        # Ids to decode before those that wait, because decoders may treat the first id of a text
+        # differently (sentencepiece drops its leading space), and the count of their characters.
+        self._before, self._given = list[int](), 0
+        self._waiting = list[int]()  # ids whose text is not certain yet
         self._held = ""  # decoded text that may begin a stop text
         self.stopped = False
         self.stop_text: str | None = None  # which ended it
 
     def push(self, token_id: int) -> str:
         """Take one token; return new text, often empty."""
-        if token_id in self._silent or self._codec.is_silent(
-            token_id, skip_special_tokens=self._skip
-        ):
+        if token_id in self._silent:
             return ""
-        self._ids.append(token_id)
-        self._pending += 1
-        return self._release(self._decode(last=False))
-
-    def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
-        text = self._release(self._decode(last=True))
-        if self.stopped:
-            return text
-        text, self._held = text + self._held, ""
-        return text
-
-    def _decode(self, last: bool) -> str:
-        """Text of the ids not decoded yet, without a last character that may change, unless they are the last ids.
-
-        They are decoded after the ids before them, because decoders may treat the first id of a text
-        differently (sentencepiece drops its leading space).
-        """
-        text = self._text()
-        unfinished = text.endswith(REPLACEMENT) and not last
-        if len(text) <= self._given or (unfinished and self._pending <= 2 * CHARACTER):
-            return ""
+        text = self._decode([*self._before, *self._waiting, token_id])
+        grown, unfinished = len(text) > self._given, text.endswith(REPLACEMENT)
+        if unfinished or not grown:
+            if not self._leaves_out(token_id):
+                self._waiting.append(token_id)
+            if not grown or len(self._waiting) <= 2 * CHARACTER:
+                return ""
         new = text[self._given : len(text) - unfinished]
         if unfinished:
             # The bytes before the last character are no characters, whatever comes. Keep enough tokens to know
             # so, and those of the last character.
-            pending = self._ids[-self._pending :]
-            self._ids = pending[:CHARACTER] + pending[-CHARACTER:]
+            self._before, self._waiting = [], self._waiting[:CHARACTER] + self._waiting[-CHARACTER:]
+            self._given = len(self._decode(self._waiting)) - 1
         else:
-            self._ids = self._ids[-self._pending :]
-        self._pending = len(self._ids) if unfinished else 0
-        self._given = len(self._text()) - unfinished
-        return new
+            if len(self._before) != 1:  # one token that has text of its own: it serves from then on
+                self._before = [*self._waiting, token_id]
+                self._given = len(self._decode(self._before))
+            self._waiting = []
+        return self._release(new) if self._stop else new
 
-    def _text(self) -> str:
-        return self._codec.decode(self._ids, skip_special_tokens=self._skip)
+    def finish(self) -> str:
+        """Return the rest of the text, after the last token."""
+        rest = self._decode([*self._before, *self._waiting])[self._given :]
+        text = self._release(rest)
+        if self.stopped:
+            return text
+        text, self._held = text + self._held, ""
+        return text
 
     def _release(self, text: str) -> str:
         """Return the part of the held text and `text` that is certain; hold the rest."""
