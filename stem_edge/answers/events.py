@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.text.thoughts import ThoughtParser
-from stem_edge.text.tool_calls.parser import CallParser
-from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
+from stem_edge.text.tool_calls.parser import Call, CallParser
 
 
 class Text(NamedTuple):
@@ -31,7 +30,7 @@ class End(NamedTuple):
     reason: Literal["stop", "length", "tool_calls"]
 
 
-AnswerEvent: TypeAlias = Thought | Text | CallBegin | CallArguments | CallEnd | End
+AnswerEvent: TypeAlias = Thought | Text | Call | End
 
 
 class AnswerEvents:
@@ -45,8 +44,7 @@ class AnswerEvents:
     def push(self, chunk: Chunk) -> Iterator[AnswerEvent]:
         """Yield what a chunk has, `End` as the last of all."""
         for event in self._pieces(chunk):
-            if isinstance(event, CallBegin | CallEnd):
-                self._called = isinstance(event, CallEnd)  # one may break off, even after others
+            self._called |= isinstance(event, Call)
             yield event
         if chunk.finish_reason is not None:
             reason: Literal["stop", "tool_calls"] = "tool_calls" if self._called else "stop"
@@ -64,11 +62,8 @@ class AnswerEvents:
             return
         if logprobs:
             yield Text("", logprobs)
-        pieces = self._calls.push(text)
-        if ended:
-            pieces += self._calls.finish()
-        for piece in pieces:
-            yield Text(piece.text) if isinstance(piece, Content) else piece
+        for piece in self._calls.push(text, ended=ended):
+            yield Text(piece) if isinstance(piece, str) else piece
 
 
 class Whole:
@@ -76,7 +71,7 @@ class Whole:
 
     def __init__(self) -> None:
         self.thoughts, self.text, self.reason = "", "", ""
-        self.calls = list[dict[str, str]]()  # id, name and arguments of each
+        self.calls = list[Call]()
         self.logprobs: list[TokenLogprobs] | None = None  # if asked for
 
     def add(self, event: AnswerEvent) -> None:
@@ -88,9 +83,7 @@ class Whole:
                 self.text += more
                 if found is not None:
                     self.logprobs = [*(self.logprobs or ()), *found]
-            case CallBegin(_, id_, name):
-                self.calls.append({"id": id_, "name": name, "arguments": ""})
-            case CallArguments(number, more):
-                self.calls[number]["arguments"] += more
+            case Call():
+                self.calls.append(event)
             case End(ended):
                 self.reason = ended

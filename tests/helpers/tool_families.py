@@ -7,8 +7,7 @@ from typing import Any
 
 from stem_edge.text.messages import checked_tools
 from stem_edge.text.tool_calls.families import FAMILIES, Family
-from stem_edge.text.tool_calls.parser import CallParser
-from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
+from stem_edge.text.tool_calls.parser import Call, CallParser
 
 BY_NAME = {family.name: family for family in FAMILIES}
 DEFINED = {"part": {"type": "array", "items": {"$ref": "#/$defs/part"}}}
@@ -78,24 +77,20 @@ def with_markers(name: str, *, special: bool) -> Family:
     return replace(family, special=family.markers if special else ())
 
 
-def read(family: Family, *deltas: str, tools: Any = TOOLS) -> list[Piece]:
-    """Return the pieces of an answer, of one kind joined, with ids that do not differ."""
+def read(family: Family, *deltas: str, tools: Any = TOOLS) -> list[str | Call]:
+    """Return the texts and calls of an answer, texts joined, with ids that do not differ."""
     parser = CallParser(family, tools)
     pieces = [piece for delta in deltas for piece in parser.push(delta)]
-    joined: list[Piece] = []
-    for piece in [*pieces, *parser.finish()]:
+    joined: list[str | Call] = []
+    for piece in [*pieces, *parser.push("", ended=True)]:
         match joined[-1:], piece:
-            case [Content(before)], Content(text):
-                joined[-1] = Content(before + text)
-            case [CallArguments(index, before)], CallArguments(_, text):
-                joined[-1] = CallArguments(index, before + text)
-            case _, CallBegin(index, _, name):
-                joined.append(CallBegin(index, "", name))
+            case [str(before)], str():
+                joined[-1] = before + piece
             case _:
-                joined.append(piece)
+                joined.append(piece if isinstance(piece, str) else replace(piece, id=""))
     return joined
 
 
-def call(index: int, name: str, arguments: str) -> list[Piece]:
-    """Return the pieces of a complete call."""
-    return [CallBegin(index, "", name), CallArguments(index, arguments), CallEnd(index)]
+def call(index: int, name: str, arguments: str) -> Call:
+    """Return a call as `read` does."""
+    return Call(index, "", name, arguments)

@@ -34,7 +34,6 @@ from stem_edge.text.chat_worker import environment
 from stem_edge.text.tokenizer_gate import read_tokenizer
 from stem_edge.text.tool_calls.families import FAMILIES, Family
 from stem_edge.text.tool_calls.parser import CallParser
-from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -139,19 +138,11 @@ def _calls(path: Path) -> None:
 
 
 def _read_answer(family: Family, deltas: Iterable[str]) -> tuple[str, list[str]]:
-    """Return the text of an answer, and the arguments of the calls that are complete."""
-    parser, content, calls, arguments = CallParser(family, TOOLS), "", list[str](), ""
-    for piece in (*(p for delta in deltas for p in parser.push(delta)), *parser.finish()):
-        match piece:
-            case Content(more):
-                content += more
-            case CallBegin():
-                arguments = ""
-            case CallArguments(_, more):
-                arguments += more
-            case CallEnd():
-                calls.append(arguments)
-    return content, calls
+    """Return the text of an answer, and the arguments of its calls."""
+    parser = CallParser(family, TOOLS)
+    pieces = [*(p for delta in deltas for p in parser.push(delta)), *parser.push("", ended=True)]
+    content = "".join(piece for piece in pieces if isinstance(piece, str))
+    return content, [piece.arguments for piece in pieces if not isinstance(piece, str)]
 
 
 def _no_json(constant: str) -> NoReturn:

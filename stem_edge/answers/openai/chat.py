@@ -13,6 +13,7 @@ from stem_edge.answers.turn import Prepared, ToolChoice, prepare
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.scheduling.request import Request
 from stem_edge.text.messages import FIELDS
+from stem_edge.text.tool_calls.parser import Call
 
 # Field -> what to do instead; refused, because an answer without it would be another one.
 UNSUPPORTED = {
@@ -123,7 +124,7 @@ def completion(
 
 
 def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
-    calls, found = [_call(**call) for call in answer.calls], answer.logprobs
+    calls, found = [call_object(call) for call in answer.calls], answer.logprobs
     content = answer.text or (None if calls else "")
     message = {"role": "assistant", "content": content, "refusal": None}
     thoughts = {"reasoning_content": answer.thoughts} if answer.thoughts else {}
@@ -135,5 +136,7 @@ def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
     }
 
 
-def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def call_object(call: Call) -> dict[str, Any]:
+    """Return a call of a tool in OpenAI's form."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

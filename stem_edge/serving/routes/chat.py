@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stem_edge.answers.events import AnswerEvent, End, Text, Thought
-from stem_edge.answers.openai.chat import ChatBody, completion
+from stem_edge.answers.openai.chat import ChatBody, call_object, completion
 from stem_edge.answers.openai.options import DONE, head, usage
 from stem_edge.serving.http import COMMENT, event, read, respond
 from stem_edge.serving.reply import Replies
 from stem_edge.serving.service import Service, service_of
-from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
+from stem_edge.text.tool_calls.parser import Call
 
 
 async def chat(request: Request) -> Response:
@@ -85,12 +85,8 @@ def _delta(piece: AnswerEvent) -> dict[str, Any] | None:
             return {"reasoning_content": text}
         case Text(text):
             return {"content": text}
-        case CallBegin(number, id_, name):
-            function = {"name": name, "arguments": ""}
-            call = {"index": number, "id": id_, "type": "function", "function": function}
-            return {"tool_calls": [call]}
-        case CallArguments(number, text):
-            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+        case Call():
+            return {"tool_calls": [{"index": piece.index} | call_object(piece)]}
     return None
 
 

@@ -4,52 +4,57 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stem_edge.text.thoughts import SPACE
 from stem_edge.text.tool_calls.families import Family
-from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
 from stem_edge.text.tool_calls.reading import CallReader, MoreError, NoCallError
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool."""
+
+    index: int  # among the calls of an answer, from 0
+    id: str  # as OpenAI's look
+    name: str
+    arguments: str  # the text of a JSON object
 
 
 class CallParser:
     """Parser of one answer.
 
     tools: those that were offered, as checked_tools returns them; None allows any name.
-    Text in which a call breaks off, and calls of functions that nobody offered, come out as content.
+    A call that breaks off, and a call of a function that nobody offered, are text.
     White space before a call and after the last one does not come out.
     """
 
     def __init__(self, family: Family, tools: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._names = None if tools is None else {tool["function"]["name"] for tool in tools}
         self._family, self._ended = family, False
-        self._text = ""  # that is not in pieces yet; or a call of which some is, from its marker on
+        self._text = ""  # that has not come out yet
+        self._due = 0  # its length from which on an unfinished call is read again
         self._bare, self._after_call = bool(family.bare), False  # bare: a call needs no marker here
-        self._index, self._begun = -1, False
-        self._call: CallReader | None = None  # of a call that is not whole yet
-        self._told = 0  # characters of the arguments that are in pieces; -1: all
-        self._pieces = list[Piece]()
+        self._count = 0  # of calls
+        self._pieces = list[str | Call]()
 
-    def push(self, text: str) -> list[Piece]:
-        """Return the pieces that are certain with this delta; parts of markers are held back."""
-        self._text += text
+    def push(self, text: str, *, ended: bool = False) -> list[str | Call]:
+        """Return the texts and calls that are certain with this delta; parts of markers are held back."""
+        self._text, self._ended = self._text + text, ended
         try:
-            while self._text:
+            # An unfinished call is not read again with each delta, but where it may end.
+            while self._text and (ended or "}" in text or len(self._text) >= self._due):
                 self._read()
         except MoreError:
-            if self._ended:
+            if ended:
                 self._content("" if self._after_call else self._text)
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def finish(self) -> list[Piece]:
-        """Return the rest at the end of the answer."""
-        self._ended = True
-        return self.push("")
-
     def _read(self) -> None:
         """Take a call, or text before one. Raises MoreError."""
-        at = self._next(0)
+        self._due, at = 0, self._next(0)
         if self._after_call and self._comes(self._family.between.strip(), at):
             at = self._next(at + len(self._family.between.strip()))
         if at == len(self._text):
@@ -75,52 +80,31 @@ class CallParser:
 
     def _take(self, count: int) -> None:
         """Turn the next characters into content, after which no call can be without a marker."""
-        self._bare = self._after_call = self._begun = False
-        rest, self._told = self._text[count:], 0
+        self._bare = self._after_call = False
+        rest = self._text[count:]
         self._content(self._text[:count])
         self._text = rest
 
     def _content(self, text: str) -> None:
         match self._pieces[-1:]:
-            case [Content(before)]:
-                self._pieces[-1] = Content(before + text)
+            case [str(before)]:
+                self._pieces[-1] = before + text
             case _ if text:
-                self._pieces.append(Content(text))
+                self._pieces.append(text)
         self._text = ""
 
     def _read_call(self, start: int) -> None:
-        call = self._call = self._call or CallReader(self._family.quote)
+        call = CallReader(self._text, start, self._family.quote, self._names)
         try:
-            try:
-                call.read(self._text[start:], ended=self._ended)
-            finally:
-                self._tell(call)
-            end = self._next(start + call.at)
-            closed = bool(self._family.end) and self._comes(self._family.end, end)
-        except NoCallError:
-            self._call = None
-            if self._begun:
-                self._text = self._text[start + call.told :]
-                self._begun, self._told, self._bare, self._after_call = False, 0, False, False
-            else:
-                self._take(max(start, 1 + self._next(0)))
+            name, arguments = call.read()
+        except NoCallError as error:
+            if isinstance(error, MoreError) and not self._ended:
+                self._due = len(self._text) * 5 // 4
+                raise
+            self._take(max(start, 1 + self._next(0)))
             return
-        self._text = self._text[end + len(self._family.end) if closed else start + call.at :]
-        self._begun, self._told, self._after_call, self._call = False, 0, True, None
-
-    def _tell(self, call: CallReader) -> None:
-        """Add what is certain of a call. Raises NoCallError for a function that was not offered."""
-        if self._told < 0 or not (call.arguments and call.name):
-            return
-        if not self._begun:
-            if self._names is not None and call.name not in self._names:
-                raise NoCallError
-            self._begun, self._index = True, self._index + 1
-            begin = CallBegin(self._index, f"call_{secrets.token_hex(12)}", call.name)
-            self._pieces.append(begin)
-        if more := call.arguments[self._told :]:
-            self._pieces.append(CallArguments(self._index, more))
-            self._told = len(call.arguments)
-        if call.complete:
-            self._pieces.append(CallEnd(self._index))
-            self._told = -1
+        end = self._next(call.at)
+        closed = bool(self._family.end) and self._comes(self._family.end, end)
+        self._pieces.append(Call(self._count, f"call_{secrets.token_hex(12)}", name, arguments))
+        self._text = self._text[end + len(self._family.end) if closed else call.at :]
+        self._count, self._after_call = self._count + 1, True

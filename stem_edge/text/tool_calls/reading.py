@@ -1,14 +1,10 @@
-"""Reading of a call from the text of an answer: the name, and the arguments as JSON text.
-
-Readers are written as if all of the text were there. Where it ends too early they raise MoreError, and
-begin again before the value that was not whole.
-"""
+"""Reading of a call from the text of an answer: the name, and the arguments as JSON text."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import NoReturn
+from collections.abc import Collection
 
 from stem_edge.text.thoughts import SPACE
 
@@ -26,65 +22,60 @@ ARGUMENTS = ("arguments", "parameters")  # models mix them up
 
 
 class NoCallError(Exception):
-    """Raised where text is no call, or no longer one."""
+    """Raised where text is no call."""
 
 
-class MoreError(Exception):
-    """Raised where a call goes on in text that has not come yet."""
+class MoreError(NoCallError):
+    """Raised where the text ends before a call does."""
 
 
 class CallReader:
-    """Reader of the call at the beginning of a text.
+    """Reader of the call at a place in a text.
 
-    quote: marker around strings, of families that have no JSON.
+    quote: marker around strings, of families that have no JSON. names: of the functions that may be
+    called; None: any.
     """
 
-    def __init__(self, quote: str = "") -> None:
-        self._text, self._ended, self._quote = "", False, quote
-        self.at = self._mark = 0  # places in the text: of the reader, and where it begins again
-        self._inside, self._depth, self._comma = False, 0, ""  # of the arguments
-        self.name, self.arguments = "", ""  # arguments: JSON, as far as they are certain
-        self.told = 0  # place after the last of them
-        self.complete = False  # True once the arguments are whole
+    def __init__(self, text: str, at: int, quote: str, names: Collection[str] | None) -> None:
+        self._text, self._quote, self._names = text, quote, names
+        self.at = at  # place in the text; after `read`, that of the call's end
 
-    def read(self, text: str, *, ended: bool) -> None:
-        """Read the call from all of the text that has come. Raises NoCallError, MoreError."""
-        self._text, self._ended, self.at = text, ended, self._mark
-        if self._inside:
-            self._read_object()
+    def read(self) -> tuple[str, str]:
+        """Return the name and the arguments of the call. Raises NoCallError, MoreError."""
+        self._space()
         if not self._quote:
-            self._read_json()
-        elif not self.complete:
-            self._space()
-            self._expect("call:")
-            self.name = self._match(NAME)
-            if not self.name or self._peek() != "{":
-                raise NoCallError
-            self._read_object()
+            return self._read_json()
+        self._expect("call:")
+        name = self._offered(self._match(NAME))
+        if self._peek() != "{":
+            raise NoCallError
+        return name, self._read_object()
 
-    def _read_json(self) -> None:
+    def _read_json(self) -> tuple[str, str]:
         """Read a JSON object with a name and arguments, in either order."""
-        if not self._mark:
-            self._space()
-            self._expect("{")
+        name = arguments = ""
+        self._expect("{")
         while not self._closes():
             key = self._string()
             self._space()
             self._expect(":")
             self._space()
-            if key == "name" and not self.name:
-                self.name = self._string()
-            elif key in ARGUMENTS and not self.complete and self._peek() == "{":
-                self._read_object()
+            if key == "name" and not name:
+                name = self._offered(self._string())
+            elif key in ARGUMENTS and not arguments and self._peek() == "{":
+                arguments = self._read_object()
             elif key in ("id", "type"):
                 self._string()
             else:
                 raise NoCallError
-            self._mark = self.at
-        if not self.name:
+        if not name:
             raise NoCallError
-        if not self.complete:
-            self.arguments, self.told, self.complete = "{}", self.at, True
+        return name, arguments or "{}"
+
+    def _offered(self, name: str) -> str:
+        if not name or (self._names is not None and name not in self._names):
+            raise NoCallError
+        return name
 
     def _closes(self) -> bool:
         """Read the end of an object, or what is between two members."""
@@ -93,31 +84,26 @@ class CallReader:
         self._space()
         return self._skip("}")
 
-    def _read_object(self) -> None:
-        """Read the arguments, or go on with them."""
-        self._inside = True
-        while self._depth or not self.arguments:
-            self._mark = self.at
+    def _read_object(self) -> str:
+        """Read the arguments as JSON. A comma is written with the next value: models put one behind the last."""
+        found, comma, depth = "", "", 0
+        while depth or not found:
             self._space()
             if self._skip(","):
-                self._comma = ", "  # written with the next value: models put commas behind the last
+                comma = ", "
                 continue
-            char, depth = self._peek(), 0
-            part = "" if char in ("}", "]") else self._comma
-            if char in ("{", "[", "}", "]", ":"):
-                depth = {"{": 1, "[": 1, ":": 0}.get(char, -1)
+            char = self._peek()
+            if char in "{[}]:":
+                depth += {"{": 1, "[": 1, ":": 0}.get(char, -1)
                 self.at += 1
-                part += char + " " * (char == ":")
-            elif (text := self._quoted()) is not None:
-                part += text
+                found += ("" if char in "}]" else comma) + char + " " * (char == ":")
             else:
-                part += self._word()
-            self._depth, self._comma = self._depth + depth, ""
-            self.arguments, self.told = self.arguments + part, self.at
-            if self._depth > MAX_DEPTH:
+                found += comma + (self._quoted() or self._word())
+            comma = ""
+            if depth > MAX_DEPTH:
                 raise NoCallError
-        _loaded(self.arguments)
-        self._inside, self.complete, self._mark = False, True, self.at
+        _loaded(found)
+        return found
 
     def _word(self) -> str:
         """Read a number, true, false, null, or a key without quotes where there are such."""
@@ -139,14 +125,14 @@ class CallReader:
         if self._quote and self._skip(self._quote):  # nothing escapes in it
             end = self._text.find(self._quote, self.at)
             if end < 0:
-                self._more()
+                raise MoreError
             text, self.at = self._text[self.at : end], end + len(self._quote)
             return json.dumps(text, ensure_ascii=False)
         if self._peek() != '"':
             return None
         found = STRING.match(self._text, self.at)
         if found is None:
-            self._more()
+            raise MoreError
         self.at = found.end()
         return f'"{ESCAPED.sub(_escape, found[1])}"'
 
@@ -155,19 +141,16 @@ class CallReader:
             raise NoCallError
         return str(_loaded(text))
 
-    def _more(self) -> NoReturn:
-        raise NoCallError if self._ended else MoreError
-
     def _peek(self) -> str:
         if self.at == len(self._text):
-            self._more()
+            raise MoreError
         return self._text[self.at]
 
     def _match(self, pattern: re.Pattern[str]) -> str:
         """Read what matches, which ends before another character."""
         found = pattern.match(self._text, self.at)
-        if found is None or (found.end() == len(self._text)):
-            self._more()
+        if found is None or found.end() == len(self._text):
+            raise MoreError
         self.at = found.end()
         return found[0]
 
@@ -176,7 +159,7 @@ class CallReader:
         if self._text.startswith(text, self.at):
             self.at += len(text)
             return True
-        if not self._ended and text.startswith(self._text[self.at :]):
+        if text.startswith(self._text[self.at :]):
             raise MoreError
         return False
 

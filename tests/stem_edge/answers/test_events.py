@@ -43,5 +43,5 @@ def test_calls_are_read_after_thoughts(
     for event in found:
         whole.add(event)
     assert (whole.thoughts, whole.text) == (thoughts, content)
-    assert [call["name"] for call in whole.calls] == calls
+    assert [call.name for call in whole.calls] == calls
     assert found[-1] == End("tool_calls" if calls else "stop")

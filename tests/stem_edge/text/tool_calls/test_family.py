@@ -13,7 +13,7 @@ from tool_families import ARGUMENTS, BY_NAME, TOOLS, call, read, template, with_
 from stem_edge.text.chat_worker import answer
 from stem_edge.text.messages import checked_messages
 from stem_edge.text.tool_calls.families import family_of
-from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
+from stem_edge.text.tool_calls.parser import Call
 
 # What published templates write, cut down to where they differ.
 WRITTEN = [
@@ -84,10 +84,10 @@ def test_a_conversation_is_rendered_and_read_back(name: str, content: str | None
     text = answer(request | {"add_generation_prompt": False})["text"]
     assert '"description": ""' in text  # the tools
     pieces = read(family, text.split("<assistant>")[1].split("</assistant>")[0])
-    begin: list[Piece] = [Content(content)] if content and not family.bare else []
-    (first, told, *_) = pieces[len(begin) :]
-    assert json.loads(getattr(told, "text", "")) == ARGUMENTS
-    assert pieces == [*begin, first, told, *call(0, "", "")[2:], *call(1, "weather", "{}")]
+    first = pieces[-2]
+    assert isinstance(first, Call) and json.loads(first.arguments) == ARGUMENTS
+    begin = [content] if content and not family.bare else []
+    assert pieces == [*begin, first, call(1, "weather", "{}")]
 
 
 MARKS = ('<|"|>', "<escape>")
@@ -115,5 +115,4 @@ def test_arguments_come_back_as_they_were(
     text = text.split("<assistant>", 1)[1].rsplit("</assistant>", 1)[0]
     at = data.draw(st.integers(0, len(text)))
     pieces = read(BY_NAME[name], text[:at], text[at:])
-    assert [type(piece) for piece in pieces] == [CallBegin, CallArguments, CallEnd] * len(calls)
-    assert [json.loads(getattr(told, "text", "")) for told in pieces[1::3]] == calls
+    assert [json.loads(getattr(piece, "arguments", "")) for piece in pieces] == calls

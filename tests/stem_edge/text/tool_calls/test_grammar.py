@@ -18,7 +18,7 @@ from tool_families import BY_NAME, TOOLS, WEATHER, read, with_markers
 import stem_edge
 from stem_edge.text.messages import checked_tools
 from stem_edge.text.tool_calls.grammar import calls_grammar
-from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
+from stem_edge.text.tool_calls.parser import Call
 
 llguidance = pytest.importorskip("llguidance")
 DEMO = Path(stem_edge.__file__).parent / "demo_model" / "tokenizer.json"
@@ -82,17 +82,14 @@ def test_what_is_allowed_can_be_read(name: str, special: bool, parallel: bool) -
     counts = set()
     for text in answers(grammar, special, 6):
         pieces = read(family, text)
-        assert not any(isinstance(piece, Content) for piece in pieces), text
-        kinds = (CallBegin, CallArguments, CallEnd)
-        assert [type(piece) for piece in pieces] == [*kinds] * (len(pieces) // 3), text
-        for begin, told in zip(pieces[::3], pieces[1::3], strict=True):
-            assert isinstance(begin, CallBegin) and isinstance(told, CallArguments)
-            schema = WEATHER if begin.name == "weather" else {"maxProperties": 0}
-            arguments = json.loads(told.text)
+        for call in pieces:
+            assert isinstance(call, Call), text
+            schema = WEATHER if call.name == "weather" else {"maxProperties": 0}
+            arguments = json.loads(call.arguments)
             if family.quote:
                 arguments.pop("parts", None)  # references are not followed there
             jsonschema.validate(arguments, schema)
-        counts.add(len(pieces) // 3)
+        counts.add(len(pieces))
     assert counts and (parallel or counts == {1})
     assert not parallel or not special or max(counts) > 1
 
@@ -165,15 +162,13 @@ def test_schemas_that_are_odd(name: str) -> None:
         text = grammar(parameters)
         assert llguidance.LLMatcher.validate_grammar(text, tokenizer(False)[0]) == "", text
         for one in answers(text, False, 2):
-            assert not any(
-                isinstance(piece, Content) for piece in read(BY_NAME[name], one, tools=None)
-            )
+            assert all(isinstance(each, Call) for each in read(BY_NAME[name], one, tools=None))
     end = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"]}
     text = grammar({"$ref": "#/$defs/e", "$defs": {"e": end, "b": {"enum": ["x", 'y"']}}})
     if "gemma" not in name:
         for one in answers(text, False, 3):
-            (_, told, _) = read(BY_NAME[name], one, tools=None)
-            assert isinstance(told, CallArguments) and json.loads(told.text)["a"] in ("x", 'y"')
+            (call,) = read(BY_NAME[name], one, tools=None)
+            assert isinstance(call, Call) and json.loads(call.arguments)["a"] in ("x", 'y"')
 
 
 NESTED: dict[str, Any] = {"type": "string"}
