@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.sampling import TokenLogprobs, sampler_of, token_logprobs
+from stem_edge.runtime.sampling import Sampler, TokenLogprobs, token_logprobs
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.stream import TokenStream
@@ -62,7 +62,7 @@ class Answer:
         constraint: GrammarConstraint | None = None,
     ) -> None:
         self.seen = list(prompt)  # prompt and answer so far
-        self._sampler = sampler_of(params, len(prompt))
+        self._sampler = Sampler(params, len(prompt))
         self._logprobs, self._eos_ids, self._constraint = params.logprobs, eos_ids, constraint
         self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
 
@@ -77,34 +77,28 @@ class Answer:
         """Choose a token by logits [V]; room: tokens that the context can still take."""
         # The sampler may change the logits, but log probabilities are the model's own.
         scores = logits if self._logprobs is None else logits.copy()
-        token = self._next(scores)
+        constraint = self._constraint
+        if constraint is not None and self.forced(1):
+            self._sampler.skip()
+            token = self._forced.popleft()
+        else:
+            if constraint is not None:
+                constraint.mask(scores)
+            token = self._sampler(scores, self.seen)
         logprobs: TokenLogprobs | None = None
         reason: FinishReason | None = None
         if self._logprobs is not None:
             logprobs = token_logprobs(logits, token, self._logprobs)
         self.seen.append(token)
-        if token in self._eos_ids or self._complete(token):
+        if token in self._eos_ids:
             reason = "stop"
-        elif not room:
+        elif constraint is not None:
+            constraint.accept(token)
+            self._asked = bool(self._forced)
+            reason = "stop" if constraint.ended else None
+        if reason is None and not room:
             reason = "length"
         return Sampled(token, logprobs, reason)
-
-    def _next(self, scores: F32) -> int:
-        """Return the next token by scores [V], which are changed."""
-        if self.forced(1):
-            self._sampler.skip()
-            return self._forced.popleft()
-        if self._constraint is not None:
-            self._constraint.mask(scores)
-        return self._sampler(scores, self.seen)
-
-    def _complete(self, token: int) -> bool:
-        """Let the constraint know a token; return whether nothing may follow it."""
-        if self._constraint is None:
-            return False
-        self._constraint.accept(token)
-        self._asked = bool(self._forced)
-        return self._constraint.ended
 
 
 class Chunks:

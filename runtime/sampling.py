@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, singledispatch
+from functools import cached_property
 
 import numpy as np
 
@@ -68,12 +68,6 @@ class Sampler:
     def skip(self) -> None:
         """Leave out a token that is known without; those after it are the ones of the same seed."""
         self._generator.random()
-
-
-@singledispatch
-def sampler_of(params: SamplingParams, prompt: int = 0) -> Sampler:
-    """Make the sampler of an answer; kinds of params that choose otherwise register their own."""
-    return Sampler(params, prompt)
 
 
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:

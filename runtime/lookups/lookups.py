@@ -123,7 +123,7 @@ class Lookups:
         first = max(0, last - rows.before)
         tokens = [*seen[first:], *drafts]
         own = self.prompt[first:].tolist()
-        own += map(self.of_token, tokens[len(own) :])
+        own += map(self.of_token, tokens[len(own) :]) if self._tokens else tokens[len(own) :]
         return rows.ids(np.array(tokens, np.int64), np.array(own, np.int64), last - first)
 
     def _make(self, lookups: Sequence[RowLookup]) -> list[int]:

@@ -64,7 +64,7 @@ class RowCounters:
 class RowKeys:
     """The rows that tokens look up: by default, each its own."""
 
-    of: Keys = lambda token_ids, row_ids, first: row_ids[first:]
+    of: Keys | None = None
     before: int = 0  # tokens before a step that decide which rows it looks up
     rows_per_token: int = 1  # the last of a token's keys; the others are of tokens before it
     rows_before: int = 0  # rows of tokens before a step that it looks up again
@@ -120,7 +120,8 @@ class Rows:
         own [T]: row ids of the tokens' own rows; default: the token ids. Before the first token must be
         `before` tokens, or the whole text.
         """
-        return self._keys.of(token_ids, token_ids if own is None else own, first)
+        own, of = token_ids if own is None else own, self._keys.of
+        return own[first:] if of is None else of(token_ids, own, first)
 
     def following(self, seen: Sequence[int], token_ids: Sequence[int]) -> I64:
         """Row ids of tokens that follow a text, without edits."""
