@@ -7,10 +7,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from stem_edge.bundle.manifest import open_manifest
-from stem_edge.commands.bundles.entries import entries
 from stem_edge.errors import BundleError
 from stem_edge.files.names import cache_folder
 from stem_edge.hub.kept import Kept, kept_bundles
@@ -28,19 +25,13 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "also list the user's cache folder: prepared backbones, counts, tokenizers, prompts, ..."
-    parser.add_argument("--all", action="store_true", help=what)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     models = [line for kept in kept_bundles() if (line := _described(kept)) is not None]
-    folder = cache_folder(None)
-    found = list(entries(folder)) if args.all else []
     if args.json:
-        cached = msgspec.to_builtins(found, enc_hook=str)
-        result = {"models": models, "folder": str(folder), "entries": cached}
-        print(json.dumps(result if args.all else models, indent=1))
+        print(json.dumps(models, indent=1))
         return 0
     widest = max((len(model["name"]) for model in models), default=0)
     for model in models:
@@ -48,11 +39,7 @@ def run(args: argparse.Namespace) -> int:
         print(printable(shown))
     if not models:
         print("no models are kept; fetch one with: stem-edge run hf:org/name")
-    if args.all:
-        size = format_size(sum(entry.nbytes for entry in found))
-        print(f"\n{printable(str(folder))}: {size} in {len(found)} entries, made again when needed")
-    for entry in found:
-        print(printable(str(entry)))
+    print(printable(f"all of {cache_folder(None)} can be deleted: what is needed is made again"))
     return 0
 
 

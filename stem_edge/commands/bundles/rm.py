@@ -3,72 +3,78 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from pathlib import Path
 
-from stem_edge.commands.bundles.entries import Entry, belonging, entries
+from stem_edge.bundle.fetched import CHECKED, marked_folder
 from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.files.names import cache_folder
+from stem_edge.files.names import KEY_CHARS, cache_folder
+from stem_edge.files.trees import remove_tree
 from stem_edge.hub import PREFIX
 from stem_edge.hub.fetch import cache
 from stem_edge.hub.kept import Kept, kept_bundles, named
+from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
+from stem_edge.runtime.first_load.made import Made
 from stem_edge.shown import printable
 
+KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
 DESCRIPTION = """\
-Remove models with everything that was prepared for them, or other entries of
-the cache folder. Checkpoints stay."""
+Remove models with everything that was prepared for them. Checkpoints stay."""
 
 EPILOG = """\
 examples:
-  stem-edge list --all
-  stem-edge rm my-model
-  stem-edge rm 6f8dcde149d0"""
+  stem-edge list
+  stem-edge rm my-model"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "name of a model or an entry, as stem-edge list --all shows it, or a model's place"
+    what = "name of a model, as stem-edge list shows it, or its place"
     parser.add_argument("names", metavar="NAME", nargs="+", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
     for name in args.names:
-        found = list(entries(cache_folder(None)))
-        cached = [entry for entry in found if name == entry.path.name]
-        if cached:
-            _remove(
-                name, [*cached, *(e for c in cached for e in belonging(found, c.path) if e != c)]
-            )
-            print(printable(f"removed {name}"))
-        else:
-            kept = _find(name)
-            _remove_model(kept, found)
-            print(printable(f"removed {kept.name} ({kept.place})"))
+        kept = _find(name)
+        try:
+            _remove(kept)
+        except OSError as error:
+            raise StemEdgeError(
+                f"{error.filename or kept.folder}: cannot remove ({error.strerror}); check its "
+                "permissions, and try again"
+            ) from error
+        print(printable(f"removed {kept.name} ({kept.place})"))
     return 0
 
 
 def _find(name: str) -> Kept:
     """Return the model of a name, or of the place that tells apart several of one name."""
     place = str(Path(name).absolute())
-    kept = next((each for each in kept_bundles() if each.place in (name, place)), None) or named(
-        name
-    )
-    if kept is None:
-        raise InputError(
-            f"no model or entry is called {name!r}; give one that stem-edge list --all shows"
-        )
-    return kept
+    for kept in kept_bundles():
+        if kept.place in (name, place):
+            return kept
+    if (found := named(name)) is None:
+        raise InputError(f"no model is called {name!r}; give one that stem-edge list shows")
+    return found
 
 
-def _remove_model(kept: Kept, found: list[Entry]) -> None:
-    """Delete a bundle, and what was prepared for it. Raises StemEdgeError."""
-    on_hub = kept.place.startswith(PREFIX)
-    _remove(kept.name, belonging(found, kept.folder if on_hub else kept.folder.parent))
-    if on_hub:
+def _remove(kept: Kept) -> None:
+    """Delete a bundle, and what was prepared for it. Raises StemEdgeError, OSError."""
+    within = f"{kept.folder.resolve()}{os.sep}"
+    if kept.place.startswith(PREFIX):
         from huggingface_hub import scan_cache_dir
 
         scan_cache_dir(cache()).delete_revisions(kept.folder.name).execute()
-
-
-def _remove(name: str, chosen: list[Entry]) -> None:
-    """Delete entries, the first one first. Raises StemEdgeError if a process makes one."""
-    if not all(entry.remove() for entry in chosen):
-        raise StemEdgeError(f"{name}: a process makes it; end that first")
+    elif not Made(kept.folder.parent).remove():
+        raise StemEdgeError(f"{kept.name}: a process makes it; end that first")
+    root = cache_folder(None)
+    # Links lead elsewhere, and what has another name is somebody else's.
+    ours = [p for p in root.glob("*/*") if KEY.fullmatch(p.name) and not p.is_symlink()]
+    for path in ours:
+        if path.parent.name == PREPARED:
+            record = read_prepared(path)
+            if record is not None and f"{record.bundle}{os.sep}".startswith(within):
+                remove_tree(path, path.parent)
+        elif path.parent.name == CHECKED and f"{marked_folder(path)}{os.sep}".startswith(within):
+            path.unlink()

@@ -67,8 +67,8 @@ def listed(capsys: Capture) -> list[str]:
     capsys.readouterr()
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.isprintable() for line in lines) and len(lines) == len(list(kept_bundles()))
-    return [line.split("  ")[0].rstrip() for line in lines]
+    assert all(line.isprintable() for line in lines) and len(lines) - 1 == len(list(kept_bundles()))
+    return [line.split("  ")[0].rstrip() for line in lines[:-1]]
 
 
 @pytest.mark.parametrize("name", NAMES)

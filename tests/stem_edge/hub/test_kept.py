@@ -129,4 +129,4 @@ def test_a_file_or_folder_comes_before_a_name(
     monkeypatch.chdir(tmp_path)
     assert open_bundle("here").path == Path("here")
     assert main(["rm", "nothing"]) == 1
-    assert "no model or entry is called 'nothing'" in capsys.readouterr().err
+    assert "no model is called 'nothing'" in capsys.readouterr().err
