@@ -180,8 +180,8 @@ class OrtLoader:
         """Whether weights stay in files: a prepared backbone is there, or a large one can be prepared."""
         if self._options.weights != "prepared":
             return False
-        if (found := self._prepared or self._found) is not None:
-            return not found.record.refused
+        if (self._prepared or self._found) is not None:
+            return True
         return is_large(self._bundle.manifest) and not self._obstacle
 
     @cached_property
@@ -195,7 +195,7 @@ class OrtLoader:
 
     @cached_property
     def _found(self) -> Prepacked | None:
-        """The prepared backbone that is there, or its refusal."""
+        """The prepared backbone that is there."""
         if not may_be_prepared(self._bundle.manifest, self._options.cache_dir):
             return None
         from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared

@@ -58,7 +58,7 @@ def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) 
     """Return the folder of the prepared backbone's mapped files; None without one."""
     kept = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
     found = find_prepared(bundle, cache_dir, kept)
-    return None if found is None or found.record.refused else found.folder
+    return None if found is None else found.folder
 
 
 def needs(footprint: Footprint, context: int, *, prefill: bool) -> Needs:

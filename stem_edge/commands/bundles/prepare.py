@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(args.kv).kv
     found = find_prepared(bundle, args.cache_dir, kv)
     threads = args.threads or usable_cpus()
-    found = None if found is None or found.record.refused else found
     folder, record = found or make(bundle, args.cache_dir, threads, kv=kv)
     if args.json:
         print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))

@@ -25,7 +25,7 @@ MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that ar
 
 
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
-    """Return what preparing takes: a group of matrices, packed and compared, then steps that are measured."""
+    """Return what preparing takes: a group of matrices, packed, then steps that are measured."""
     model, group = (
         footprint.model,
         PACKED_AT_ONCE * (2 if footprint.backbone.weights == "fp32" else 1),

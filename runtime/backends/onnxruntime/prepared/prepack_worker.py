@@ -29,7 +29,6 @@ from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.backends.onnxruntime.prepared.deciding import MEASURED_TOKENS
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import (
-    OtherProductsError,
     Packer,
     in_blocks,
 )
@@ -52,16 +51,10 @@ from stem_edge.tables.windows import last_rows
 
 # Of a layer, from which on two rows take little longer than one: matrices are read from memory then.
 LAYER_NBYTES = 4 << 20
-REFUSED = (
-    f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
-)
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Fill the folder, the record last; with the record alone if packed matrices give other products.
-
-    Raises StemEdgeError, OSError.
-    """
+    """Fill the folder, the record last. Raises StemEdgeError, OSError."""
     give_back_freed_blocks()  # packing frees a matrix of up to 32 MB after another
     packer = Packer(bundle, folder, threads)
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
@@ -71,14 +64,9 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     # onnxruntime would give a token those of the one before as they were before rounding to float16.
     if STEP in graphs and kv != "fp16":
         graphs |= {apart_step(size): apart(graphs[STEP], size) for size in SIZES}
-    refused, files = "", dict[str, tuple[int, int]]()
-    try:
-        for name, graph in graphs.items():
-            packer.pack(prepared_file(name), graph)
-    except OtherProductsError:
-        refused = REFUSED
-        for path in folder.iterdir():
-            path.unlink()
+    for name, graph in graphs.items():
+        packer.pack(prepared_file(name), graph)
+    files = dict[str, tuple[int, int]]()
     for path in sorted(folder.iterdir()):
         _sync(path)  # otherwise a power cut could leave zeros for weights
         files[path.name] = marks(path)
@@ -89,10 +77,8 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         onnxruntime=ort.__version__,
         cpu=cpu_digest(),
         files=files,
-        refused=refused,
     )
-    if not refused:
-        record = _measured(bundle, Prepacked(folder, record), threads, kv)
+    record = _measured(bundle, Prepacked(folder, record), threads, kv)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 

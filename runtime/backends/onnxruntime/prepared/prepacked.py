@@ -36,7 +36,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graph
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
 
-FORMAT = 12
+FORMAT = 13
 RECORD = "prepared.json"
 MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
 # Code that graphs follow from, in the package; none of these files is there in a frozen program.
@@ -58,7 +58,6 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
     steps: StepCosts | None = None  # of decoding; None if the context is too short to measure them
     rows: Rows = ""
-    refused: str = ""  # why nothing was prepared, and no load tries again
 
 
 class Prepacked(NamedTuple):
@@ -103,7 +102,7 @@ class Prepacked(NamedTuple):
 
 
 def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> Prepacked | None:
-    """Return the prepared backbone of a bundle on this machine, or its refusal, if there is one.
+    """Return the prepared backbone of a bundle on this machine, if there is one.
 
     kv: type of keys and values, which is part of the graphs.
     """
@@ -136,7 +135,7 @@ def read_prepared(folder: Path) -> PreparedRecord | None:
     except (OSError, ValueError, msgspec.DecodeError, RecursionError):
         return None
     plain = all(Path(name).name == name for name in record.files)
-    whole = plain and found == record.files and (record.refused or prepared_file(EMBED) in found)
+    whole = plain and found == record.files and prepared_file(EMBED) in found
     return record if record.format == FORMAT and whole else None
 
 

@@ -63,7 +63,7 @@ def make(
 ) -> Prepacked:
     """Prepare a backbone, unless another process does so meanwhile.
 
-    Raises BackendError if the disk is too small, or if packed weights give other logits.
+    Raises BackendError, for example if the disk is too small.
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     needed = preparing_needs(footprint_of(bundle.manifest, "onnxruntime").with_kv(kv), threads).disk
@@ -86,8 +86,6 @@ def make(
         ) from error
     if record is None:
         raise BackendError(f"{folder}: the prepared backbone changed meanwhile; load it again")
-    if record.refused:
-        raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {record.refused}")
     return Prepacked(folder, record)
 
 
