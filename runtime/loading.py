@@ -80,8 +80,8 @@ def load(
     provider (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu", "coreml", or
         another by its onnxruntime name. It must run every operator. Default: cpu.
     device_memory: limit on the memory of the provider's device, in bytes or like 2GB, which then holds
-        weights, KV cache, activations and slots. With the CPU, a part of its memory stands in for the device.
-        Default: no limit, with the slots of a load without a memory limit.
+        weights, KV cache and activations. With the CPU, a part of its memory stands in for the device.
+        Default: no limit.
     speculate: guess the next tokens, from the text so far and by the bundle's own assistant if it has one,
         and compute several in one step as long as that pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
         otherwise, which changes answers (docs/python.md), and measures what steps cost if preparing has not.
@@ -263,13 +263,12 @@ def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> R
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
-    """Open the backbone and fill the slots, at the same time if the engine can."""
+    """Open the backbone and fill the slots at the same time."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = fill_slots
         # Where no thread can start, the slots are filled after the backbone is open instead.
         with suppress(RuntimeError):
-            if loader.fills_while_opening:
-                filling = thread.submit(fill_slots).result
+            filling = thread.submit(fill_slots).result
         backend = loader.open(slots)
         try:
             filling()

@@ -47,8 +47,6 @@ class GenerationStats:
     provider: str = ""  # execution provider of onnxruntime
     # Why the prefill graph was not used, if the reason is that it is not exact enough here.
     prefill_refused: str = ""
-    uploaded_rows: int = 0  # records copied to a device
-    uploaded_bytes: int = 0
     network_bytes: int = 0  # read from tables that are elsewhere
     network_reads: int = 0  # requests for them
 

@@ -12,7 +12,7 @@ def line(stats: GenerationStats) -> str:
     """Return a summary on one line, for people."""
     where = f" on {stats.provider}" if stats.provider not in ("", "cpu") else ""
     engine = f"{stats.engine}{where}: " if stats.engine else ""
-    elsewhere = uploaded = refused = cached = guessed = batch = ""
+    elsewhere = refused = cached = guessed = batch = ""
     if stats.cached_tokens:
         cached = f" ({stats.cached_tokens} kept)"
     if stats.drafted_tokens:
@@ -28,13 +28,11 @@ def line(stats: GenerationStats) -> str:
         elsewhere = (
             f"{stats.network_bytes / 1e6:.2f} MB in {stats.network_reads} reads from the network, "
         )
-    if stats.uploaded_bytes:
-        uploaded = f"{stats.uploaded_bytes / 1e6:.2f} MB to the device, "
     # The first token is counted with the prompt.
     speed = f" at {stats.decode_tokens_per_second:.1f}/s" if stats.new_tokens > 1 else ""
     rows = (
         f"; rows {stats.hit_rate:.0%} hits, {elsewhere}{stats.flash_bytes / 1e6:.2f} MB read from flash, "
-        f"{uploaded}{stats.stall_seconds * 1000:.0f} ms stalled"
+        f"{stats.stall_seconds * 1000:.0f} ms stalled"
     )
     return (
         f"{engine}prompt {stats.prompt_tokens} tokens{cached} at {stats.prefill_tokens_per_second:.0f}/s, "

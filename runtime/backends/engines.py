@@ -32,7 +32,6 @@ class EngineLoader(Protocol):
     """Loads a bundle on an engine."""
 
     name: str  # of the engine or provider, in messages
-    fills_while_opening: bool  # slots can be filled while the backbone is being opened
 
     @property
     def step_costs(self) -> StepCosts | None:

@@ -1,7 +1,7 @@
 """The memory plan: the memory that a model will take, and the row cache slots that fit beside it.
 
 A backend states its Needs: bytes in any case, per token of a chunk and per slot, in memory of this process
-and of a device, if there is one. The plan has the largest chunk that leaves room for a useful row cache,
+and of a device, if there is one, which has no slots. The plan has the largest chunk that leaves room for a useful row cache,
 then as many slots as fit; choose_plan tries context lengths.
 
 It counts the anonymous memory of this process with one generation, or as many sequences at a time as
@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True)
 class DeviceNeeds:
-    """Needs on a device that holds weights, KV cache, activations and slots."""
+    """Needs on a device that holds weights, KV cache and activations."""
 
     needs: Part
     limit: int | None  # bytes that may be taken; None without a limit
@@ -115,11 +115,9 @@ class Placed:
 
     context_length: int  # tokens of prompt and answer together
     chunk_tokens: int  # most tokens of a prompt in a step
-    slots: int  # records that the row cache holds
     weights: int  # matrices that the engine copies into this memory, and its bookkeeping
     kv_cache: int  # of full contexts; the system provides its pages as they fill
     activations: int  # of a chunk
-    row_cache: int  # with slots on a device: their bookkeeping here
     provider: str = "cpu"  # onnxruntime's execution provider
     kv: KvType = "fp32"  # type of keys and values
     sequences: int = 1  # that the KV cache has room for
@@ -136,7 +134,6 @@ class Placed:
             ("weights", self.weights),
             (f"{self.kv} KV cache of {times}{self.context_length} tokens", self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
-            (f"row cache of {self.slots} slots", self.row_cache),
         ]
 
 
@@ -153,6 +150,8 @@ class MemoryPlan(Placed):
     """Planned bytes in the memory of this process, and the numbers that they follow from."""
 
     engine: EngineName  # that runs the backbone
+    slots: int  # records that the row cache holds
+    row_cache: int  # bytes of all slots, and of their bookkeeping
     logit_tokens: int  # most tokens of a step that gives the logits of each
     process: int  # taken before loading
     reads: int  # records on their way from flash
@@ -191,13 +190,11 @@ class MemoryPlan(Placed):
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of each part."""
         before = [("this process before loading", self.process), ("text of a prompt", self.text)]
-        *parts, rows = super().parts()
-        reads = ("reads", self.reads)
+        rows = [("reads", self.reads), (f"row cache of {self.slots} slots", self.row_cache)]
         if self.device is None:
-            return [*before, *parts, reads, rows]
+            return [*before, *super().parts(), *rows]
         shared = [("memory of the device", self.device.total)] if self.device.shared else []
-        rows = ("bookkeeping of the row cache", self.row_cache)
-        return [*before, *parts[2:], reads, rows, *shared]
+        return [*before, *super().parts()[2:], *rows, *shared]
 
 
 def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: int) -> MemoryPlan:
@@ -253,17 +250,10 @@ class Planner:
         """Return the plan with as many slots as fit; `capped`: in a cache of the default size."""
         if self._tables is None:
             return least
-        host, device = self.needs.host, self.needs.device
-        each = host.slot + (device.needs.slot if device and device.shared else 0)
-        more = [(limit - least.total) // each]
-        cached, slot = least.row_cache, host.slot
-        if device is not None and least.device is not None:
-            capped, cached, slot = device.limit is None, least.device.row_cache, device.needs.slot
-            if device.limit is not None:
-                more.append((device.limit - least.device.total) // slot)
+        spare = limit - least.total
         if capped:
-            more.append((DEFAULT_CACHE_NBYTES - cached) // slot)
-        return self.plan(least.chunk_tokens, least.slots + max(0, min(more)))
+            spare = min(spare, DEFAULT_CACHE_NBYTES - least.row_cache)
+        return self.plan(least.chunk_tokens, least.slots + max(0, spare // self.needs.host.slot))
 
     def plan(self, chunk: int, slots: int) -> MemoryPlan:
         """Return the plan for `chunk` tokens in a chunk and `slots` slots, at most one a record."""
@@ -275,15 +265,17 @@ class Planner:
         known = BUCKET_NBYTES * min(self.records, LEAST_BUCKETS) + (
             tables.index_nbytes if tables else 0
         )
-        # Twice, because staging or choosing records copies them.
+        # Twice, because choosing records copies them.
         read = 2 * (tables.tables.record_nbytes + CRC_NBYTES) if tables else 0
         there = None
         if device is not None:
-            common = self._in(device.needs, chunk, slots, 0)
+            common = self._in(device.needs, chunk)
             there = DevicePlan(**common, limit=device.limit, shared=device.shared)
         return MemoryPlan(
-            **self._in(needs.host, chunk, slots, known),
+            **self._in(needs.host, chunk),
             engine=needs.footprint.engine,
+            slots=slots,
+            row_cache=slots * needs.host.slot + known,
             logit_tokens=self._logit_tokens(chunk),
             process=self._process,
             reads=min(self._rows(chunk), self.records) * read,
@@ -293,18 +285,16 @@ class Planner:
             preparing=needs.preparing,
         )
 
-    def _in(self, part: Part, chunk: int, slots: int, known: int) -> dict[str, Any]:
-        """Return the fields of a plan in one memory. known: bytes of the row cache beside its slots."""
+    def _in(self, part: Part, chunk: int) -> dict[str, Any]:
+        """Return the fields of a plan in one memory."""
         # Of a chunk, or of a step with a token and its logits of each sequence.
         step = self._sequences * (part.chunk_token + part.logits) if self._sequences > 1 else 0
         return {
             "context_length": self.needs.context_length,
             "chunk_tokens": chunk,
-            "slots": slots,
             "weights": part.weights,
             "kv_cache": self._sequences * part.kv_cache,
             "activations": part.fixed + max(chunk * part.chunk_token, step),
-            "row_cache": slots * part.slot + known,
             "provider": self.needs.provider,
             "kv": self.needs.footprint.kv,
             "sequences": self._sequences,

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.footprint import LEAST_BUCKETS
-from stem_edge.numerics.quantize import I32, I64
+from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.rows import EMPTY, Flags, Missing
-from stem_edge.runtime.rows.slots import Slots, Staged
+from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.token_counts import Uses
 
 # Counts are halved after this many uses per slot: often enough to follow a change of topic, rarely
@@ -97,14 +97,14 @@ class RowCache:
             self._count >>= 1
             self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
 
-    def install(self, missing: Missing, staged: Staged, keep: I32) -> None:
+    def install(self, missing: Missing, contents: U8, keep: I32) -> None:
         """Write records that `find` found missing, and evict none of the slots `keep`."""
         found, there = self._look_up(missing.numbers)
         slots, absent = found.astype(np.intp), ~there  # the others lack only their last rows
         slots[absent] = taken = self._victims(int(absent.sum()), keep)
         # An interrupt anywhere below must not leave a link to a slot with another record's rows.
         self._unlink(taken)
-        self.storage.write(slots, staged)
+        self.storage.write(slots, contents)
         self._whole[slots] = missing.whole
         self._record_of[taken] = missing.numbers[absent]
         self._last_use[slots] = self._clock

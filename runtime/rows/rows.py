@@ -50,8 +50,6 @@ class RowCounters:
     misses: int = 0
     bytes_read: int = 0  # from flash
     stall_seconds: float = 0.0  # time that steps waited for records
-    uploaded_rows: int = 0  # records copied to a device
-    uploaded_bytes: int = 0
     network_bytes: int = 0  # of tables on another machine
     network_reads: int = 0  # requests for them
 

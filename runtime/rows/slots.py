@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,31 +14,19 @@ from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.codecs import Codes
 from stem_edge.tables.rows import RecordLayout
 
-# Records from `stage`: an array [n, ...] in a form that only the slots know.
-Staged: TypeAlias = npt.NDArray[Any]
-
 
 class Slots(Protocol):
     """Memory for the rows of `count` records, in numbered slots."""
 
     layout: RecordLayout
     count: int
-    uploaded_rows: int = 0  # records copied to a device
-    uploaded_nbytes: int = 0
 
     @property
     def slot_nbytes(self) -> int:
         """Bytes of one slot."""
 
-    def stage(self, records: U8) -> Staged:
-        """Convert records [n, record_nbytes] to a form quicker to write, or return them as they are.
-
-        The prefetcher's thread may call it during a step, so it must not change the slots.
-        """
-        return records
-
-    def write(self, slots: npt.NDArray[np.intp], records: Staged) -> None:
-        """Put records [n], staged or not, into slots [n]."""
+    def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
+        """Put records [n, record_nbytes] into slots [n]."""
 
 
 class ArraySlots(Slots):

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from stem_edge.errors import InputError, RowReadError
-from stem_edge.numerics.quantize import I32, I64
+from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import Found, RowCache
 from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, Missing, RowCounters, RowKeys, Rows
-from stem_edge.runtime.rows.slots import Staged
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RowLookup
 
@@ -104,7 +103,7 @@ class TableRows(Rows):
         self._edits: EditedStore | None = None  # over the tables, once there are edits
         self._stall_seconds = 0.0
         self._background = Background("stem-edge-prefetch") if overlap else None
-        self._reading: tuple[Missing, Future[Staged]] | None = None
+        self._reading: tuple[Missing, Future[U8]] | None = None
         self._asked: Asked | None = None  # None: the cache has changed since
 
     @property
@@ -167,13 +166,13 @@ class TableRows(Rows):
         """Those of the tokens' keys that earlier steps did not have, in a line."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
-    def _read(self, missing: Missing) -> Staged:
-        return self.cache.storage.stage(self.store.read(*missing))
+    def _read(self, missing: Missing) -> U8:
+        return self.store.read(*missing)
 
-    def _install(self, missing: Missing, staged: Staged, asked: Asked) -> Asked:
+    def _install(self, missing: Missing, records: U8, asked: Asked) -> Asked:
         """Put records into slots, and return the new answer for a step."""
         self._asked = None
-        self.cache.install(missing, staged, asked.found.slots)
+        self.cache.install(missing, records, asked.found.slots)
         asked = self._asked = asked._replace(found=self._find(asked.records, asked.last))
         return asked
 
@@ -182,18 +181,18 @@ class TableRows(Rows):
         if self._reading is None or self._background is None:
             return asked
         (read, started), self._reading = self._reading, None
-        staged = self._timed(partial(self._background.result, started))
+        records = self._timed(partial(self._background.result, started))
         # Records of an abandoned answer would evict some that this step needs. That is rare.
         wanted = read is asked.found.missing or np.isin(read.numbers, asked.records)
-        if staged is None:
+        if records is None:
             failed = started.done() and not started.cancelled() and started.exception()
             if self.store.distant and np.all(wanted) and isinstance(failed, RowReadError):
                 raise failed  # over a network it was tried twice already
         elif np.all(wanted):
-            return self._install(read, staged, asked)
+            return self._install(read, records, asked)
         elif np.any(wanted):
             chosen = Missing(read.numbers[wanted], read.whole[wanted])
-            return self._install(chosen, staged[wanted], asked)
+            return self._install(chosen, records[wanted], asked)
         return asked
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
@@ -238,8 +237,6 @@ class TableRows(Rows):
             hits=self.cache.hits,
             misses=self.cache.misses,
             stall_seconds=self._stall_seconds,
-            uploaded_rows=self.cache.storage.uploaded_rows,
-            uploaded_bytes=self.cache.storage.uploaded_nbytes,
         )
 
     def _timed(self, wait: Callable[[], T]) -> T:

@@ -24,7 +24,6 @@ ROWS = {
     "misses": "records that were not in the row cache",
     "bytes_read": "bytes read from flash",
     "stall_seconds": "seconds that steps waited for rows",
-    "uploaded_bytes": "bytes copied to a device",
     "network_bytes": "bytes read from tables that are elsewhere",
     "network_reads": "requests for them",
 }

@@ -56,7 +56,6 @@ def test_a_device_gives_the_demos_texts_and_holds_what_the_plan_says() -> None:
     options: Any = {"slots": 32, "sequences": 2, "threads": 1}
     with stem_edge.load(DEMO, device_memory=plan.device.total, **options) as model:
         assert model.generate_texts(prompts, max_new_tokens=24) == expected
-        assert model.stats.uploaded_rows > 0
         with pytest.raises(InputError, match="prompt_cache"):
             stem_edge.load(DEMO, device_memory="1GB", prompt_cache="p")
 

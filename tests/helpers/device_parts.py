@@ -17,7 +17,6 @@ from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
 from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
-from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
@@ -33,7 +32,7 @@ BUNDLE = open_bundle(DEMO)
 
 class Parts(NamedTuple):
     backend: DeviceBackend
-    slots: DeviceSlots | None
+    slots: Slots | None
     rows: Rows
 
 

@@ -34,7 +34,6 @@ class GgmlLoader:
     """Loads backbone.gguf at the offsets that follow from the manifest; see EngineLoader."""
 
     name = "ggml"
-    fills_while_opening = True
     step_costs = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:

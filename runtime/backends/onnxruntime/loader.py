@@ -51,7 +51,6 @@ class OrtLoader:
     """Loads the graphs for the CPU, as they are or prepared; see EngineLoader."""
 
     name = "cpu"
-    fills_while_opening = True
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options

@@ -1,4 +1,4 @@
-"""Graphs for accelerators: the graphs that decode, in standard operators, over rows in device memory.
+"""Graphs for accelerators: the graphs that decode, in standard operators.
 
 They compute the same over the same weights, in operators of the ONNX standard alone. B is 1 in them, and layers with a window keep the whole context. These
 inputs differ:
@@ -9,6 +9,5 @@ inputs differ:
 | places | int64 [T, 1] | early and late: positions of the step's tokens |
 | mask.<w> | float32 [T, P]; in rest [n, P] | added to the scores of the first P tokens: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
 | keys.<l>, values.<l> | float32 [P, kv heads * head_width] | first P lines of the KV cache; outputs new_keys.<l>, new_values.<l> of layers that borrow none are in the same memory |
-| slot_ids | int64 [1, T] | in rest [1, n], of the wanted tokens |
-| records, slots | int32 [n, words], int64 [n, 1] | rows only, which writes records into slots: takes each row_codes.<l> and row_scales.<l> as int32 [slots, words], and leaves new_row_codes.<l> ... in the same memory |
+| slot_ids | int64 [1, T] | in rest [1, n], of the wanted tokens: slots hold the rows of a step alone |
 """

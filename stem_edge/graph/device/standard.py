@@ -27,7 +27,6 @@ from stem_edge.graph import names as io
 from stem_edge.graph.attention import NOTHING
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device.attention import attention
-from stem_edge.graph.device.rows import DeviceRows, row_obstacle, rows_graph
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.tables.rows import RecordLayout
@@ -46,18 +45,19 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         return "matrices whose inputs round to the steps of a training run on the CPU only"
     if format.has("int2"):
         return "matrices of 2 bits run on the CPU only"
-    return row_obstacle(layout) if layout is not None else ""
+    if layout is not None and (len(layout.parts) != 1 or len(layout.parts[0]) != 1):
+        return "experts run on the CPU only"
+    return ""
 
 
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Build the graphs of a model without `obstacle` by name: those that decode, and `rows`."""
-    made = {
+    """Build the graphs that decode of a model without `obstacle`, by name."""
+    return {
         name: _lower(name, graph, config, layout)
         for name, graph in decoding(config, layout, format).graphs.items()
     }
-    return made | ({io.ROWS: rows_graph(DeviceRows(layout))} if layout is not None else {})
 
 
 def _lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:

@@ -10,7 +10,6 @@ from planned_bundle import BUNDLE, CONTEXT, make_bundle
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import MemoryPlanError
-from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.runtime.backends.memory_plan import (
     SMALLEST_CHUNK,
     Ask,
@@ -57,15 +56,13 @@ def test_less_than_the_least_is_refused_with_parts() -> None:
     least = smallest()
     _, on = planned(limit=least)
     assert on.chunk_tokens == SMALLEST_CHUNK
-    with pytest.raises(MemoryPlanError, match=r"webgpu.*weights.*KV cache.*row cache"):
+    with pytest.raises(MemoryPlanError, match=r"webgpu.*weights.*KV cache.*activations"):
         planned(limit=least - 1)
 
 
-def test_the_device_holds_weights_rows_keys_and_values() -> None:
+def test_the_device_holds_weights_keys_and_values() -> None:
     _, on = planned(slots=100)
-    model, tables = BUNDLE.manifest.model, BUNDLE.manifest.tables
-    assert tables is not None
-    assert on.row_cache == 100 * DeviceRows(tables).slot_nbytes
+    model = BUNDLE.manifest.model
     assert on.kv_cache == 2 * model.n_layers * model.n_kv_heads * model.head_dim * 4 * CONTEXT
     assert on.weights == footprint_of(BUNDLE.manifest).backbone_nbytes + FIXED_NBYTES
 

@@ -1,8 +1,9 @@
-"""The backbone on an execution provider's device: weights, slots, hidden states, keys and values lie there.
+"""The backbone on an execution provider's device: weights, hidden states, keys and values lie there.
 
-A step brings ids, places, masks and rotations to the device, and the logits asked for to the host. Graphs
-see the first part of the KV cache, in steps of KV_STEP lines: some providers compile a graph again for each
-new shape.
+A step brings ids, places, masks, rotations and its tokens' rows to the device, and the logits asked for to
+the host. The row cache stays on the host, because the rows of a token are far smaller than its weights.
+Graphs see the first part of the KV cache, in steps of KV_STEP lines: some providers compile a graph again for
+each new shape.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext, Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
 )
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import return_freed_memory
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -40,10 +41,11 @@ class DeviceBackend:
         self,
         config: ModelConfig,
         sessions: dict[str, ort.InferenceSession],
-        slots: DeviceSlots | None,
+        slots: ArraySlots | None,
         memory: DeviceMemory,
     ) -> None:
-        self.config, self.sessions, self.slots, self.memory = config, sessions, slots, memory
+        self.config, self.sessions, self.memory = config, sessions, memory
+        self.slots: Arrays = {} if slots is None else slots.inputs()
 
     def open_context(self, length: int) -> BackendContext:
         """Return an empty context, whose memory is taken at once. Raises OutOfMemoryError."""
@@ -54,9 +56,7 @@ class DeviceBackend:
         """Return None, because the graphs compute one sequence at a time."""
 
     def close(self) -> None:
-        """Release the sessions and the slots."""
-        if self.slots is not None:
-            self.slots.close()
+        """Release the sessions."""
         self.sessions.clear()
         self.memory.collect()
         return_freed_memory()
@@ -72,6 +72,7 @@ class DeviceContext:
 
     def __init__(self, backend: DeviceBackend, length: int) -> None:
         self.length, self._config, self._memory = length, backend.config, backend.memory
+        self._slots = backend.slots
         self._kv: dict[str, DeviceArray] = {}
         self._graphs: dict[str, BoundSession] = {}
         for number, layer in enumerate(self._config.layers[: self._config.own_kv_layers]):
@@ -80,8 +81,6 @@ class DeviceContext:
                 what = f"the KV cache of {length:,} tokens"
                 self._kv[name] = self._memory.zeros(shape, np.float32, what)
         self._graphs |= {name: BoundSession(one) for name, one in backend.sessions.items()}
-        if backend.slots is not None:
-            self._bind(backend.slots.inputs())
         self._capacity = self._tokens = 0  # lines of the KV cache, tokens of a step, that are bound
         self._position = 0
         self._unsure = False  # whether the last step failed, and may have left NaN in the KV cache
@@ -135,16 +134,16 @@ class DeviceContext:
         self._run(io.EARLY)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        slots = slot_ids[None].astype(np.int64)
+        rows = self._rows(slot_ids)
         if io.LATE in self._graphs:
-            self._graphs[io.LATE].feed({io.SLOT_IDS: slots})
+            self._graphs[io.LATE].feed(rows)
         self._run(io.LATE)
         found = np.empty((1, logits, self._config.vocab_size), np.float32)
         first = len(slot_ids) - logits
         if logits:
             wanted = np.arange(first, len(slot_ids))
             if io.REST in self._graphs:
-                self._rest(slots[:, first:], wanted)
+                self._rest(self._rows(slot_ids[first:]), wanted)
                 wanted = np.arange(logits)  # all, because `rest` computes no others
             self._graphs[io.HEAD].feed({io.WANTED: wanted, io.LOGITS: found})
             self._run(io.HEAD)
@@ -153,11 +152,16 @@ class DeviceContext:
         result: F32 = found[0]
         return result
 
-    def _rest(self, slots: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> None:
+    def _rows(self, slot_ids: npt.NDArray[np.int32]) -> Arrays:
+        """Return the rows in these slots, as slots of their own."""
+        found = {name: slots[slot_ids] for name, slots in self._slots.items()}
+        return found | {io.SLOT_IDS: np.arange(len(slot_ids))[None]}
+
+    def _rest(self, rows: Arrays, wanted: npt.NDArray[np.int64]) -> None:
         """Compute the layers that borrow keys and values, for the wanted tokens of the step."""
         hidden = self._hidden(len(wanted))
         given = self._seen(self._position + int(wanted[0]), len(wanted))
-        self._graphs[io.REST].feed({io.SLOT_IDS: slots, io.WANTED: wanted, **given})
+        self._graphs[io.REST].feed({**rows, io.WANTED: wanted, **given})
         self._graphs[io.REST].bind({io.NEW + io.HIDDEN: hidden})
         self._graphs[io.HEAD].bind({io.HIDDEN: hidden})
         self._run(io.REST)
@@ -205,7 +209,8 @@ class DeviceContext:
 
     def _hidden(self, tokens: int) -> ort.OrtValue:
         shape = (1, tokens, self._config.hidden_width)
-        return self._memory.empty(shape, np.float32, f"hidden states of {tokens:,} tokens").value()
+        what = f"hidden states of {tokens:,} tokens"
+        return self._memory.empty(shape, np.float32, what).beginning(1)
 
     def _seen(self, position: int, count: int) -> Arrays:
         """Return the RoPE tables and the masks, one for each window, of tokens at some positions."""

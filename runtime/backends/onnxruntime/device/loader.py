@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.graph.device.standard import graphs, obstacle
-from stem_edge.graph.names import ROWS
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, device_weights_nbytes
-from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, open_sessions
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, sources
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
-from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.rows.slots import Slots
+from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.tables.rows import RecordLayout
 
 
@@ -30,7 +24,6 @@ class DeviceLoader:
     Raises InputError for options that only the CPU has, BackendError for a model without such graphs.
     """
 
-    fills_while_opening = False  # because both would use the provider's queue at once
     step_costs = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions, provider: Provider) -> None:
@@ -61,19 +54,14 @@ class DeviceLoader:
         shared = self._memory.shared
         return device_needs(footprint, context, self.name, limit=limit, shared=shared)
 
-    def make_slots(self, layout: RecordLayout, count: int) -> DeviceSlots:
-        session = open_session(self._graphs[ROWS], self._threads, [self._provider])
-        return DeviceSlots(DeviceRows(layout), count, self._memory, session)
+    def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
+        return ArraySlots(layout, count)
 
     def open(self, slots: Slots | None) -> DeviceBackend:
-        if slots is not None and not isinstance(slots, DeviceSlots):
+        if slots is not None and not isinstance(slots, ArraySlots):
             raise BackendError(CANNOT_READ)
-        decoding = {name: graph for name, graph in self._graphs.items() if name != ROWS}
-        sessions = open_sessions(decoding, self._threads, [self._provider])
-        return DeviceBackend(self._bundle.manifest.model, sessions, slots, self._memory)
-
-    @cached_property
-    def _graphs(self) -> dict[str, GraphSource]:
         manifest = self._bundle.manifest
         built = graphs(manifest.model, manifest.tables, format_of(self._bundle))
-        return sources(self._bundle, built)
+        found = sources(self._bundle, built)
+        sessions = open_sessions(found, self._threads, [self._provider])
+        return DeviceBackend(manifest.model, sessions, slots, self._memory)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 class DeviceArray:
     """A tensor [*shape] on a device; its memory is freed when nothing refers to it any more."""
 
-    def __init__(self, place: Place, store: Any, shape: Shape, dtype: npt.DTypeLike) -> None:
+    def __init__(self, place: Host, store: Any, shape: Shape, dtype: npt.DTypeLike) -> None:
         self.shape, self.dtype = shape, np.dtype(dtype)
         self.nbytes = _nbytes(shape, self.dtype)
         self._place, self._store = place, store
@@ -51,22 +51,11 @@ class DeviceArray:
             self._place.read(self._store, array)
         return array
 
-    def value(self, dtype: npt.DTypeLike | None = None, shape: Shape | None = None) -> ort.OrtValue:
-        """Return a view of this memory, also as another type and shape of as many bytes."""
-        wanted = self.dtype if dtype is None else np.dtype(dtype)
-        shape = self.shape if shape is None else shape
-        if _nbytes(shape, wanted) != self.nbytes:
-            raise ValueError(f"cannot view {self.dtype} {self.shape} as {wanted} {shape}")
-        return self._view(wanted, shape)
-
     def beginning(self, count: int) -> ort.OrtValue:
         """Return a view of the first `count` along the first axis."""
         if not 0 < count <= self.shape[0]:
             raise ValueError(f"cannot view the first {count} of {self.shape}")
-        return self._view(self.dtype, (count, *self.shape[1:]))
-
-    def _view(self, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
-        value = self._place.value(self._store, dtype, shape)
+        value = self._place.value(self._store, self.dtype, (count, *self.shape[1:]))
         value.owner = self  # needed because views do not keep a device's memory alive
         return value
 
@@ -82,7 +71,7 @@ class DeviceMemory:
 
     def __init__(self, provider: Provider, limit: int | None = None) -> None:
         self.limit, self._name, self._place = limit, provider.name, _place_of(provider)
-        self.shared = isinstance(self._place, Host)  # with this process
+        self.shared = type(self._place) is Host  # with this process
         self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
         self._retired: list[object] = []
 
@@ -130,33 +119,24 @@ class DeviceMemory:
         )
 
 
-class Place(Protocol):
-    """Access to the memory of a device."""
-
-    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Any: ...
-    def write(self, store: Any, array: Array) -> None: ...
-    def read(self, store: Any, array: Array) -> None: ...
-    def value(self, store: Any, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue: ...
-
-
 class Host:
     """Memory of this process; the system provides its pages as they are written."""
 
-    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
         return own_pages(shape, dtype.type)
 
-    def write(self, store: Array, array: Array) -> None:
+    def write(self, store: Any, array: Array) -> None:
         store[...] = array
 
-    def read(self, store: Array, array: Array) -> None:
+    def read(self, store: Any, array: Array) -> None:
         array[...] = store
 
-    def value(self, store: Array, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
-        values = store.reshape(-1).view(dtype)[: math.prod(shape)]
-        return ort.OrtValue.ortvalue_from_numpy(values.reshape(shape))
+    def value(self, store: Any, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
+        """Return a view of the first values of a store."""
+        return ort.OrtValue.ortvalue_from_numpy(store[: shape[0]])
 
 
-class Cuda:
+class Cuda(Host):
     """Memory that onnxruntime itself knows by the name cuda."""
 
     device_id = 0
@@ -217,7 +197,7 @@ class Plugged(Cuda):
         ort.copy_tensors([store], [ort.OrtValue.ortvalue_from_numpy(array)])
 
 
-def _place_of(provider: Provider) -> Place:
+def _place_of(provider: Provider) -> Host:
     for device in provider.devices:
         info = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         if info is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stem_edge.bundle.footprint import FLOAT, SLOT_BOOKKEEPING_NBYTES, Footprint
-from stem_edge.graph.device.rows import DeviceRows
+from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, DeviceNeeds, Needs, Part
 from stem_edge.runtime.backends.onnxruntime.needs import (
@@ -32,7 +31,6 @@ def device_needs(
     """
     footprint = footprint.without_windows().with_kv("fp32")
     config, tables = footprint.model, footprint.tables
-    slot = DeviceRows(tables).slot_nbytes if tables is not None else 0
     cached = max(2 * layer.n_kv_heads * head_width(layer) for layer in config.layers)
     once = 2 * cached * (context + CHUNK_TOKENS) + 2 * largest_product(config)
     values = SCORE_ARRAYS * config.n_heads * context
@@ -45,12 +43,13 @@ def device_needs(
         chunk_token=chunk_token_nbytes(footprint, context, prefill=False)
         + FLOAT * values
         + masks
-        + 2 * slot,  # uploaded rows, and cut into slabs
+        + footprint.slot_nbytes,
         logits=logits_nbytes(footprint, context),
-        slot=slot,
+        slot=0,
     )
     logits = 2 * FLOAT * config.vocab_size
-    here = Part(0, 0, HOST_FIXED_NBYTES + logits, slot + masks, logits, SLOT_BOOKKEEPING_NBYTES)
+    slot = footprint.slot_nbytes
+    here = Part(0, 0, HOST_FIXED_NBYTES + logits, slot + masks, logits, slot)
     return Needs(footprint, context, here, DeviceNeeds(there, limit, shared), provider=provider)
 
 
