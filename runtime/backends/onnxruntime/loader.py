@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stem_edge.bundle.footprint import Footprint, footprint_of
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
@@ -54,9 +53,21 @@ class OrtLoader:
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
-        self._kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(options.kv).kv
+        self._footprint = footprint_of(bundle.manifest, "onnxruntime").with_kv(options.kv)
         self._prepared: Prepacked | None = None
+        self._to_prepare, self._obstacle = False, ""  # why a large backbone cannot be prepared
         self._streams = False  # known once the backbone is open
+        cache_dir, kv = options.cache_dir, self._footprint.kv
+        if options.weights != "prepared" or not may_be_prepared(bundle.manifest, cache_dir):
+            return
+        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
+
+        self._prepared = find_prepared(bundle, cache_dir, kv)
+        if self._prepared is None and is_large(bundle.manifest):
+            from stem_edge.runtime.backends.onnxruntime.prepared.deciding import obstacle
+
+            self._obstacle = obstacle(bundle, self._footprint, options)
+            self._to_prepare = not self._obstacle
 
     @property
     def step_costs(self) -> StepCosts | None:
@@ -71,29 +82,23 @@ class OrtLoader:
 
         Return whether the needs are others now. Warns if it cannot be prepared.
         """
-        if self._options.weights != "prepared":
-            return False
-        if not self._will_be_prepared:
-            if self._obstacle:
-                from stem_edge.runtime.backends.onnxruntime.prepared.preparing import warn
+        if self._obstacle:
+            from stem_edge.runtime.backends.onnxruntime.prepared.preparing import warn
 
-                warn(self._obstacle)
-        elif (found := self._found) is not None:
-            self._prepared = found
-        else:
-            self._prepared = self._make()
-            self._obstacle = "it failed" if self._prepared is None else ""
-            return True
-        return self._options.speculate == "auto" and self._bundle.manifest.assistant is not None
+            warn(self._obstacle)
+        if not self._to_prepare:
+            return False
+        self._prepared, self._to_prepare = self._make(), False
+        return True
 
     def _make(self) -> Prepacked | None:
         from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make_or_warn
 
-        return make_or_warn(self._bundle, self._options, self._kv)
+        return make_or_warn(self._bundle, self._options, self._footprint.kv)
 
     def needs(self, context: int) -> Needs:
-        bundle, threads, prepared = self._bundle, self._options.cpus, self._will_be_prepared
-        footprint = self._footprint
+        bundle, threads, footprint = self._bundle, self._options.cpus, self._footprint
+        prepared = self._to_prepare or self._prepared is not None
         if self._assistant is None:
             footprint = replace(footprint, assistant_nbytes=0)
         # The graph for prompts takes prompts, unless it drives the matrices that decode out of memory.
@@ -104,7 +109,7 @@ class OrtLoader:
             footprint, context, threads, prepared=prepared, prefill=prefill, drafts=drafts
         )
         saving = f", or keep the weights in a file: stem-edge prepare {bundle.path}"
-        if prepared and self._prepared is None and self._found is None:
+        if self._to_prepare:
             from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
 
             needs = replace(needs, preparing=preparing_needs(footprint, threads))
@@ -128,7 +133,7 @@ class OrtLoader:
         return self._opened(slots)
 
     def _opened(self, slots: Slots | None) -> OrtBackend:
-        prefill, kv, prepared = self.needs(1).prefill, self._kv, self._prepared
+        prefill, kv, prepared = self.needs(1).prefill, self._footprint.kv, self._prepared
         config, cpus = self._bundle.manifest.model, self._options.cpus
         sources = cpu_graphs if prepared is None else prepared.graph_sources
         graphs = dict(sources(self._bundle, prefill=prefill, kv=kv))
@@ -156,47 +161,14 @@ class OrtLoader:
     @property
     def _assistant(self) -> Assistant | None:
         """The assistant that is loaded, or as long as it is not known that guesses are exact, may be."""
-        unknown = self._prepared is None and self._will_be_prepared
-        later = unknown and bool(self._options.speculate)
+        later = self._to_prepare and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None
 
     def _stream(self, graphs: Sequence[Path]) -> WeightStream | None:
         """Return what reads a part of the weights anew in each step, where not all fit into memory."""
-        weights = footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes
-        if available_memory() > ROOMY * weights:
+        if available_memory() > ROOMY * self._footprint.step_nbytes:
             return None
         from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
 
         return open_stream(graphs)
-
-    @property
-    def _footprint(self) -> Footprint:
-        return footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
-
-    @property
-    def _will_be_prepared(self) -> bool:
-        """Whether weights stay in files: a prepared backbone is there, or a large one can be prepared."""
-        if self._options.weights != "prepared":
-            return False
-        if (self._prepared or self._found) is not None:
-            return True
-        return is_large(self._bundle.manifest) and not self._obstacle
-
-    @cached_property
-    def _obstacle(self) -> str:
-        """Why a large backbone cannot be prepared."""
-        if not is_large(self._bundle.manifest):
-            return ""
-        from stem_edge.runtime.backends.onnxruntime.prepared.deciding import obstacle
-
-        return obstacle(self._bundle, self._footprint, self._options)
-
-    @cached_property
-    def _found(self) -> Prepacked | None:
-        """The prepared backbone that is there."""
-        if not may_be_prepared(self._bundle.manifest, self._options.cache_dir):
-            return None
-        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
-
-        return find_prepared(self._bundle, self._options.cache_dir, self._kv)
