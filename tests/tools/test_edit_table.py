@@ -7,30 +7,21 @@ from collections.abc import Iterator
 
 import edit_table
 import pytest
-from demo_facts import NAMING, Country, countries
-from edit_cases import (
-    CAPITAL,
-    Question,
-    Unedited,
-    ask,
-)
+from demo_facts import countries
+from edit_cases import LENGTHS, Pair, Unedited, ask
 from installed import DEMO
 
 import stem_edge
 from stem_edge import Model, make_edit
 
 KNOWN = {country.name: country for country in countries()}
-SPAIN, GERMANY = KNOWN["Spain"], KNOWN["Germany"]
+PAIR = Pair(KNOWN["Spain"], KNOWN["Germany"], LENGTHS[0])
 
 
 @pytest.fixture
 def demo() -> Iterator[Model]:
     with stem_edge.load(DEMO, context_length=64) as model:
         yield model
-
-
-def capital(country: Country) -> Question:
-    return Question(country, "capital", CAPITAL)
 
 
 def few(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -50,7 +41,7 @@ def test_an_outcome_says_whose_answer_it_is(
     demo: Model, target: str, layers: list[int] | None, outcome: str
 ) -> None:
     edit = make_edit(demo.bundle, "Spain", target, layers=layers)
-    assert Unedited(demo).flip(capital(SPAIN), GERMANY, edit) == outcome
+    assert Unedited(demo).flip(PAIR, edit) == outcome
     assert ask(demo, "The capital of Spain is") == " Madrid."
 
 
@@ -58,13 +49,12 @@ def test_only_facts_that_differ_and_are_known_count(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unedited = Unedited(demo)
-    assert unedited.can_flip(capital(SPAIN), GERMANY)
-    euro = Question(SPAIN, "currency", NAMING["currency"][0])
-    assert not unedited.can_flip(euro, GERMANY)
-    atlantis = Country("Atlantis", "Poseidonis", "Europe", "Greek", "drachma", ())
-    assert not unedited.can_flip(capital(atlantis), GERMANY)
+    assert unedited.can_flip(PAIR)
+    assert not unedited.can_flip(PAIR._replace(target=PAIR.source))
+    atlantis = PAIR.source._replace(name="Atlantis", capital="Poseidonis")
+    assert not unedited.can_flip(PAIR._replace(source=atlantis))
     monkeypatch.setattr("edit_cases.ask", lambda *_: pytest.fail("asked twice"))
-    assert unedited.knows(capital(SPAIN))
+    assert unedited.knows(PAIR.source)
 
 
 @pytest.mark.slow

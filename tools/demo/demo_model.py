@@ -14,7 +14,6 @@ from torch.func import functional_call
 from torch.nn import functional
 
 INT4_BLOCK = 32
-INT8_GROUP = 128
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,9 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
     return torch.view_as_real(pairs * turns[..., None, :]).flatten(-2)
 
 
-def next_token_loss(logits: Tensor, tokens: Tensor, reduction: str = "mean") -> Tensor:
+def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     """Cross entropy in nats of tokens [B, T] after the first."""
-    return functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction
-    )
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
 @torch.no_grad()
@@ -177,19 +174,12 @@ def int4_linears(model: DemoModel) -> dict[str, Tensor]:
         for name, w in model.named_parameters()
         if name.startswith("layers.") and w.ndim == 2
     }
-    return {name: w + (rounded(w, 8, INT4_BLOCK) - w).detach() for name, w in matrices.items()}
-
-
-def int8(model: DemoModel, *modules: str) -> dict[str, Tensor]:
-    """Round every weight of these modules to int8 groups."""
-    weights = model.named_parameters()
-    return {name: rounded(w, 128, INT8_GROUP) for name, w in weights if name.startswith(modules)}
+    return {name: w + (rounded(w) - w).detach() for name, w in matrices.items()}
 
 
 @torch.no_grad()
-def rounded(weight: Tensor, half_range: int, block: int) -> Tensor:
-    """Round weight [rows, columns] to 2 * half_range levels, with a scale per `block` columns."""
-    blocks = torch.unflatten(weight, 1, (-1, block))
-    scale = (blocks.abs().amax(-1, keepdim=True) / half_range).clamp_min(1e-12)
-    levels = torch.clamp(torch.round(blocks / scale), -half_range, half_range - 1)
-    return torch.flatten(levels * scale, 1)
+def rounded(weight: Tensor) -> Tensor:
+    """Round weight [rows, columns] to 16 levels, with a scale for each block of columns."""
+    blocks = torch.unflatten(weight, 1, (-1, INT4_BLOCK))
+    scale = (blocks.abs().amax(-1, keepdim=True) / 8).clamp_min(1e-12)
+    return torch.flatten(torch.clamp(torch.round(blocks / scale), -8, 7) * scale, 1)

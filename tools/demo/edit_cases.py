@@ -13,8 +13,7 @@ from stem_edge import Edit, Model
 
 # Length cases by the sign of n_s - n_t: tokens of " " + name of the source and of the target.
 LENGTHS = {0: "n_s = n_t", 1: "n_s > n_t", -1: "n_s < n_t"}
-ANSWER_TOKENS = 24  # enough for three neighbours, the longest answer
-CAPITAL = NAMING["capital"][0]
+ANSWER_TOKENS = 24  # enough for the longest answer
 
 
 class Pair(NamedTuple):
@@ -25,21 +24,9 @@ class Pair(NamedTuple):
     lengths: str  # one of LENGTHS
 
 
-class Question(NamedTuple):
-    """A sentence about a country that ends with one of its facts."""
-
-    country: Country
-    fact: str
-    form: str  # of demo_facts.NAMING
-
-    @property
-    def prompt(self) -> str:
-        """The sentence up to the space before its answer."""
-        return cut_before_answer(self.form, self.country)
-
-    def about(self, country: Country) -> Question:
-        """Return the same question about another country."""
-        return self._replace(country=country)
+def question(country: Country) -> str:
+    """Return a sentence about a country up to the space before its capital."""
+    return cut_before_answer(NAMING["capital"][0], country)
 
 
 def bare(country: Country) -> str:
@@ -77,9 +64,9 @@ def ask(model: Model, prompt: str) -> str:
     return text.partition(".")[0] + "." * ("." in text)
 
 
-def answers(text: str, question: Question) -> bool:
-    """Return whether a text answers a question; any true neighbours will do."""
-    return is_right(Prompt(question.country, question.fact, question.prompt), text)
+def answers(text: str, country: Country) -> bool:
+    """Return whether a text is the capital of a country."""
+    return is_right(Prompt(country, "capital", ""), text)
 
 
 class Unedited:
@@ -87,27 +74,23 @@ class Unedited:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._answers: dict[Question, str] = {}
+        self._known: dict[Country, bool] = {}
 
-    def answer(self, question: Question) -> str:
-        """Return the answer to a question."""
-        if question not in self._answers:
-            self._answers[question] = ask(self.model, question.prompt)
-        return self._answers[question]
+    def knows(self, country: Country) -> bool:
+        """Return whether the model knows the capital."""
+        if country not in self._known:
+            self._known[country] = answers(ask(self.model, question(country)), country)
+        return self._known[country]
 
-    def knows(self, question: Question) -> bool:
-        """Return whether the answer is right."""
-        return answers(self.answer(question), question)
-
-    def can_flip(self, question: Question, target: Country) -> bool:
+    def can_flip(self, pair: Pair) -> bool:
         """Return whether an edit would show: both answers are right, and they differ."""
-        facts = getattr(question.country, question.fact), getattr(target, question.fact)
-        return facts[0] != facts[1] and self.knows(question) and self.knows(question.about(target))
+        source, target, _ = pair
+        return source.capital != target.capital and self.knows(source) and self.knows(target)
 
-    def flip(self, question: Question, target: Country, edit: Edit) -> str:
+    def flip(self, pair: Pair, edit: Edit) -> str:
         """Return which answer comes with an edit: "target", "source" or "neither"."""
         with self.model.edited(edit):
-            found = ask(self.model, question.prompt)
-        if answers(found, question.about(target)):
+            found = ask(self.model, question(pair.source))
+        if answers(found, pair.target):
             return "target"
-        return "source" if answers(found, question) else "neither"
+        return "source" if answers(found, pair.source) else "neither"

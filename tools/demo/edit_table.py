@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from edit_cases import CAPITAL, LENGTHS, Pair, Question, Unedited, bare, pairs_of
+from edit_cases import LENGTHS, Pair, Unedited, bare, pairs_of
 
 import stem_edge
 from stem_edge import Edit, Model, make_edit
@@ -77,9 +77,8 @@ def tally(cases: Iterator[Case], unedited: Unedited, title: str) -> Table:
     for number, (labels, pair, edit) in enumerate(cases):
         if number % 20 == 0:
             show_status(f"{title}: {number:,} cases")
-        question = Question(pair.source, "capital", CAPITAL)
-        if unedited.can_flip(question, pair.target):
-            outcome = unedited.flip(question, pair.target, edit)
+        if unedited.can_flip(pair):
+            outcome = unedited.flip(pair, edit)
             table.setdefault(labels, {}).setdefault(pair.lengths, Counter())[outcome] += 1
     show_status("")
     return table

@@ -1,21 +1,18 @@
 """Train the demo, a small STEM model that knows the world's countries.
 
 It learns facts about countries from plain sentences; every fact is tested in a sentence form held out of its
-training. OUT receives checkpoint/ (for `stem-edge export`), train.txt, heldout.txt (for perplexity) and
-report.json (what the model knows). The same seed, steps and threads give the same model.
+training. OUT receives checkpoint/ (for `stem-edge export`), train.txt and heldout.txt (for perplexity). The same
+seed, steps and threads give the same model.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from demo_checkpoint import save_checkpoint
-from demo_eval import accuracies, perplexities, swap_rate
+from demo_eval import accuracies
 from demo_facts import countries
 from demo_model import DemoConfig, DemoModel
 from demo_text import Composer
@@ -49,35 +46,13 @@ def main() -> None:
     checkpoint.mkdir(parents=True, exist_ok=True)
     for name, texts in (("train.txt", "\n\n".join(documents)), ("heldout.txt", "\n".join(heldout))):
         (options.out / name).write_text(texts + "\n", encoding="utf-8")
-    started = time.monotonic()
     train(model, tokenizer.documents(documents), RECIPE, options.steps, options.seed)
-    seconds = time.monotonic() - started
     tokenizer.save_ranks(checkpoint / "tokenizer.model")
     save_checkpoint(model, checkpoint, "countries", options.seed)
-    swap_names, swapped = swap_rate(model, tokenizer, options.seed)
-    report = {
-        "steps": options.steps,
-        "seed": options.seed,
-        "threads": options.threads,
-        "training_seconds": round(seconds, 1),
-        "heldout_accuracy": accuracies(model, tokenizer, composer.prompts()),
-        "swap_names": swap_names,
-        "swap_rate": swapped,
-        "heldout_perplexity": perplexities(model, tokenizer.documents(heldout)),
-    }
-    (options.out / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print_report(report)
-    print(f"checkpoint: {checkpoint}\nnext: stem-edge export {checkpoint} BUNDLE")
-
-
-def print_report(report: dict[str, Any]) -> None:
     print("share of facts known in held-out forms")
-    for fact, share in report["heldout_accuracy"].items():
+    for fact, share in accuracies(model, tokenizer, composer.prompts()).items():
         print(f"  {fact:<12}{share:7.1%}")
-    print(f"swapped table rows change {report['swap_rate']:.1%} of capitals")
-    print(f"trained in {report['training_seconds']} s; perplexity of held-out text")
-    for name, value in report["heldout_perplexity"].items():
-        print(f"  {name:<24}{value:8.4f}")
+    print(f"checkpoint: {checkpoint}\nnext: stem-edge export {checkpoint} BUNDLE")
 
 
 def parse_options() -> argparse.Namespace:
