@@ -9,10 +9,10 @@ still fails.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -29,54 +29,10 @@ if TYPE_CHECKING:
     from stem_edge.runtime.rows.edits import EditedStore
 
 T = TypeVar("T")
-# A waiting caller checks this often that the thread is alive, because one that dies says nothing.
-POLL_SECONDS = 0.5
 # Tokens to hint to the system ahead of the next step. 0 and unlimited both doubled stalls.
 AHEAD_TOKENS = 256
-
-
-class Background:
-    """Runs calls in order in a thread of its own; only one thread may use it.
-
-    A thread that cannot start or has died is no error: the call has no result, and the next call
-    gets a new thread.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._renew()
-
-    def _renew(self) -> None:
-        started = self._started = list[threading.Thread]()
-        self._pool = ThreadPoolExecutor(
-            1, self._name, initializer=lambda: started.append(threading.current_thread())
-        )
-
-    def start(self, call: Callable[[], T]) -> Future[T] | None:
-        """Start a call; return None if no thread can run it."""
-        try:
-            return self._pool.submit(call)
-        except (RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
-            self.close()  # also cancels the call if it was queued
-            self._renew()
-            return None
-
-    def result(self, call: Future[T]) -> T | None:
-        """Wait for a call and return its result; None if it raised."""
-        while True:
-            try:
-                return call.result() if call.exception(POLL_SECONDS) is None else None
-            except TimeoutError:
-                # A thread that runs out of memory can die without completing its call.
-                if self._started and not self._started[0].is_alive() and not call.done():
-                    self._renew()
-                    return None
-            except CancelledError:
-                return None
-
-    def close(self) -> None:
-        """Wait for the call under way and end the thread."""
-        self._pool.shutdown(cancel_futures=True)
+# Then a step reads by itself, because a thread that ran out of memory can die without a word.
+PATIENCE_SECONDS = 60.0
 
 
 class Asked(NamedTuple):
@@ -102,7 +58,7 @@ class TableRows(Rows):
         self._tables, self.cache = store, cache
         self._edits: EditedStore | None = None  # over the tables, once there are edits
         self._stall_seconds = 0.0
-        self._background = Background("stem-edge-prefetch") if overlap else None
+        self._pool = _one_thread() if overlap else None
         self._reading: tuple[Missing, Future[U8]] | None = None
         self._asked: Asked | None = None  # None: the cache has changed since
 
@@ -127,17 +83,16 @@ class TableRows(Rows):
         return (self.cache.slots - rows_before) // self._keys.rows_per_token
 
     def expect(self, row_ids: I64, last: int | None = None, later: I64 = NO_IDS) -> None:
-        if self._background is None or self._reading is not None:
+        if self._pool is None or self._reading is not None:
             return
         missing = self._ask(row_ids, last).found.missing
-        if len(missing.numbers):
-            started = self._background.start(partial(self._read, missing))
-            self._reading = None if started is None else (missing, started)
-        if len(later):
-            # In a call of its own after the read, because asking takes long where flash is slow.
-            records = self.store.records_of(self._new(later[:AHEAD_TOKENS]))
-            wanted = self._find(records, 0).missing
-            self._background.start(partial(self.store.ahead, *wanted))
+        with suppress(RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
+            if len(missing.numbers):
+                self._reading = missing, self._pool.submit(self.store.read, *missing)
+            if len(later):
+                # In a call of its own after the read, because asking takes long where flash is slow.
+                records = self.store.records_of(self._new(later[:AHEAD_TOKENS]))
+                self._pool.submit(self.store.ahead, *self._find(records, 0).missing)
 
     def slots(self, row_ids: I64, last: int | None = None) -> I32:
         """Raises RowReadError or MemoryError; the cache then is still right, and can be asked again.
@@ -148,7 +103,7 @@ class TableRows(Rows):
         self.cache.use(self._new(asked.records), asked.found)
         asked = self._with_expected(asked)
         if len((missing := asked.found.missing).numbers):
-            asked = self._install(missing, self._timed(partial(self._read, missing)), asked)
+            asked = self._install(missing, self._timed(partial(self.store.read, *missing)), asked)
         return asked.found.slots.reshape(row_ids.shape)
 
     def _ask(self, row_ids: I64, last: int | None) -> Asked:
@@ -166,9 +121,6 @@ class TableRows(Rows):
         """Those of the tokens' keys that earlier steps did not have, in a line."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
-    def _read(self, missing: Missing) -> U8:
-        return self.store.read(*missing)
-
     def _install(self, missing: Missing, records: U8, asked: Asked) -> Asked:
         """Put records into slots, and return the new answer for a step."""
         self._asked = None
@@ -178,21 +130,23 @@ class TableRows(Rows):
 
     def _with_expected(self, asked: Asked) -> Asked:
         """Wait for the read under way, and install those of its records that a step needs."""
-        if self._reading is None or self._background is None:
+        if self._reading is None:
             return asked
-        (read, started), self._reading = self._reading, None
-        records = self._timed(partial(self._background.result, started))
+        read, call = self._reading
+        self._timed(partial(wait, [call], PATIENCE_SECONDS))
+        self._reading = None
+        if not call.done():
+            self._pool = _one_thread()
+        error = call.exception() if call.done() else TimeoutError()
         # Records of an abandoned answer would evict some that this step needs. That is rare.
         wanted = read is asked.found.missing or np.isin(read.numbers, asked.records)
-        if records is None:
-            failed = started.done() and not started.cancelled() and started.exception()
-            if self.store.distant and np.all(wanted) and isinstance(failed, RowReadError):
-                raise failed  # over a network it was tried twice already
-        elif np.all(wanted):
+        if error is None and np.any(wanted):
+            records = call.result()
+            if not np.all(wanted):
+                read, records = Missing(read.numbers[wanted], read.whole[wanted]), records[wanted]
             return self._install(read, records, asked)
-        elif np.any(wanted):
-            chosen = Missing(read.numbers[wanted], read.whole[wanted])
-            return self._install(chosen, records[wanted], asked)
+        if self.store.distant and np.all(wanted) and isinstance(error, RowReadError):
+            raise error  # over a network it was tried twice already
         return asked
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
@@ -221,8 +175,8 @@ class TableRows(Rows):
         gone = edits.unused()
         if not len(gone):
             return
-        if self._background and self._reading and np.isin(self._reading[0].numbers, gone).any():
-            self._background.result(self._reading[1])  # wait, because it reads these numbers
+        if self._reading and np.isin(self._reading[0].numbers, gone).any():
+            wait([self._reading[1]], PATIENCE_SECONDS)  # because it reads these numbers
             self._reading = None
         self._asked = None
         self.cache.forget(gone)
@@ -249,7 +203,11 @@ class TableRows(Rows):
     def close(self) -> None:
         """Wait for the read under way, end the thread, close the store."""
         self.store.stop()
-        if self._background is not None:
-            self._background.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         self._reading = None
         self.store.close()
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "stem-edge-prefetch")
