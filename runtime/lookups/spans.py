@@ -6,14 +6,12 @@ import difflib
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.text.codec import REPLACEMENT, TextCodec, same_start
+from stem_edge.runtime.text.codec import TextCodec
 
-# Most tokens decoded together while their text ends with part of a character, or seems to. A
-# character is rarely split into more than 4 tokens, but a U+FFFD of the text itself looks like a part.
-TOGETHER = 32
 NEAR, ALIKE = 5, 0.6  # near matches to name, and their least similarity
 # Limits on phrases to compare and on their length, because a long one takes 0.2 ms.
 COMPARED, COMPARED_LENGTH = 2000, 100
@@ -37,46 +35,24 @@ class Span(NamedTuple):
 def text_of(codec: TextCodec, token_ids: Sequence[int]) -> TokenText:
     """Text of token ids, special tokens included, and the start and end of each token in it.
 
-    A character that is split over several tokens belongs to each of them.
+    A character that is split over several tokens belongs to each of them. A byte that belongs to no
+    character is a lone surrogate, which is in no text that is looked for.
     """
-    text, starts, ends = "", list[int](), list[int]()
-    ids, held, at = list(token_ids), 0, 0  # the text ends before id `at`
-    # Texts of ids from `held` up to `at`, then with one id more, two more... The ids before `at` are
-    # decoded again because decoders may treat the first id differently, as in TokenStream.
-    decoded = [""]
-    for number in range(1, len(ids) + 1):
-        decoded.append(codec.decode(ids[held:number], skip_special_tokens=False))
-        unfinished = decoded[-1].endswith(REPLACEMENT) and number - at < TOGETHER
-        if unfinished and number < len(ids):
-            continue
-        behind = len(text) - len(decoded[0])
-        for start, end in _places_in(decoded):
-            starts.append(behind + start)
-            ends.append(behind + end)
-        text += decoded[-1][len(decoded[0]) :]
-        held, at = at, number
-        decoded = [codec.decode(ids[held:at], skip_special_tokens=False)]
-    return text, starts, ends
+    pieces = [codec.token_bytes(token_id) for token_id in token_ids]
+    text = b"".join(pieces).decode(errors="surrogateescape")
+    places = [at for at, char in enumerate(text) for _ in char.encode(errors="surrogateescape")]
+    places.append(len(text))
+    bounds = [0, *accumulate(map(len, pieces))]
+    # sentencepiece puts a space before a text, which decoders drop.
+    dropped = _spaces(text) - _spaces(codec.decode(token_ids, skip_special_tokens=False))
+    starts = [max(0, places[at] - dropped) for at in bounds[:-1]]
+    ends = [max(0, places[at - 1] + 1 - dropped) if at else 0 for at in bounds[1:]]
+    return text[dropped:], starts, ends
 
 
-def _places_in(decoded: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each token in decoded[-1]; decoded[n] ends after the first n.
-
-    A token belongs to a character until the decoded text shows all of it.
-    """
-    text, first = decoded[-1], len(decoded[0])
-    begin = last = first  # end of the text shown so far, and of the last token's
-    for piece in decoded[1:]:
-        shown = max(begin, same_start(piece, text))
-        end = shown if text.startswith(piece) else min(shown + 1, len(text))
-        # A lasting U+FFFD is in the text itself or stands for bad bytes; this token adds to them.
-        more = first < last <= begin == shown and text[begin - 1] == REPLACEMENT
-        if more and end < len(text):
-            start, end = begin - 1, begin
-        else:
-            start = begin
-        yield start, max(last, end)
-        begin, last = shown, max(last, end)
+def _spaces(text: str) -> int:
+    """Count of spaces at the beginning of a text."""
+    return len(text) - len(text.lstrip(" "))
 
 
 def find_spans(
@@ -94,17 +70,12 @@ def find_spans(
         first, stop = bisect_right(ends, begin), bisect_left(starts, end)
         partial = [token_ids[first]] if starts[first] < begin else []
         partial += [token_ids[stop - 1]] if end < ends[stop - 1] else []
-        if not any(_is_special(codec, token) for token in partial):
+        if not any(map(codec.is_silent, partial)):
             spans.append(Span(first, stop, text[starts[first] : begin]))
     if not spans:
         text = codec.decode(token_ids)
         raise AbsentError(f"{wanted!r} is not in the prompt {_shown(text)}{_near(text, wanted)}")
     return spans
-
-
-def _is_special(codec: TextCodec, token_id: int) -> bool:
-    shown, hidden = (codec.decode([token_id], skip_special_tokens=skip) for skip in (False, True))
-    return bool(shown) and not hidden
 
 
 def tokens_after(codec: TextCodec, before: str, text: str) -> list[int]:
