@@ -191,16 +191,6 @@ def open_reader(pid: int, files: FileKinds) -> MemoryReader:
     return MemoryReader(pid)
 
 
-def nbytes_of_children(pid: int) -> int:
-    """Return the anonymous memory and swap of all processes that a process has started."""
-    found, no_files = 0, FileKinds(Path("/none"), ())
-    with suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with suppress(OSError):  # it has ended meanwhile
-                found += open_reader(child.pid, no_files).totals().unevictable
-    return found
-
-
 @contextmanager
 def _psutil_errors() -> Iterator[None]:
     """Raise errors of psutil as OSError."""

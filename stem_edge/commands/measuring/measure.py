@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt-tokens", type=int, metavar="N", help=prompt)
     add("--new-tokens", type=int, metavar="N", help=f"tokens decoded (default: {NEW_TOKENS})")
     add("--rounds", type=int, metavar="N", default=ROUNDS, help=f"(default: {ROUNDS})")
-    add("--device", metavar="NAME", help="run within the limits of a device, listed below")
+    add("--device", metavar="NAME", help="plan, threads and flash of a device listed below")
     add("--limit", metavar="SIZE", help="memory of a process, files included (Linux)")
     cold = "drop files from the page cache before runs (Linux)"
     add("--cold", action="store_true", help=cold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,7 +33,6 @@ class PhaseMemory:
     at_end: Memory
     resident_at_end: int  # the system's own sum, so that the kinds can be checked by it
     peak_unevictable: int  # anonymous memory and swap
-    peak_together: int  # the same of the process and all that it started, sampled more rarely
 
 
 class MemorySampler:
@@ -44,11 +43,7 @@ class MemorySampler:
         reader: MemoryReader,
         interval: float = TOTALS_SECONDS,
         kinds_interval: float = KINDS_SECONDS,
-        children: Callable[[], int] = lambda: 0,
     ) -> None:
-        """children: returns the anonymous memory and swap of processes that the process has started."""
-        self._children = children
-        self._together: dict[str, int] = {}  # by phase: the peak
         self.reader, self.interval, self.kinds_interval = reader, interval, kinds_interval
         self.samples: list[Sample] = []
         self.phases: dict[str, PhaseMemory] = {}
@@ -69,8 +64,7 @@ class MemorySampler:
             thread.join()
         memory, totals = self._sample(name), self.reader.totals()
         peak = self._note(name, totals.unevictable)
-        together = max(self._together[name], peak)
-        self.phases[name] = PhaseMemory(memory, totals.resident, peak, together)
+        self.phases[name] = PhaseMemory(memory, totals.resident, peak)
 
     def _watch(self, name: str, done: threading.Event) -> None:
         next_kinds = time.perf_counter()
@@ -86,8 +80,6 @@ class MemorySampler:
 
     def _sample(self, name: str) -> Memory:
         memory = self.reader.memory()
-        together = memory.unevictable + self._children()
-        self._together[name] = max(together, self._together.get(name, 0))
         self.samples.append(Sample(time.perf_counter() - self._started, name, memory))
         self._note(name, memory.unevictable)
         return memory

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import psutil
 
@@ -20,19 +20,18 @@ from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.memory.device_profiles import find_device
-from stem_edge.measuring.memory.limits import Limit, ProcessLimits
+from stem_edge.measuring.memory.limits import limited
 from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.planning.fit import plan_within
 from stem_edge.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.measuring.runs.subjects import load_options, make_subjects
-from stem_edge.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
+from stem_edge.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import choose_engine, loader
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import parse_size
 from stem_edge.system.memory import usable_cpus
-from stem_edge.system.nvidia import nbytes_on_nvidia
 from stem_edge.system.page_cache import drop_pages, make_cold
 from stem_edge.system.processor import cpu_info
 
@@ -66,8 +65,8 @@ def measure(
     cases: the same bundle with other options of load, each like "engine=ggml,slots=1000" or "resident".
     prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
     rounds: how often each subject runs. Default: 3.
-    device: name of a device (stem_edge.measuring.memory.device_profiles) within whose limits to run, as
-        far as this machine can enforce them.
+    device: name of a device (stem_edge.measuring.memory.device_profiles): run with its memory plan, as many
+        threads, and the delays of its flash.
     limit: memory that each process gets, mapped files included, in a cgroup of its own (Linux).
     cold: take all files out of the page cache before each run; always done for a device and a limit.
     notify: called with what is going on, in words; at the end with an empty text.
@@ -84,9 +83,7 @@ def measure(
     chosen = _chosen(opened, given, work, device)
     subjects = make_subjects(opened, chosen, cases, against)
     asked = None if limit is None else parse_size(limit)
-    reads = opened.manifest.tables is not None and not given.resident
-    flash = chosen.emulate_flash if reads else None
-    runs = _Runs(subjects, chosen, work, device, asked, flash, cold, notify)
+    runs = _Runs(subjects, chosen, work, device, asked, cold, notify)
     try:
         return runs.report(opened, rounds)
     finally:
@@ -118,7 +115,6 @@ class _Runs:
     work: Workload
     device: str | None
     limit: int | None
-    flash: str | None  # whose delays reads have
     cold: bool
     notify: Callable[[str], None]
 
@@ -126,11 +122,10 @@ class _Runs:
         """Run all rounds. Raises what the first subject raises in its first round."""
         if self._fresh:
             drop_pages(())  # raises where that is not possible
-        if self.limit is not None:  # first, because it may be refused
-            with self._confined() as confined, WorkerProcess(self.subjects[0], confined.confine):
-                pass
+        with limited(self.limit):  # first, because it may be refused
+            pass
         found = {subject.name: SubjectResult() for subject in self.subjects}
-        bandwidth, limits = list[float](), list[Limit]()
+        bandwidth = list[float]()
         for subject in self.subjects:
             self._load_once(subject)
         for turn in range(rounds):
@@ -142,7 +137,7 @@ class _Runs:
                     continue
                 self.notify(what)
                 try:
-                    with self._confined() as confined, self._open(subject, confined) as worker:
+                    with limited(self.limit) as confine, self._open(subject, confine) as worker:
                         result.rounds.append(self._round(worker))
                 except StemEdgeError as error:
                     first = subject is self.subjects[0] and not result.rounds
@@ -151,7 +146,7 @@ class _Runs:
                     result.failed = f"{what}: {error}"
                     continue
                 if subject is self.subjects[0]:
-                    sampler, limits = worker.sampler, confined.limits
+                    sampler = worker.sampler
         settings = {
             "text": self.work.source,
             "prompt_tokens": len(self.work.prompt),
@@ -169,7 +164,6 @@ class _Runs:
             machine=machine(),
             versions={"stem-edge": stem_edge.__version__, "python": platform.python_version()},
             settings=settings,
-            limits=limits,
             subjects=found,
             bandwidth=bandwidth,
             token_nbytes=token_nbytes(bundle, self.options, self.work),
@@ -182,14 +176,10 @@ class _Runs:
         """True if each run begins with no file in the page cache."""
         return self.cold or self.device is not None or self.limit is not None
 
-    def _confined(self) -> ProcessLimits:
-        device = None if self.device is None else find_device(self.device)
-        return ProcessLimits(device, self.flash, self.limit)
-
-    def _open(self, subject: Subject, limits: ProcessLimits) -> WorkerProcess:
+    def _open(self, subject: Subject, confine: Callable[[int], None]) -> WorkerProcess:
         if self._fresh:
             make_cold(subject.files())
-        return WorkerProcess(subject, limits.confine)
+        return WorkerProcess(subject, confine)
 
     def _load_once(self, subject: Subject) -> None:
         """Load without limits and unmeasured, so that later loads find a prepared backbone."""
@@ -197,32 +187,28 @@ class _Runs:
             return
         self.notify(f"preparing {subject.name}")
         with WorkerProcess(subject) as worker:
-            self._load(worker)
+            for name, what in self._loading(subject):
+                worker.ask(name, name, **what)
 
-    def _load(self, worker: WorkerProcess) -> tuple[WorkerAnswer, WorkerAnswer]:
-        return worker.load(self.options.context_length or self.work.tokens, self.options.cpus)
+    def _loading(self, subject: Subject) -> list[tuple[str, dict[str, Any]]]:
+        return subject.loading(self.options.context_length or self.work.tokens, self.options.cpus)
 
     def _round(self, worker: WorkerProcess) -> Round:
         """Run all phases in order."""
         phases, prompt, following = list[Phase](), self.work.prompt, self.work.following
-
-        def add(name: str, answer: WorkerAnswer, tokens: int = 0) -> WorkerAnswer:
-            kv_cache, row_cache = (
-                int(answer.counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")
-            )
-            gpu = 0 if self.options.provider == "cpu" else nbytes_on_nvidia(worker.pid)
-            memory = worker.sampler.phases[name]
-            phases.append(Phase(name, answer.seconds, tokens, memory, kv_cache, row_cache, gpu))
-            return answer
-
-        add("start", worker.start())
-        imported, loaded = self._load(worker)
-        add("import", imported)
-        add("load", loaded)
-        add("first", worker.prompt(short := prompt[:SHORT_PROMPT], "first"), len(short))
-        before = add("prompt", worker.prompt(prompt), len(prompt))
-        decoded = add("decode", worker.decode(following), len(following))
-        return Round(phases, decoded.steps, before.counters, decoded.counters)
+        before = counters = dict[str, float]()
+        for name, what in [
+            *self._loading(worker.subject),
+            ("first", {"do": "prompt", "ids": prompt[:SHORT_PROMPT]}),
+            ("prompt", {"ids": prompt}),
+            ("decode", {"ids": following}),
+        ]:
+            answer = worker.ask(name, **{"do": name} | what)
+            before, counters = counters, answer.counters
+            caches = [int(counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")]
+            memory, tokens = worker.sampler.phases[name], len(what.get("ids", ()))
+            phases.append(Phase(name, answer.seconds, tokens, memory, *caches))
+        return Round(phases, answer.steps, before, counters)
 
 
 def token_nbytes(bundle: Bundle, options: LoadOptions, work: Workload) -> int:

@@ -77,8 +77,9 @@ def _head(report: Report) -> Iterator[str]:
     )
     if "provider" in settings["options"]:
         yield f"provider {settings['options']['provider']}"
-    for limit in report.limits:
-        yield f"  {limit.what + ':':<8}{limit.how}; {limit.words}"
+    for name in ("device", "limit"):
+        if (given := settings[name]) is not None:
+            yield f"{name} {format_size(given) if name == 'limit' else given}"
 
 
 def _last(report: Report) -> Round:
@@ -106,8 +107,6 @@ def _phases(report: Report) -> list[str]:
             rows += sizes("  in it: KV cache", lambda phase: phase.kv_cache)
             rows += sizes("  in it: row cache", lambda phase: phase.row_cache)
     rows += sizes("peak, anon. and swap", lambda phase: phase.memory.peak_unevictable)
-    rows += sizes("  with its processes", lambda phase: phase.memory.peak_together)
-    rows += sizes("GPU memory", lambda phase: phase.gpu)
     return table(rows)
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from stem_edge.measuring.memory.limits import Limit
 from stem_edge.measuring.memory.sampler import PhaseMemory, Sample
 
 RATES = ("prompt", "decode", "median_step")  # names of figures in tokens a second
@@ -26,7 +25,6 @@ class Phase:
     memory: PhaseMemory
     kv_cache: int
     row_cache: int
-    gpu: int | None  # memory of this process on NVIDIA GPUs; None if the driver does not tell
 
     @property
     def mapped(self) -> int | None:
@@ -55,7 +53,6 @@ class Round:
             "decode": len(self.steps) / sum(self.steps),
             "median_step": 1 / median(self.steps),
             "peak_anonymous": max(phase.memory.peak_unevictable for phase in self.phases),
-            "peak_together": max(phase.memory.peak_together for phase in self.phases),
         }
         mapped = [phase.mapped for phase in self.phases if phase.mapped is not None]
         found |= {"mapped": max(mapped)} if mapped else {}
@@ -110,7 +107,6 @@ class Report:
     machine: str
     versions: dict[str, str]
     settings: dict[str, Any]
-    limits: list[Limit]  # of the device or the cgroup, and if they are real
     subjects: dict[str, SubjectResult]  # the first one is the bundle
     bandwidth: list[float]  # of the machine's memory, before each round; empty for an accelerator
     token_nbytes: int  # that a decode step reads from memory, in the middle of the text

@@ -8,8 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ from stem_edge.measuring.runs.worker import KINDS
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
 from stem_edge.system.page_cache import files_in
-from stem_edge.system.process_memory import FileKinds, nbytes_of_children, open_reader
+from stem_edge.system.process_memory import FileKinds, open_reader
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
@@ -49,6 +48,12 @@ class Subject:
         engine = ENGINES.get(self.options.get("engine", ""))
         return KINDS[self.kind][0] if engine is None else f"{engine.folder}.loader"
 
+    def loading(self, context: int, threads: int) -> list[tuple[str, dict[str, Any]]]:
+        """Return the phases of a load, each with what a worker is asked for."""
+        load = {"kind": self.kind, "path": self.path, "options": self.options}
+        sizes = {"context": context, "threads": threads}
+        return [("start", {}), ("import", {"module": self.module}), ("load", load | sizes)]
+
     def prepared_folders(self) -> tuple[Path, ...]:
         """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
         given = self.options
@@ -71,7 +76,7 @@ class Subject:
 class WorkerAnswer:
     """Answer of a worker to one request."""
 
-    seconds: float
+    seconds: float  # until it came
     steps: list[float] = field(default_factory=list)  # seconds of each decode step
     counters: dict[str, float] = field(default_factory=dict)
 
@@ -99,43 +104,22 @@ class WorkerProcess:
             folders = (Path(subject.path), *subject.prepared_folders())
             files = FileKinds(Path(subject.path) / TABLES, folders)
             reader = open_reader(self._process.pid, files)
-            children = partial(nbytes_of_children, self._process.pid)
-            self.sampler = MemorySampler(reader, children=children)
+            self.sampler = MemorySampler(reader)
             confine(self._process.pid)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._process.pid
+    def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
+        """Send a request of stem_edge.measuring.runs.worker, and wait for the answer.
 
-    def start(self) -> WorkerAnswer:
-        """Wait until the interpreter runs, with no engine imported."""
-        answer = self._ask("start", "start")
-        return replace(answer, seconds=time.perf_counter() - self._began)
-
-    def load(self, context: int, threads: int) -> tuple[WorkerAnswer, WorkerAnswer]:
-        """Import the engine, then load; return both answers."""
-        of = self.subject
-        imported = self._ask("import", "import", module=of.module)
-        sizes = {"context": context, "threads": threads}
-        what = {"kind": of.kind, "path": of.path, "options": of.options}
-        return imported, self._ask("load", "load", **what, **sizes)
-
-    def prompt(self, ids: list[int], phase: str = "prompt") -> WorkerAnswer:
-        """Process a prompt in an empty context."""
-        return self._ask(phase, "prompt", ids=ids)
-
-    def decode(self, ids: list[int]) -> WorkerAnswer:
-        """Process more tokens, one by one."""
-        return self._ask("decode", "decode", ids=ids)
-
-    def _ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
+        The first one counts from the start of the process on.
+        """
+        began, self._began = self._began or time.perf_counter(), 0.0
         try:
             with self.sampler.phase(phase):
                 line = self._send(json.dumps({"do": do, **what}))
+                seconds = time.perf_counter() - began
         except OSError:  # the process has ended
             line = ""
         if not line.endswith("\n"):  # no answer, or only a part because it ended meanwhile
@@ -143,7 +127,7 @@ class WorkerProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise self._error(answer["type"], answer["error"], phase)
-        return WorkerAnswer(**answer)
+        return WorkerAnswer(seconds, **answer)
 
     def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
         known = getattr(errors, kind, None)

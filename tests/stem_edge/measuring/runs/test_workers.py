@@ -17,7 +17,7 @@ from installed import DEMO
 
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
 from stem_edge.measuring.runs import workers
-from stem_edge.measuring.runs.workers import Subject, WorkerProcess
+from stem_edge.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
 
 DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
@@ -41,6 +41,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Subject]:
     return make
 
 
+def load(worker: WorkerProcess, context: int = 16) -> list[WorkerAnswer]:
+    return [worker.ask(name, name, **what) for name, what in worker.subject.loading(context, 1)]
+
+
 def own_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -48,11 +52,10 @@ def own_fds() -> int:
 def test_a_whole_run(own_cache_folder: Path) -> None:
     names = ["start", "import", "load", "prompt", "prompt again", "decode"]
     with WorkerProcess(demo()) as worker:
-        started = worker.start()
-        imported, loaded = worker.load(context=64, threads=1)
-        worker.prompt(list(range(20)))
-        worker.prompt(list(range(20)), "prompt again")
-        decoded = worker.decode([5, 6, 7])
+        started, imported, loaded = load(worker, context=64)
+        worker.ask("prompt", "prompt", ids=list(range(20)))
+        worker.ask("prompt again", "prompt", ids=list(range(20)))
+        decoded = worker.ask("decode", "decode", ids=[5, 6, 7])
         phases = worker.sampler.phases
     assert list(phases) == names
     assert [sample.phase for sample in worker.sampler.samples if sample.phase in names][-1] == (
@@ -87,10 +90,9 @@ def test_an_error_of_the_engine_is_the_same_here(
     subject: Subject, error: type[StemEdgeError], words: str
 ) -> None:
     with WorkerProcess(subject) as worker:
-        worker.start()
         for _ in range(2):  # it stays alive and answers again
             with pytest.raises(StemEdgeError, match=words) as raised:
-                worker.load(context=16, threads=1)
+                load(worker)
             assert type(raised.value) is error
         assert list(worker.sampler.phases) == ["start", "import", "load"]
 
@@ -111,7 +113,7 @@ def test_what_is_no_error_of_ours_is_one_line_with_its_name(
     answer = f"print(json.dumps({{'error': {text!r}, 'type': {kind!r}}}), flush=True)"
     subject = scripted(ANSWERS + answer)
     with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError) as raised:
-        worker.start()
+        worker.ask("start", "start")
     assert type(raised.value) is expected[0]
     assert expected[1] in str(raised.value) and "\n" not in str(raised.value)
 
@@ -130,24 +132,26 @@ def test_a_worker_that_is_killed_while_it_works(
             deadline = time.monotonic() + DEADLINE_SECONDS
             while not worker.sampler.samples and time.monotonic() < deadline:
                 time.sleep(0.001)
-            os.kill(worker.pid, ends)
+            os.kill(worker._process.pid, ends)
 
         thread = threading.Thread(target=kill_when_watched)
         thread.start()
         with pytest.raises(StemEdgeError, match=f"in phase prompt: {words}"):
-            worker.prompt([1])
+            worker.ask("prompt", "prompt", ids=[1])
         thread.join()
 
 
 def ended(worker: WorkerProcess) -> bool:
-    return worker._process.returncode is not None and not Path(f"/proc/{worker.pid}").exists()
+    return (
+        worker._process.returncode is not None and not Path(f"/proc/{worker._process.pid}").exists()
+    )
 
 
 @LINUX
 def test_close_leaves_no_process_no_file_and_no_thread() -> None:
     fds, threads = own_fds(), set(threading.enumerate())
     worker = WorkerProcess(demo())
-    worker.start()
+    worker.ask("start", "start")
     worker.close()
     assert ended(worker) and worker._process.returncode == 0
     worker.close()  # again
