@@ -1,8 +1,7 @@
 """Tables for analysis: `open_tables(path)[ids, layer]` gives float32 rows.
 
 Rows come straight from memory maps of the shards, by vectorised numpy, without zarr and without
-checksums; run `stem-edge verify` first if you do not trust the storage. For zarr's own interface
-see stem_edge.bundle.mmap_store.MmapStore.
+checksums; run `stem-edge verify` first if you do not trust the storage.
 """
 
 from __future__ import annotations
