@@ -3,7 +3,7 @@
 llama-cpp-python compiles ggml on the user's machine for the instructions that the processor
 reports. If the system does not allow one of them (AMX in many virtual machines), a matrix product
 kills the process instead of raising an error. A child process therefore uses the library first: it
-runs small models on ggml and compares them with numpy. A passed test is remembered in the user's
+multiplies matrices of every type and compares the products with numpy's. A passed test is remembered in the user's
 cache folder until the library, the processor, the system or stem-edge changes. A failed one is not,
 so that a library that was installed again is tested at once.
 """

@@ -16,18 +16,17 @@ from stem_edge.errors import BackendError
 from stem_edge.ggml.check import check_library, checked_ggml
 from stem_edge.ggml.installed import installed_library
 
-# Runs the real trial, with a wrong logit where the condition holds.
+# Runs the real trial, with a wrong value where the condition holds.
 SPOILED = """
 import sys
 from stem_edge.runtime.backends.ggml import library_trial as ggml_trial
-from stem_edge.runtime.backends.ggml.backend import GgmlContext
-right = GgmlContext.finish
-def spoiled(self, *arguments):
-    found = right(self, *arguments)
+right = ggml_trial.computed
+def spoiled(*arguments):
+    found = right(*arguments)
     if {condition}:
         found.flat[-1] {wrong}
     return found
-GgmlContext.finish = spoiled
+ggml_trial.computed = spoiled
 sys.exit(ggml_trial.main())
 """
 
@@ -163,15 +162,15 @@ def test_a_library_for_another_processor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("condition", "wrong", "expected"),
     [
-        ("True", "+= 50", "f32 weights and fp32 rows: logits of 64 tokens, value 4095 of"),
-        ("arguments[1] == 1", "= float('nan')", "f32 .*: logits of 1 .*: found nan, exp"),
+        ("True", "+= 1000", "F32: 96 vectors, value 49151 of"),
+        ("len(arguments[3]) == 1", "= float('nan')", "F32: 1 vectors, .*: found nan, exp"),
     ],
 )
 def test_a_library_that_computes_wrong_numbers(
     condition: str, wrong: str, expected: str, tmp_path: Path
 ) -> None:
     code = SPOILED.format(condition=condition, wrong=wrong)
-    match = rf"computes wrong numbers on this processor: a model with .*{expected}.*build it again"
+    match = rf"computes wrong numbers on this processor: products of {expected}.*build it again"
     with pytest.raises(BackendError, match=match):
         check_library(installed_library(), tmp_path / "new", child(code))
 
