@@ -25,8 +25,6 @@ from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions
 
-STDIN = "-"
-
 
 class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
     """Keywords of stem_edge.load, and the fields of SamplingParams."""
@@ -50,19 +48,18 @@ def batch(
     output: str | Path,
     model: Model | str | Path,
     *,
-    retry_errors: bool = False,
     ray: str | None = None,
     **options: Unpack[BatchKeywords],
 ) -> Batch:
     """Run every prompt of a file and append the results to another; resumable.
 
-    input: JSON lines, or "-" for those of stdin: {"prompt": ...} or {"messages": [...]}, with "id" and
+    input: JSON lines, {"prompt": ...} or {"messages": [...]}, with "id" and
         fields of SamplingParams if wanted.
     output: gets a line of JSON for each row as its answer is complete: {"id", "text",
         "finish_reason", "usage"}, or an object with "error". A row is done if its id is in it, so the
-        same call goes on after an interruption, and each row has one line at the end.
+        same call goes on after an interruption, and each row has one line at the end. Rows of lines
+        that are deleted, such as errors, are run again.
     model: a loaded one, or a bundle to load: its folder, or its name on a hub.
-    retry_errors: run rows again whose results are errors.
     ray: run the rows on a Ray cluster: "auto" for the one that runs here, its host:port, or "local".
         The model must be a bundle that all machines see. Default: run them here.
     options: fields of SamplingParams, for rows that do not have their own; and, for a bundle, keywords
@@ -75,7 +72,7 @@ def batch(
     lone answers. Raises InputError, and what stem_edge.load raises; complete results are in the
     output then, too.
     """
-    source, target = None if str(input) == STDIN else Path(input), Path(output)
+    source, target = Path(input), Path(output)
     _check(source, target)
     loading, settings = _split(options)
     if isinstance(model, Model):
@@ -83,7 +80,7 @@ def batch(
     else:
         model = pinned(model, options.get("progress"))  # one commit, however often it is opened
         loading["sequences"] = _contexts(model, loading)
-    with ResultFile(target, retry_errors=retry_errors) as results:
+    with ResultFile(target) as results:
         before = Batch(len(results), results.errors)
         rows = (row for row in read_rows(source) if row.key not in results)
         if (first := next(rows, None)) is None:  # nothing needs a model
@@ -93,12 +90,10 @@ def batch(
             return _write(answers(chain((first,), rows)), results, total, show=show)
 
 
-def _check(source: Path | None, target: Path) -> None:
-    if str(target) == STDIN:
-        raise InputError(f"{target}: results need a file, from which a batch goes on; name one")
+def _check(source: Path, target: Path) -> None:
     if not target.parent.is_dir():
         raise InputError(f"{target}: there is no folder {target.parent}; make it first")
-    if source is not None and source.exists() and target.exists() and source.samefile(target):
+    if source.exists() and target.exists() and source.samefile(target):
         raise InputError(f"{target}: is the input, too; choose another output")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import stat
 import time
 import warnings
@@ -19,7 +17,6 @@ from stem_edge.files.lock import lock
 
 SYNC_SECONDS = 5.0  # a power cut may lose the results of these seconds; they are computed again
 BEGIN = b'{"id":'  # of each line
-CLOSED = -1  # in place of a descriptor
 MAX_LINE_NBYTES = 1 << 30  # so that a file of something else is not read into memory
 
 
@@ -27,24 +24,20 @@ class ResultFile:
     """Results appended to a file, one line each; rows in it are done.
 
     An unfinished last line is dropped: a killed process leaves one, and a power cut can leave zeros.
-    retry_errors: drop lines of errors, too. Locks the file against other batches. Raises InputError,
-    as `append` and `close` do.
+    Locks the file against other batches. Raises InputError, as `append` and `close` do.
     """
 
-    def __init__(self, path: Path, *, retry_errors: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.errors = 0  # lines that are errors
         self._keys, self._synced = set[Key](), time.monotonic()
         with self._explained():
             self._file = _open(path)
             try:
-                whole = self._read()
-                if retry_errors and self.errors:
-                    self._drop_errors()
-                elif whole < disk.size(self._file):
+                if (whole := self._read()) < disk.size(self._file):
                     disk.resize(self._file, whole)
             except BaseException:
-                _close(self._file)
+                disk.close(self._file)
                 raise
 
     def __contains__(self, key: Key) -> bool:
@@ -83,43 +76,22 @@ class ResultFile:
 
     def _read(self) -> int:
         """Note which rows have results; return the bytes of whole lines."""
-        whole = 0
-        for line, key, is_error in _results(self.path):
-            whole += len(line)
-            self.errors += is_error
-            self._keys.add(key)
+        whole = number = 0
+        with self.path.open("rb") as file:
+            while line := file.readline(MAX_LINE_NBYTES):
+                number += 1
+                if _is_cut(line, number):
+                    break
+                try:
+                    key, is_error = parse_result(line)
+                except ValueError:
+                    raise InputError(
+                        f"{self.path}: line {number} is no result of a batch; choose another output"
+                    ) from None
+                whole += len(line)
+                self.errors += is_error
+                self._keys.add(key)
         return whole
-
-    def _drop_errors(self) -> None:
-        """Replace the file with one that has no errors."""
-        path = self.path.resolve()  # the file itself, if it is a link
-        beside = path.parent / f".{secrets.token_hex(8)}.tmp"
-        try:
-            self._copy_answers(beside)
-            if not disk.RENAMES_OPEN:  # Windows; `_open` refuses if another batch comes between
-                disk.close(self._file)
-                self._file = CLOSED
-            disk.rename(beside, path)  # while the old file is locked, so that no batch writes to it
-        except BaseException:
-            with suppress(OSError):
-                disk.remove(beside)
-            raise
-        old, self._file = self._file, _open(path)
-        _close(old)
-        disk.sync_folder(path.parent)
-
-    def _copy_answers(self, path: Path) -> None:
-        """Write the lines that are no errors into another file, and note their rows."""
-        self._keys, self.errors = set(), 0
-        copy = disk.create(path)
-        try:
-            for line, key, is_error in _results(self.path):
-                if not is_error:
-                    disk.write_all(copy, line)
-                    self._keys.add(key)
-            disk.fsync(copy)
-        finally:
-            disk.close(copy)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -141,20 +113,10 @@ def _open(path: Path) -> int:
             f"{path}: not a regular file; results need one, from which a batch goes on"
         )
     file = disk.append(path)
-    try:
-        # A batch that drops errors replaces the file: then this one is not what the path names.
-        if _lock(file, path) and os.path.samestat(os.fstat(file), path.stat()):
-            return file
-        raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
-    except BaseException:
-        _close(file)
-        raise
-
-
-def _close(file: int) -> None:
-    """Close a file; an error of that would hide another."""
-    with suppress(OSError):
-        disk.close(file)
+    if _lock(file, path):
+        return file
+    disk.close(file)
+    raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
 
 
 def _lock(file: int, path: Path) -> bool:
@@ -165,23 +127,6 @@ def _lock(file: int, path: Path) -> bool:
         told = f"cannot be locked here ({error.strerror}); let no other batch write it meanwhile"
         warnings.warn(f"{path}: {told}", RuntimeWarning, stacklevel=2)
         return True
-
-
-def _results(path: Path) -> Iterator[tuple[bytes, Key, bool]]:
-    """Yield line, key and whether it is an error, of whole lines. Raises InputError."""
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_NBYTES):
-            number += 1
-            if _is_cut(line, number):
-                return
-            try:
-                key, is_error = parse_result(line)
-            except ValueError:
-                raise InputError(
-                    f"{path}: line {number} is no result of a batch; choose another output"
-                ) from None
-            yield line, key, is_error
 
 
 def _is_cut(line: bytes, number: int) -> bool:

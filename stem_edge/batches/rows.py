@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeAlias
@@ -89,9 +87,9 @@ def parse_result(data: bytes) -> tuple[Key, bool]:
     return (found.line,) if found.id is None else found.id, found.error is not None
 
 
-def count_rows(path: Path | None) -> int | None:
-    """Count the lines of a file; None for stdin (path None) and pipes. Raises InputError."""
-    if path is None or path.is_fifo() or path.is_char_device():  # which can be read only once
+def count_rows(path: Path) -> int | None:
+    """Count the lines of a file; None for a pipe. Raises InputError."""
+    if path.is_fifo() or path.is_char_device():  # which can be read only once
         return None
     with _open(path) as file:
         count, last = 0, b"\n"
@@ -100,14 +98,14 @@ def count_rows(path: Path | None) -> int | None:
     return count + (last != b"\n")
 
 
-def read_rows(path: Path | None) -> Iterator[Row]:
-    """Yield the rows of a file, or of stdin (path None), as they are read.
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file as they are read.
 
     Rows that cannot be answered say why; an id that an earlier row has is such a reason. Blank lines
     are skipped. Raises InputError if the file cannot be read or has no rows.
     """
     seen = set[Key]()
-    with nullcontext(sys.stdin.buffer) if path is None else _open(path) as file:
+    with _open(path) as file:
         for number, line in _lines(file):
             row = _parse(line, number)
             if row.key in seen:
@@ -116,7 +114,7 @@ def read_rows(path: Path | None) -> Iterator[Row]:
             seen.add(row.key)
             yield row
     if not seen:
-        raise InputError(f"{path or 'stdin'}: has no rows; give one JSON object a line")
+        raise InputError(f"{path}: has no rows; give one JSON object a line")
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

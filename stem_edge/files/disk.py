@@ -25,7 +25,6 @@ _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | _BINARY | _CAREFUL
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
 _APPEND = os.O_WRONLY | os.O_APPEND | _BINARY
-RENAMES_OPEN = os.name == "posix"  # Windows neither renames nor replaces a file that is open
 _seek_lock = threading.Lock()
 
 

@@ -28,10 +28,8 @@ a row of IN:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
-    add("input", metavar="IN", help="JSON lines; - for lines of stdin")
+    add("input", metavar="IN", help="JSON lines")
     add("output", metavar="OUT", help="file that results are appended to, as JSON lines")
-    retry = "run rows again whose results are errors"
-    add("--retry-errors", action="store_true", help=retry)
     ray = "Ray cluster: auto (the one here), host:port, or local"
     add("--ray", metavar="ADDRESS", help=ray)
     add("--json", action="store_true", help="print figures as one JSON object at the end")
@@ -45,14 +43,7 @@ def run(args: argparse.Namespace) -> int:
     options = cast(BatchKeywords, {**loading_options(args), **sampling_options(args)})
     options["progress"] = False if args.quiet else None
     try:
-        found = batch(
-            args.input,
-            args.output,
-            args.bundle,
-            retry_errors=args.retry_errors,
-            ray=args.ray,
-            **options,
-        )
+        found = batch(args.input, args.output, args.bundle, ray=args.ray, **options)
     except KeyboardInterrupt:
         told = f"interrupted; {args.output} has what is complete, and the same command goes on"
         print(f"stem-edge: {told}", file=sys.stderr)
@@ -75,7 +66,7 @@ def report(found: Batch) -> str:
         parts.append(f"{_count(found.errors, 'error')} among {_count(found.results, 'result')}")
         if found.first_error is not None:
             parts[-1] += f" ({found.first_error})"
-        parts.append("--retry-errors runs their rows again")
+        parts.append("rows whose lines are deleted are run again")
     return "; ".join(parts)
 
 
