@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stem_edge.batches.batch import batch
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.opening import open_bundle
-    from stem_edge.bundle.table_arrays import open_tables
     from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.making import make_edit, make_row_edit
     from stem_edge.export import export_bundle
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.planning import memory_plan
     from stem_edge.runtime.rows.ngram_rows import open_rows
+    from stem_edge.runtime.rows.table_arrays import open_tables
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,7 @@ _HOMES = {
     "batches.batch": ("batch",),
     "bundle.checksums": ("verify",),
     "bundle.opening": ("open_bundle",),
-    "bundle.table_arrays": ("open_tables",),
+    "runtime.rows.table_arrays": ("open_tables",),
     "edit_files.file": ("Edit", "read_edit"),
     "editing.making": ("make_edit", "make_row_edit"),
     "export": ("export_bundle",),

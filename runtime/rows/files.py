@@ -47,8 +47,7 @@ class ShardFiles:
         try:
             for grid in grids:
                 for shard in range(grid.shards):
-                    # All that a load needs of the index, which has 29 MB for Gemma 3n E2B.
-                    self._opened.append(grid.open_shard(shard, whole_index=False))
+                    self._opened.append(grid.open_shard(shard))
         except BaseException:
             self.close()
             raise

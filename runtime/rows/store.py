@@ -84,9 +84,9 @@ class RowStore:
         return list(map(self._piece, numbers.tolist(), flags))
 
     def _piece(self, number: int, whole: bool) -> ByteRange:
-        """Find a record. Raises InputError for an unknown number, ValueError after `close`."""
+        """Find a record. Raises InputError for an unknown number, and after `close`."""
         if not self._starts:
-            raise ValueError("the table store is closed")
+            raise InputError("the table store is closed; open it again")
         if not 0 <= number < self.layout.records:
             raise InputError(
                 f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
@@ -94,6 +94,11 @@ class RowStore:
         shard = bisect_right(self._starts, number) - 1
         sizes = self._places[shard].sizes
         return ByteRange(shard, (number - self._starts[shard]) * sizes[True], sizes[whole])
+
+    def where(self, number: int) -> str:
+        """Place of a record, for messages: its shard, and its first byte there."""
+        piece = self._piece(number, whole=True)
+        return f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
 
     def _read(self, numbers: list[int], pieces: Sequence[ByteRange], buffers: U8) -> None:
         """Fill buffers with records, whose numbers are for messages."""
@@ -116,8 +121,7 @@ class RowStore:
         self._shards.forget(piece)
         (found,) = self._shards.read([piece], [buffer])
         if fault := self._fault(grid, found, buffer):
-            where = f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
-            raise RowReadError(f"{where}: {fault}")
+            raise RowReadError(f"{self.where(number)}: {fault}")
 
     def _fault(self, grid: ShardGrid, found: int | OSError, buffer: U8) -> str:
         """Return what is wrong with bytes that were read, and what to do; "" if nothing is."""
@@ -125,8 +129,8 @@ class RowStore:
             return f"{found.strerror or found}; {self._shards.if_unreadable}"
         if found != len(buffer):
             return f"only {found} of {len(buffer)} bytes were read; {self._shards.if_short}"
-        damaged = grid.first_damaged(buffer[None])
-        return "" if damaged is None else f"{damaged[1]}; {self._shards.if_damaged}"
+        damage = grid.damage(buffer)
+        return damage and f"{damage}; {self._shards.if_damaged}"
 
     def _converted(self, grid: ShardGrid, read: U8) -> U8:
         """Return a record without checksums, in the form of this store's layout."""

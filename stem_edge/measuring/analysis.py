@@ -15,10 +15,10 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.table_arrays import Tables, open_tables
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.rows.table_arrays import Tables, open_tables
 from stem_edge.special import dense_twin, is_plain
 from stem_edge.text_table import table, wrapped
 

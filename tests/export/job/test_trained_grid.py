@@ -15,13 +15,13 @@ from tiers import slow_but
 from torch import Tensor
 
 import stem_edge
-from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import Storage, storage_of
 from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.export.job.trained_grid import keep_trained_grid, trained_kinds
 from stem_edge.graph.formats import BackboneFormat
+from stem_edge.runtime.rows.table_arrays import open_tables
 
 SIZES: dict[str, Any] = {
     "vocab_size": 307, "vocab_size_per_layer_input": 307, "hidden_size": 64,

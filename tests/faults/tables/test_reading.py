@@ -19,13 +19,13 @@ from stores import write_store
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
 from stem_edge.export.tables import SHARD_NBYTES, _make_grid
 from stem_edge.files import disk
 from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.table_arrays import open_tables
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.packing import make_layout, pack_records
 from stem_edge.tables.rows import RecordLayout
@@ -47,7 +47,9 @@ def test_z11_scales_of_rare_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
     format = write_store(tmp_path / TABLES, wide, stored[0], 1, [0, 1, 2, 2, 3], (rare, stored[1]))
     manifest: Any = type("Manifest", (), {"table_format": format})
     path = tmp_path / TABLES / "rare_records" / "c" / "1" / "0"
-    refused(lambda: check_tables(Bundle(tmp_path, manifest)), BundleError, path, "3 (token 4)")
+    refused(
+        lambda: check_tables(Bundle(tmp_path, manifest)), BundleError, path, "record 3", "(token 4)"
+    )
 
 
 def test_z12_a_shard_that_is_cut_while_it_is_open(root: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from stores import write_store
 
 import stem_edge
-from stem_edge.bundle.table_arrays import Tables, open_tables
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.rows.table_arrays import Tables, open_tables
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 

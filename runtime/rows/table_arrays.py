@@ -1,0 +1,101 @@
+"""Tables for analysis: `open_tables(path)[ids, layer]` gives float32 rows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import bundle_folder
+from stem_edge.errors import InputError
+from stem_edge.files.plain_files import check_folder
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.runtime.rows.files import ShardFiles
+from stem_edge.runtime.rows.store import RowStore
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import open_table_store
+
+Ids: TypeAlias = "int | slice | npt.ArrayLike"
+
+
+class Tables:
+    """Read-only tables of a bundle; a context manager. Its arrays are copies and outlive it."""
+
+    def __init__(self, root: Path) -> None:
+        tables = open_table_store(root)
+        self._store = RowStore(tables, ShardFiles(tables.grids))
+        self.kind = tables.format.kind  # of what is stored
+        self.layout: RecordLayout = self._store.layout  # of the records that `records` returns
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """STEM layers, ascending."""
+        return self.layout.layers
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Numbers of tokens, of STEM layers, and of values in a row."""
+        return self._store.tokens, len(self.layers), self.layout.row_width
+
+    def __getitem__(self, key: tuple[Ids, int]) -> F32:
+        """Rows of ids in a STEM layer (by its number in the model): [n, width], or [width] for one.
+
+        Raises InputError for an id or layer that the tables do not have.
+        """
+        ids, layer = key
+        if layer not in self.layers:
+            raise InputError(f"layer {layer} has no table; STEM layers are {self.layers}")
+        tokens = self._token_ids(ids)
+        rows = self.layout.unpack(self.records(np.atleast_1d(tokens)), self.layers.index(layer))
+        return rows if tokens.ndim else rows[0]
+
+    def _token_ids(self, ids: Ids) -> npt.NDArray[np.integer]:
+        """Convert to one id or a flat array of ids."""
+        if isinstance(ids, slice):
+            return np.arange(self._store.tokens)[ids]
+        try:
+            tokens = np.asarray(ids)
+        except ValueError:  # lists of different lengths
+            tokens = np.empty((0, 0))
+        if tokens.shape == (0,):
+            tokens = tokens.astype(np.int64)
+        # numpy turns True among integers into 1, so look for it before.
+        mixed = isinstance(ids, list | tuple) and any(
+            isinstance(item, bool | np.bool_) for item in ids
+        )
+        if tokens.dtype.kind not in "iu" or tokens.ndim > 1 or mixed:
+            raise InputError(
+                "ids of another kind; expected one integer, a slice or a flat sequence of integers"
+            )
+        return tokens
+
+    def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
+        """Return packed records [n, record_nbytes] of ids [n], in the form that graphs take."""
+        tokens = self._store.tokens
+        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < tokens:
+            raise InputError(
+                f"a token id is not in 0..{tokens - 1}; give ids of the bundle's tokenizer"
+            )
+        return self._store.read(self._store.records_of(token_ids.astype(np.int64)))
+
+    def close(self) -> None:
+        """Release the files."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_tables(path: str | Path) -> Tables:
+    """Open the tables of a bundle, or a tables.zarr folder. Raises BundleError."""
+    root = bundle_folder(path)
+    if os.path.lexists(root / TABLES):
+        check_folder(root := root / TABLES)
+    return Tables(root)
