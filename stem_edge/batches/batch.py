@@ -137,7 +137,7 @@ def _computing(
     elif ray is not None:
         from stem_edge.batches.on_ray import ray_answers  # for clusters alone
 
-        yield ray_answers(model, loading, settings, ray)
+        yield partial(ray_answers, model, loading, settings, ray)
     else:
         with load(model, **loading) as loaded:
             yield partial(answer, loaded, settings=settings)

@@ -12,15 +12,14 @@ import socket
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any, cast
 
-from stem_edge.batches.answering import Answers, Settings, answer
+from stem_edge.batches.answering import Settings, answer
 from stem_edge.batches.rows import Result, Row
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.strict_json import one_line
-from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.planning import memory_plan
@@ -36,20 +35,14 @@ LOCAL_STORE_NBYTES = 128 << 20  # rows and results are small
 
 
 def ray_answers(
-    bundle: str, keywords: LoadKeywords, settings: Settings, address: str = AUTO
-) -> Answers:
-    """Return a function that answers rows on a cluster.
+    bundle: str, keywords: LoadKeywords, settings: Settings, address: str, rows: Iterable[Row]
+) -> Generator[Result]:
+    """Answer rows on a cluster.
 
     keywords: of stem_edge.load. address: "auto" for the cluster that runs here, its host:port, or
     "local" for this machine alone. Each machine must have the bundle under the same path, or it is
-    named as on a hub. The function raises what load raises, and StemEdgeError for Ray's errors.
+    named as on a hub, with its commit. Raises what load raises, and StemEdgeError for Ray's errors.
     """
-    return partial(_answers, pinned(bundle), keywords, settings, address)
-
-
-def _answers(
-    bundle: str, keywords: LoadKeywords, settings: Settings, address: str, rows: Iterable[Row]
-) -> Generator[Result]:
     nbytes = memory_plan(bundle, **keywords).total - own_memory() + PROCESS_NBYTES
     with _connected(address) as ray, _own_errors(ray):
         cpus, places = _places(ray, nbytes)

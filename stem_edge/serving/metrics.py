@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stem_edge.bundle.manifest import TABLES
-from stem_edge.files.names import cache_folder
-from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.reply import Reply
-from stem_edge.system.process_memory import FileKinds, open_reader
+from stem_edge.system.memory import own_memory
 
 FIRST_TOKEN_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 TOKEN_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
@@ -91,25 +87,16 @@ class _State(Collector):
             "stem_edge_running", "Answers under way", max(0, compute.busy - compute.queued)
         )
         yield GaugeMetricFamily("stem_edge_queued", "Requests that wait", compute.queued)
-        model = compute.loaded
-        yield GaugeMetricFamily("stem_edge_loaded", "Whether it is loaded", int(model is not None))
-        if model is not None:
+        loaded = compute.loaded is not None
+        yield GaugeMetricFamily("stem_edge_loaded", "Whether it is loaded", int(loaded))
+        if loaded:
             for name, what in ROWS.items():
                 count = getattr(compute.counters, name)
                 yield CounterMetricFamily(f"stem_edge_row_{name}", what.capitalize(), count)
-            yield from _memory(model, compute.memory_limit)
+            what = "Bytes of anonymous memory that the model's plan and requests may take"
+            yield GaugeMetricFamily("stem_edge_memory_limit_bytes", what, compute.memory_limit)
+            taken = "Bytes of anonymous memory that the process takes"
+            yield GaugeMetricFamily("stem_edge_memory_bytes", taken, own_memory())
 
     def describe(self) -> Iterator[Metric]:
         return iter(())  # so that nothing is collected when it is registered
-
-
-def _memory(model: Model, limit: int) -> Iterator[Metric]:
-    what = "Bytes of anonymous memory that the model's plan and requests may take"
-    yield GaugeMetricFamily("stem_edge_memory_limit_bytes", what, limit)
-    kinds = "Resident bytes of this process by kind, and swap"
-    family = GaugeMetricFamily("stem_edge_memory_bytes", kinds, labels=["kind"])
-    folder = model.bundle.path
-    files = FileKinds(folder / TABLES, (folder, cache_folder(None)))
-    for kind, nbytes in open_reader(os.getpid(), files).memory().kinds().items():
-        family.add_metric([kind], nbytes)
-    yield family

@@ -21,33 +21,38 @@ from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.reply import Reply, timings
 
 T = TypeVar("T")
-# Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
-TEXTS, PROMPTS = (1, 16), (2, 64)
-# Answers are never refused for waiting: Compute limits their number.
-ANSWERS = (1, sys.maxsize - 1)
 
 
 class RequestThreads:
-    """Threads for work on requests. most: under way at a time. waiting: most that wait for one.
+    """Threads for work on requests.
 
-    What waits holds a connection, and memory for what was made of its body.
+    most: under way at a time. waiting: most that wait for one; what waits holds a connection, and
+    memory for what was made of its body. after: called in the thread after each piece of work.
     """
 
-    def __init__(self, most: int, waiting: int) -> None:
+    def __init__(self, most: int, waiting: int, after: Callable[[], None]) -> None:
         self._limiter, self._room, self._inside = CapacityLimiter(most), most + waiting, 0
+        self._after = after
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return the result of work that one of the threads did. Raises RefusalError if too much waits."""
+
+        def done() -> T:
+            try:
+                return work()
+            finally:
+                self._after()
+
         if self._inside >= self._room:
             raise RefusalError("too many requests wait for a thread; try again later", status=BUSY)
         self._inside += 1  # the limiter's own count is late by a turn of the event loop
         try:
-            return await to_thread.run_sync(work, limiter=self._limiter)
+            return await to_thread.run_sync(done, limiter=self._limiter)
         finally:
             self._inside -= 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
     """A model that is served, and how."""
 
@@ -59,34 +64,25 @@ class Service:
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
     body_nbytes: int = 4 << 20  # of the largest request
     created: int = field(default_factory=unix_time)
-    texts: RequestThreads = field(default_factory=lambda: RequestThreads(*TEXTS))
-    prompts: RequestThreads = field(default_factory=lambda: RequestThreads(*PROMPTS))
-    answers: RequestThreads = field(default_factory=lambda: RequestThreads(*ANSWERS))
+
+    def __post_init__(self) -> None:
+        """Make threads, which give back what requests leave behind."""
+        after = self.compute.give_back
+        self.texts = RequestThreads(1, 16, after)  # for their own sake
+        self.prompts = RequestThreads(2, 64, after)
+        # Answers are never refused for waiting: Compute limits their number.
+        self.answers = RequestThreads(1, sys.maxsize - 1, after)
 
     @cached_property
     def token_texts(self) -> TokenTexts:
         """Texts of single tokens."""
         return TokenTexts(self.model)
 
-    async def in_thread(self, work: Callable[[], T], threads: RequestThreads) -> T:
-        """Do work on a request in one of some threads; return its result.
-
-        What it leaves behind is given back. Raises RefusalError if too many wait.
-        """
-
-        def done() -> T:
-            try:
-                return work()
-            finally:
-                self.compute.give_back()
-
-        return await threads.run(done)
-
     def timings(self, reply: Reply) -> dict[str, float]:
         """Return the figures of an answer so far."""
         return timings(reply, self.compute.counters, self.compute.memory_limit)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of the model, as clients see it. Raises RefusalError until it is loaded."""
         return self.given_name or shown_name(self.model.bundle.path)

@@ -25,7 +25,6 @@ from stem_edge.files.plain_files import damaged, read_plain
 from stem_edge.files.strict_json import one_line
 from stem_edge.shown import printable
 from stem_edge.system.child import module_command
-from stem_edge.text.messages import checked_messages, checked_template_arguments, checked_tools
 
 MAX_CONFIG_NBYTES = 4 << 20
 MAX_TEMPLATE_NBYTES = 64 << 10
@@ -117,31 +116,24 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         *,
-        tools: object = None,
-        arguments: object = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text of a conversation, by default with the beginning of an answer at its end.
 
-        tools: in OpenAI's form; arguments: variables of the template, such as enable_thinking.
-        Raises InputError for malformed ones, for messages that the template refuses, or fails for,
-        or takes too long for, and for tools that it has no place for; BundleError if its process
-        ends, or if it never worked.
+        messages, tools and arguments: as stem_edge.text.messages returns them.
+        Raises InputError for messages that the template refuses, or fails for, or takes too long
+        for, and for tools that it has no place for; BundleError if its process ends, or if it never
+        worked.
         """
-        source, given = self.source, checked_tools(tools)
-        if given is not None:
-            source = self.tool_source
-            if not re.search(r"\btools\b", source):
-                raise InputError(
-                    "the chat template of this bundle has no place for tools; give none, or describe "
-                    "them in a message"
-                )
-        request = {
-            "template": source,
-            "messages": checked_messages(messages),
-            "tools": given,
-            "arguments": checked_template_arguments(arguments),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        source = self.tool_source if tools else self.source
+        if tools and not re.search(r"\btools\b", source):
+            raise InputError(
+                "the chat template of this bundle has no place for tools; give none, or describe "
+                "them in a message"
+            )
+        request: dict[str, Any] = {"template": source, "messages": messages, "tools": tools or None}
+        request |= {"arguments": arguments or {}, "add_generation_prompt": add_generation_prompt}
         return self._render(request, self._seconds)
 
     def _render(self, request: dict[str, Any], seconds: float) -> str:

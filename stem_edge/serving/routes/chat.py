@@ -25,7 +25,7 @@ async def chat(request: Request) -> Response:
     with_usage, each = body.with_usage, bool(body.timings_per_token)
     service.compute.check(body.count)
     model = service.model
-    requests, reader = await service.in_thread(lambda: body.prepared(model), service.prompts)
+    requests, reader = await service.prompts.run(lambda: body.prepared(model))
     replies = service.compute.submit(requests, reader)
     if not body.stream:
         return await respond(request, replies, _whole(service, replies))
@@ -38,9 +38,8 @@ async def _whole(service: Service, replies: Replies) -> dict[str, Any]:
     """Return all answers as one object."""
     found = await replies.whole()
     # In a thread: thousands of tokens' texts, if log probabilities are asked for.
-    body = await service.in_thread(
-        lambda: completion(service.name, found, replies.requests, service.token_texts),
-        service.answers,
+    body = await service.answers.run(
+        lambda: completion(service.name, found, replies.requests, service.token_texts)
     )
     return body | {"timings": service.timings(replies[0])}
 

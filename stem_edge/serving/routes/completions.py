@@ -26,7 +26,7 @@ async def completions(request: Request) -> Response:
     service = service_of(request)
     body = await read(request, CompletionBody)
     with_usage = body.with_usage
-    asked = await service.in_thread(lambda: _prepare(service, body), service.prompts)
+    asked = await service.prompts.run(lambda: _prepare(service, body))
     if body.echo and body.logprobs is not None:
         await until_left(request, service.compute.run_job(_scores(service, asked)))
     replies = service.compute.submit(asked.requests if asked.generates else [])
@@ -63,7 +63,7 @@ async def _whole(service: Service, asked: Asked, replies: Replies) -> dict[str, 
     found = await replies.whole()
     figures = {"timings": service.timings(replies[0])} if found else {}
     # In a thread: thousands of tokens' texts, if log probabilities are asked for.
-    body = await service.in_thread(lambda: asked.completion(service.name, found), service.answers)
+    body = await service.answers.run(lambda: asked.completion(service.name, found))
     return body | figures
 
 
@@ -96,7 +96,7 @@ async def _choice(
     """Return the choice of a chunk; in a thread if it has the texts of many tokens."""
     if asked.body.logprobs is None:
         return _piece(asked, number, piece, offsets)
-    return await service.in_thread(lambda: _piece(asked, number, piece, offsets), service.answers)
+    return await service.answers.run(lambda: _piece(asked, number, piece, offsets))
 
 
 def _piece(

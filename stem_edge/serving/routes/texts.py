@@ -86,7 +86,7 @@ async def apply_template(request: Request) -> Response:
 async def _told(request: Request, made: Callable[[], Response]) -> Response:
     """Make a response in a thread, because large ones take long; for a client that waits."""
     service = service_of(request)
-    return await until_left(request, service.in_thread(made, service.texts))
+    return await until_left(request, service.texts.run(made))
 
 
 def _tokenized(model: Model, body: Tokenize) -> Response:

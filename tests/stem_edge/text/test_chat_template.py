@@ -35,7 +35,6 @@ def test_one_of_several_templates_is_for_tools(tmp_path: Path) -> None:
         assert chat.render(HELLO) == "plain" == chat.source
         assert chat.render(HELLO, tools=TOOLS) == "now2"
         assert chat.render(HELLO, tools=[]) == "plain"
-        refused(lambda: chat.render(HELLO, tools=[{}]), InputError, "tools[0] is not of the form")
 
 
 @pytest.mark.parametrize(
@@ -50,8 +49,6 @@ def test_variables_for_a_template(tmp_path: Path) -> None:
     with ChatTemplate(write(tmp_path, source)) as chat:
         assert chat.render(HELLO) == "unset <e> 1"
         assert chat.render(HELLO, arguments={"enable_thinking": False}) == "False <e> 1"
-        wrong = {"messages": "none"}
-        refused(lambda: chat.render(HELLO, arguments=wrong), InputError, "name of a variable")
 
 
 def test_the_family_of_a_bundle(tmp_path: Path) -> None:
