@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +17,6 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.measured_types import choose_types
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import Format, Storage
-from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import TablePlan, plan_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.progress import Progress
@@ -77,17 +76,6 @@ def make_job(
     return Job(
         source, tokenizer, recipe, chosen, text_ids, counts, plan, assistant, judged, prefill
     )
-
-
-def kept_footprint(source: Checkpoint, recipe: Recipe) -> Footprint | None:
-    """Return the sizes of the bundle that keeps a checkpoint's types; None if it keeps none."""
-    storage, no_text = keep_stored_types(source, recipe), np.zeros(0, np.int64)
-    if not storage.own_types:
-        return None
-    plan = plan_tables(source, storage.rows, count_tokens(no_text, 0))
-    chosen = choose_types(source, storage, no_text)
-    tables = None if plan is None else plan.format
-    return replace(footprint(source, chosen, tables, prefill=False), own_types=True)
 
 
 def footprint(

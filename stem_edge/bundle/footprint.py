@@ -47,7 +47,6 @@ class Footprint:
     kv: KvType  # type of keys and values
     windows: bool = True  # whether layers with a window keep only what that needs
     assistant_nbytes: int = 0  # of memory that a drafter takes
-    own_types: bool = False  # whether a checkpoint's own types are kept, and none is to choose
 
     @property
     def tables(self) -> RecordLayout | None:

@@ -12,10 +12,8 @@ from installed import needs_ggml
 
 import stem_edge
 from stem_edge.commands.main import main
-from stem_edge.errors import InputError
 from stem_edge.measuring.quality.consistency import verify_runs
 from stem_edge.measuring.quality.quality import evaluate
-from stem_edge.runtime.backends.ggml.planning import CHOICES
 
 Capture = pytest.CaptureFixture[str]
 pytestmark = [pytest.mark.slow, needs_ggml]
@@ -48,8 +46,8 @@ def test_runs_on_ggml_give_the_same(tiny_gguf: Path) -> None:
 def test_fit_plans_for_the_engine_that_runs_it(
     tiny_bundle: Path, alone: Path, capsys: Capture
 ) -> None:
-    (chosen,) = stem_edge.fit(alone, "2GB", bandwidth="10GB")
-    (other,) = stem_edge.fit(tiny_bundle, "2GB", bandwidth="10GB")
+    chosen = stem_edge.fit(alone, "2GB", bandwidth="10GB")
+    other = stem_edge.fit(tiny_bundle, "2GB", bandwidth="10GB")
     assert [one.footprint.engine for one in (chosen, other)] == ["ggml", "onnxruntime"]
     assert chosen.mapped == chosen.footprint.step_nbytes > 0
     assert other.mapped == 0  # because small ones are not prepared
@@ -57,15 +55,6 @@ def test_fit_plans_for_the_engine_that_runs_it(
     assert main(["fit", str(alone), "--memory", "2GB", *arguments]) == 0
     out = capsys.readouterr().out
     assert "backbone q4_0 for ggml" in out
-
-
-def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capture) -> None:
-    found = stem_edge.fit(tiny_checkpoint, device="pi5", engine="ggml")
-    assert [(one.footprint.backbone.weights, one.tables) for one in found] == list(CHOICES)
-    assert main(["fit", str(tiny_checkpoint), "--device", "pi5", "--engine", "ggml"]) == 0
-    assert "OUT --engine ggml --type q8_0 --rows int8" in capsys.readouterr().out
-    with pytest.raises(InputError, match="engine is 'torch'"):
-        stem_edge.fit(tiny_checkpoint, device="pi5", engine="torch")
 
 
 def test_eval_compares_bundles_of_two_engines(

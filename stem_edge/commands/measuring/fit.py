@@ -6,10 +6,10 @@ import argparse
 import json
 from dataclasses import asdict
 
-from stem_edge.commands.options.loading import add_loading
+from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.errors import MemoryPlanError
+from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.memory.device_profiles import DEVICES
-from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.planning.fit import Fit, fit
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.shown import format_size
@@ -17,14 +17,13 @@ from stem_edge.text_table import format_rate, table, wrapped
 
 DESCRIPTION = """\
 Say whether a bundle fits a device, without running it: how long a context and
-how many rows fit, and an upper bound of tokens a second. For a checkpoint,
-also plan which types to export it with. Here --memory includes the mapped
-weights, because every token reads them."""
+how many rows fit, and an upper bound of tokens a second. Here --memory includes
+the mapped weights, because every token reads them."""
 
 EPILOG = """\
 examples:
   stem-edge fit model --memory 1GB
-  stem-edge fit runs/0000100000 --device pi5
+  stem-edge fit model --device pi5
 
 devices, with what one program can have of each (round numbers, for planning):
 """
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
     add = parser.add_argument
-    add("path", metavar="BUNDLE|CHECKPOINT", help="a path, hf:org/name, or a listed name")
+    add("path", metavar="BUNDLE", help=BUNDLE_FOLDER)
     memory = "what the program may take, like 1GB (default: the free)"
     add("--memory", metavar="SIZE", help=memory)
     add("--device", metavar="NAME", help="plan for a device listed below")
@@ -53,18 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    shown, args.path = args.path, model_folder(args.path)
+    shown, args.path = args.path, pinned(args.path)
     try:
-        fits = fit(**{name: value for name, value in vars(args).items() if name != "json"})
+        found = fit(**{name: value for name, value in vars(args).items() if name != "json"})
     except MemoryPlanError as error:
         if args.json:
             raise
         print("\n".join(["does not fit", *wrapped(str(error))]))
         return 1
     if args.json:
-        print(json.dumps([to_dict(one) for one in fits], indent=1))
+        print(json.dumps(to_dict(found), indent=1))
     else:
-        print(report_table(fits, shown, bundle=is_bundle(args.path)))
+        print(
+            "\n".join([f"fits: {_short(found)}", "", *_figures(found), "", *_command(found, shown)])
+        )
     return 0
 
 
@@ -85,22 +86,6 @@ def to_dict(one: Fit) -> dict[str, object]:
         "stall_seconds_per_token": one.stall,
         "bound_tokens_per_second": one.bound,
     }
-
-
-def report_table(fits: list[Fit], path: str, *, bundle: bool) -> str:
-    """Return the best plan in full, and a line for each other plan that fits."""
-    best = fits[0]
-    lines = [
-        f"fits: {_short(best)}",
-        "",
-        *_figures(best),
-        "",
-        *_commands(best, path, bundle=bundle),
-    ]
-    if len(fits) > 1:
-        lines += ["", "also fit:"]
-        lines += [f"  {_types(one)}: {_short(one)}" for one in fits[1:]]
-    return "\n".join(lines)
 
 
 def _figures(one: Fit) -> list[str]:
@@ -129,29 +114,17 @@ def _figures(one: Fit) -> list[str]:
     return table(rows, "l")
 
 
-def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
+def _command(one: Fit, path: str) -> list[str]:
     plan, footprint = one.plan, one.footprint
     limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}"
     limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
     limit += f" --kv {plan.kv}" * (footprint.kv != footprint.caches.usual)
-    if bundle:
-        return ["run it with:", f"  stem-edge generate {path} {limit}"]
-    _, types = ENGINES[footprint.engine].planning.types(footprint)
-    types += f" --rows {one.tables}" if one.tables else ""
-    if footprint.own_types:
-        usual = footprint.engine == next(iter(ENGINES))
-        types = "" if usual else f"--engine {footprint.engine}"
-    return [
-        "make it and run it with:",
-        f"  stem-edge export {path} OUT {types}".rstrip(),
-        f"  stem-edge generate OUT {limit}",
-    ]
+    return ["run it with:", f"  stem-edge generate {path} {limit}"]
 
 
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
-    shown, _ = ENGINES[one.footprint.engine].planning.types(one.footprint)
-    return f"{shown}{rows}"
+    return f"{ENGINES[one.footprint.engine].planning.types(one.footprint)}{rows}"
 
 
 def _short(one: Fit) -> str:

@@ -22,7 +22,6 @@ from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.planning.bandwidth import Bandwidth, bandwidth_of
-from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
@@ -107,18 +106,18 @@ def fit(
     engine: str = "auto",
     kv: KvChoice = "auto",
     sequences: int = 1,
-) -> list[Fit]:
-    """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
+) -> Fit:
+    """Return the plan to run a bundle.
 
     memory: what the program may take, mapped weights included. Default: what is available on this machine.
     context_length: as in stem_edge.load.
     device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         that of this machine is measured, which takes a second.
-    engine, kv, sequences: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
+    engine, kv, sequences: as in stem_edge.load.
 
-    Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
-    BundleError, CheckpointError.
+    Raises MemoryPlanError, which names the least that is needed, if it does not fit; InputError,
+    BundleError.
     """
     options = LoadOptions(threads=threads, context_length=context_length, engine=engine, kv=kv)
     check_sequences(sequences)
@@ -128,44 +127,30 @@ def fit(
         allowed = parse_size(memory)
     else:
         allowed = available_memory() + own_memory() if stated is None else stated.memory
-    root = model_folder(path)
-    bundle = open_bundle(root) if is_bundle(root) else None
-    if bundle is None:
-        footprints = of_checkpoint(root, engine)
-    else:
-        footprints = [footprint_of(bundle.manifest, choose_engine(bundle, engine))]
+    bundle = open_bundle(path)
+    footprint = footprint_of(bundle.manifest, choose_engine(bundle, engine))
     rates = bandwidth_of(stated, bandwidth, threads or usable_cpus())
-    hits, source = _hits(bundle, footprints[0])
+    hits, source = _hits(bundle, footprint)
     limit = memory_limit() if stated is None else stated.memory
-    lengths = _lengths(footprints[0], context_length)
+    lengths = _lengths(footprint, context_length)
     # As load does, because the memory of the tokenizer counts.
-    text = None if bundle is None else open_text(bundle, replace(options, memory=allowed))
-    left = allowed - (0 if text is None else text.nbytes_to_come)
+    left = allowed - open_text(bundle, replace(options, memory=allowed)).nbytes_to_come
 
-    def planned(footprint: Footprint) -> Fit:
-        prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, limit)
-        needs_at = partial(ENGINES[footprint.engine].planning.needs, footprint, prefill=prefill)
-        plan, mapped = plan_within(root, needs_at, left, lengths, sequences)
+    def planned(kv: KvChoice) -> Fit:
+        sizes = footprint.with_kv(kv)
+        prefill = sizes.prefill_nbytes > 0 and not crowding(sizes, limit)
+        needs_at = partial(ENGINES[sizes.engine].planning.needs, sizes, prefill=prefill)
+        plan, mapped = plan_within(bundle.path, needs_at, left, lengths, sequences)
         needs = needs_at(plan.context_length)
         return Fit(needs, plan, mapped, hits(plan.slots), source, rates, flash)
 
-    def found(kv: KvChoice) -> list[Fit]:
-        fits = list[Fit]()
-        for footprint in footprints:
-            try:
-                fits.append(planned(footprint.with_kv(kv)))
-            except MemoryPlanError:
-                if footprint is footprints[-1] and not fits:
-                    raise  # of the last one, because it needs least
-        return fits
-
-    if kv != "auto" or footprints[0].caches.obstacle(SMALL_KV):
-        return found(kv)
+    if kv != "auto" or footprint.caches.obstacle(SMALL_KV):
+        return planned(kv)
     with suppress(MemoryPlanError):
-        usual = found(kv)
-        if usual[0].plan.context_length >= min(USUAL_CONTEXT, lengths[0]):
+        usual = planned(kv)
+        if usual.plan.context_length >= min(USUAL_CONTEXT, lengths[0]):
             return usual
-    return found(SMALL_KV)
+    return planned(SMALL_KV)
 
 
 def plan_within(
@@ -202,12 +187,12 @@ def _lengths(footprint: Footprint, context_length: int | None) -> list[int]:
     return [context_length]
 
 
-def _hits(bundle: Bundle | None, footprint: Footprint) -> tuple[Callable[[int], float], str]:
+def _hits(bundle: Bundle, footprint: Footprint) -> tuple[Callable[[int], float], str]:
     """Return slots -> hit rate, by the best that is known of texts to come, and its source."""
     config = footprint.model
     if footprint.tables is None:
         return lambda slots: 1.0, "a dense model reads no rows"
-    if bundle is not None and not config.ngram_order and TOKEN_COUNTS in bundle.manifest.files:
+    if not config.ngram_order and TOKEN_COUNTS in bundle.manifest.files:
         counted = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
         if counted is not None:
             manifest = bundle.manifest

@@ -19,7 +19,6 @@ from hf_folders import make_gemma, make_gemma3, make_gemma3n
 from tiers import slow_but
 
 import stem_edge
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.export.checkpoints.gguf import CONTEXT
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS, TABLE
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
@@ -266,8 +265,6 @@ def test_matrices_keep_their_levels(name: str, engine: EngineName, tmp_path: Pat
     lossy = {k for k, e in bundle.manifest.report.errors.items() if e.worst > 1e-6}
     floats = {"ple_context", *(kind for kind in lossy if kind.startswith(CODED))}  # became 8 bits
     assert lossy <= {"tables", *(floats if engine == "onnxruntime" else ())}
-    (planned,) = stem_edge.fit(path, "1GB", bandwidth="10GB", engine=engine)
-    assert planned.footprint.flash_nbytes == footprint_of(bundle.manifest, engine).flash_nbytes
     exact = stem_edge.export_bundle(path, tmp_path / "exact", type="fp32", progress=False)
     logits = []
     for one in (bundle, exact):

@@ -17,10 +17,8 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
-from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.fit import fit, hit_rate
-from stem_edge.runtime.backends.onnxruntime.planning import CHOICES
 from stem_edge.shown import parse_size
 
 Capture = pytest.CaptureFixture[str]
@@ -36,7 +34,7 @@ def test_a_load_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("measuring.planning.fit", "runtime.load_plan"):
         monkeypatch.setattr(f"stem_edge.{module}.own_memory", lambda: 30_000_000)
     for memory in (50_000_000, 52_000_000, 90_000_000):
-        found = fit(DEMO, memory, bandwidth="10GB")[0]
+        found = fit(DEMO, memory, bandwidth="10GB")
         assert stem_edge.memory_plan(DEMO, memory) == found.plan
         assert found.memory == found.plan.total + found.mapped <= memory
 
@@ -63,31 +61,6 @@ def test_hit_rates_are_those_of_the_best_records(slots: int, share: float) -> No
     assert hit_rate(np.array([2, 5, 0, 3], np.uint32), slots) == pytest.approx(share, abs=0.06)
 
 
-def test_a_checkpoint_gets_types_to_export_it_with(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    found = fit(tiny_checkpoint, device="pi5")
-    made = [one.footprint.backbone for one in found]
-    types = [
-        (each.weights, each.block_size, one.tables)
-        for each, one in zip(made, found, strict=True)
-        if isinstance(each, BackboneFormat)
-    ]
-    assert types == [(format.weights, format.block_size, rows) for format, rows in CHOICES]
-    sizes = [one.footprint.flash_nbytes for one in found]
-    assert sizes[0] == max(sizes) and sizes[-1] == min(sizes)
-    assert main(["fit", str(tiny_checkpoint), "--device", "pi5"]) == 0
-    said = capsys.readouterr().out
-    assert f"stem-edge export {tiny_checkpoint} OUT --type int8" in said
-    assert "also fit:" in said and "stated for pi5" in said
-    out = tmp_path / "bundle"
-    options: dict[str, Any] = {"type": "int4", "rows": "int8"}
-    stem_edge.export_bundle(tiny_checkpoint, out, prefill_graph=True, **options)
-    exported = fit(out, device="pi5")[0]
-    expected = found[2].footprint.flash_nbytes
-    assert exported.footprint.flash_nbytes == pytest.approx(expected, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -105,21 +78,23 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
 
 
 def test_prompts_take_the_matrices_that_decode_where_both_sets_do_not_fit(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule is that of a load: with a device its memory counts, otherwise this machine's."""
+    out = tmp_path / "bundle"
+    tiny = stem_edge.export_bundle(tiny_checkpoint, out, type="int4", prefill_graph=True).path
     options: dict[str, Any] = {"memory": "2GB", "bandwidth": "10GB"}
-    (first, *_) = fit(tiny_checkpoint, **options)
+    first = fit(tiny, **options)
     both = first.footprint.step_nbytes + first.footprint.prefill_nbytes
     for size in (both, both - 1):
         monkeypatch.setitem(DEVICES, "pi4", replace(DEVICES["pi4"], memory=size))
-        (there, *_) = fit(tiny_checkpoint, device="pi4", **options)
+        there = fit(tiny, device="pi4", **options)
         assert there.needs.prefill == (size == both)
 
 
 def test_the_command(capsys: Capture) -> None:
     assert main(["fit", str(DEMO), "--device", "phone-4gb", "--json"]) == 0
-    (figures,) = json.loads(capsys.readouterr().out)
+    figures = json.loads(capsys.readouterr().out)
     assert figures["plan"]["slots"] == 1756 and figures["flash"] == "ufs2"
     assert figures["bound_tokens_per_second"] > 0
     assert main(["fit", str(DEMO), "--memory", "1MB", "--bandwidth", "1GB", "--json"]) == 1
