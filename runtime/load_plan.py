@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
@@ -15,10 +14,9 @@ from stem_edge.files.names import cache_folder
 from stem_edge.runtime.backends.engines import EngineLoader, loader
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
-    Ask,
     MemoryPlan,
     Needs,
-    choose_plan,
+    Room,
     plan_memory,
 )
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
@@ -62,22 +60,16 @@ def _limit(options: LoadOptions) -> int:
     return own_memory() + available_memory()
 
 
-class Room(NamedTuple):
-    """Memory when planning begins, in bytes."""
-
-    process: int  # taken by this process, and what will be taken beside the model
-    available: int
-    later: int  # what will be
-
-
-def _room(bundle: Bundle, later: int) -> Room:
+def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
     """Return the memory of now. later: bytes that this process will take beside the model."""
     available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
 
         later += reading_nbytes(layout)
-    return Room(own_memory() + later, available, later)
+    memory = None if options.memory is None else parse_size(options.memory)
+    slots = options.row_slots(bundle)
+    return Room(own_memory() + later, available, memory, slots, options.sequences, later)
 
 
 def loader_of_kv(
@@ -89,7 +81,7 @@ def loader_of_kv(
     later: bytes that this process will take beside the model.
     """
     usual = loader(bundle, engine, options)  # first, because it imports the engine's library
-    room = _room(bundle, later)
+    room = _room(bundle, options, later)
     if options.kv != "auto":
         return usual, room
     with suppress(MemoryPlanError):
@@ -108,10 +100,4 @@ def plan_load(
     bundle: Bundle, needs_at: Callable[[int], Needs], options: LoadOptions, room: Room
 ) -> MemoryPlan:
     """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
-    ask = Ask(options.memory, options.row_slots(bundle), options.sequences)
-
-    def plan_at(context: int) -> MemoryPlan:
-        return plan_memory(bundle.path, needs_at(context), ask, room.process, room.available)
-
-    allowed = ask.allowed(room.process, room.available)
-    return choose_plan(options.contexts(bundle), plan_at, allowed)
+    return plan_memory(bundle.path, options.contexts(bundle), needs_at, room)

@@ -218,7 +218,7 @@ def _assemble(
 
         backend = _open_and_fill(loader, storage, fill_slots)
         if grows:
-            opened_nbytes = own_memory() - cache.filled * needs.host.slot + later
+            opened_nbytes = own_memory() - cache.filled * needs.footprint.slot_nbytes + later
             plan = plan.measured(opened_nbytes, needs, parse_size(options.memory or 0))
             cache.slots = plan.slots
         keep = (lambda: keep_uses(bundle, cache, cache_dir)) if options.warm_start else None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stem_edge.bundle.footprint import BUCKET_NBYTES, LEAST_BUCKETS, Footprint
 from stem_edge.errors import InputError, MemoryPlanError
@@ -21,7 +20,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
-from stem_edge.shown import format_size, parse_size
+from stem_edge.shown import format_size
 from stem_edge.tables.shards import CRC_NBYTES
 
 # Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
@@ -52,8 +51,12 @@ class Part:
     fixed: int  # activations of any chunk
     chunk_token: int  # further activations, for each token of a chunk
     logits: int  # further, for each position with logits, if more than one
-    slot: int  # of the row cache
     later: int = 0  # of the weights: graphs that are opened when they are first needed
+
+    def activations(self, chunk: int, sequences: int) -> int:
+        """Bytes of a chunk's activations, or of a step with a token and its logits of each sequence."""
+        step = sequences * (self.chunk_token + self.logits) if sequences > 1 else 0
+        return self.fixed + max(chunk * self.chunk_token, step)
 
 
 @dataclass(frozen=True)
@@ -93,68 +96,75 @@ class Needs:
     preparing: Preparing | None = None  # what is still to be done for that
     saving: str = ""  # advice on needing less, which ends a sentence
 
+    @property
+    def records(self) -> int:
+        """Records that a row cache could hold."""
+        tables = self.footprint.tables
+        return 0 if tables is None else tables.records
+
+    def rows(self, tokens: int) -> int:
+        """Most rows that a step of so many tokens looks up, some for tokens before it."""
+        model = self.footprint.model
+        return tokens * model.lookups + max(0, model.row_window - 1)
+
 
 @dataclass(frozen=True)
-class Ask:
-    """A user's wishes for a plan; None leaves the number to the planner."""
+class Room:
+    """Memory when planning begins, in bytes, and what was asked for."""
 
-    memory: int | str | None = None  # limit for this process
-    slots: int | None = None
+    process: int  # taken by this process, and what it will take beside the model
+    available: int  # that this process may take besides
+    memory: int | None = None  # limit for this process
+    slots: int | None = None  # None: as many as fit
     sequences: int = 1  # at a time, each with a full context
+    later: int = 0  # of `process`: what it will take
 
-    def allowed(self, process: int, available: int) -> int:
-        """Return the limit asked for, or without one, the share of `available` that a plan takes."""
-        if self.memory is not None:
-            return parse_size(self.memory)
-        return process + int(available * SHARE_OF_MACHINE)
+    @property
+    def limit(self) -> int:
+        """Most that this process may take."""
+        return self.process + self.available if self.memory is None else self.memory
+
+    @property
+    def share(self) -> int:
+        """The limit asked for, or without one, as much as a plan takes of the available memory."""
+        share = self.process + int(self.available * SHARE_OF_MACHINE)
+        return share if self.memory is None else self.memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
-    """Planned bytes in one memory, and the numbers that they follow from."""
+class DevicePlan:
+    """Planned bytes in the memory of a device."""
 
-    context_length: int  # tokens of prompt and answer together
-    chunk_tokens: int  # most tokens of a prompt in a step
-    weights: int  # matrices that the engine copies into this memory, and its bookkeeping
-    kv_cache: int  # of full contexts; the system provides its pages as they fill
+    weights: int
+    kv_cache: int  # of full contexts
     activations: int  # of a chunk
-    provider: str = "cpu"  # onnxruntime's execution provider
-    kv: KvType = "fp32"  # type of keys and values
-    sequences: int = 1  # that the KV cache has room for
+    limit: int | None  # bytes that may be taken; None without a limit
+    shared: bool  # has no memory itself, so it takes this process's memory
 
     @property
     def total(self) -> int:
         """Bytes of all parts."""
-        return sum(nbytes for _, nbytes in self.parts())
-
-    def parts(self) -> list[tuple[str, int]]:
-        """Name and bytes of each part."""
-        times = f"{self.sequences} x " if self.sequences > 1 else ""
-        return [
-            ("weights", self.weights),
-            (f"{self.kv} KV cache of {times}{self.context_length} tokens", self.kv_cache),
-            (f"activations of {self.chunk_tokens} tokens", self.activations),
-        ]
+        return self.weights + self.kv_cache + self.activations
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevicePlan(Placed):
-    """Planned bytes in the memory of a device, and the numbers that they follow from."""
-
-    limit: int | None  # bytes that may be taken; None without a limit
-    shared: bool  # has no memory itself, so it takes this process's memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPlan(Placed):
+class MemoryPlan:
     """Planned bytes in the memory of this process, and the numbers that they follow from."""
 
     engine: EngineName  # that runs the backbone
-    slots: int  # records that the row cache holds
-    row_cache: int  # bytes of all slots, and of their bookkeeping
+    provider: str  # onnxruntime's execution provider
+    context_length: int  # tokens of prompt and answer together
+    sequences: int  # that the KV cache has room for
+    kv: KvType  # type of keys and values
+    chunk_tokens: int  # most tokens of a prompt in a step
     logit_tokens: int  # most tokens of a step that gives the logits of each
+    slots: int  # records that the row cache holds
     process: int  # taken before loading
+    weights: int  # matrices that the engine copies into this memory, and its bookkeeping
+    kv_cache: int  # of full contexts; the system provides its pages as they fill
+    activations: int  # of a chunk
     reads: int  # records on their way from flash
+    row_cache: int  # bytes of all slots, and of their bookkeeping
     device: DevicePlan | None = None  # of its memory
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not, if something bars it
@@ -165,17 +175,22 @@ class MemoryPlan(Placed):
 
         opened: bytes that the process has taken and will take beside the model, without slots.
         """
-        taken = max(0, opened - self.process)
+        taken, slot = max(0, opened - self.process), needs.footprint.slot_nbytes
         weights = max(taken, min(taken + needs.host.later, self.weights))
         spare = limit - self.total + self.weights - weights
-        slots = self.slots + max(0, min(spare // needs.host.slot, self.more_slots(needs)))
-        more = (slots - self.slots) * needs.host.slot
-        return replace(self, weights=weights, slots=slots, row_cache=self.row_cache + more)
+        more = max(0, min(spare // slot, self.more_slots(needs)))
+        cached = self.row_cache + more * slot
+        return replace(self, weights=weights, slots=self.slots + more, row_cache=cached)
 
     def more_slots(self, needs: Needs) -> int:
         """Return the most slots that `measured` may add: as many as the weights were expected to take."""
         left = needs.footprint.model.records - self.slots
-        return max(0, min(left, self.weights // needs.host.slot))
+        return max(0, min(left, self.weights // needs.footprint.slot_nbytes))
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(nbytes for _, nbytes in self.parts())
 
     @property
     def kv_nbytes(self) -> int:
@@ -189,139 +204,140 @@ class MemoryPlan(Placed):
 
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of each part."""
-        before = [("this process before loading", self.process), ("text of a prompt", self.text)]
-        rows = [("reads", self.reads), (f"row cache of {self.slots} slots", self.row_cache)]
-        if self.device is None:
-            return [*before, *super().parts(), *rows]
-        shared = [("memory of the device", self.device.total)] if self.device.shared else []
-        return [*before, *super().parts()[2:], *rows, *shared]
+        computing, shared = self.computing(self), list[tuple[str, int]]()
+        if self.device is not None:
+            computing = computing[2:]  # weights, keys and values are on the device
+            shared = [("memory of the device", self.device.total)] if self.device.shared else []
+        return [
+            ("this process before loading", self.process),
+            ("text of a prompt", self.text),
+            *computing,
+            ("reads", self.reads),
+            (f"row cache of {self.slots} slots", self.row_cache),
+            *shared,
+        ]
+
+    def computing(self, place: MemoryPlan | DevicePlan) -> list[tuple[str, int]]:
+        """Name and bytes of the parts that compute, in this process or on the device."""
+        times = f"{self.sequences} x " if self.sequences > 1 else ""
+        return [
+            ("weights", place.weights),
+            (f"{self.kv} KV cache of {times}{self.context_length} tokens", place.kv_cache),
+            (f"activations of {self.chunk_tokens} tokens", place.activations),
+        ]
 
 
-def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: int) -> MemoryPlan:
-    """Return the plan with the most slots under the limit asked for, else a share of `available`.
+def plan_memory(
+    path: object, lengths: Sequence[int], needs_at: Callable[[int], Needs], room: Room
+) -> MemoryPlan:
+    """Return the plan of the first of these context lengths that fits and leaves room for rows.
 
-    process: bytes that this process has taken already. Raises MemoryPlanError, which names the
-    path, if not even the smallest plan fits; InputError for impossible numbers of slots.
+    lengths: in descending order; the last one is taken if it fits. needs_at: context length -> needs; called
+    for the chosen one last. Raises MemoryPlanError, which names the path, if none fits; InputError for
+    impossible numbers of slots.
     """
-    planner = Planner(needs, process, ask.sequences)
-    limit = process + available if ask.memory is None else parse_size(ask.memory)
-    least = planner.least(limit, ask.slots)
-    whose = "memory" if ask.memory is not None else "available memory"
-    if reason := planner.refusal(least, limit, whose, path):
+    for length in lengths[:-1]:
+        try:
+            plan = _plan_of(path, needs_at(length), room)
+        except MemoryPlanError:
+            continue
+        if length <= USUAL_CONTEXT or _leaves_room(plan, room.share):
+            return plan
+    return _plan_of(path, needs_at(lengths[-1]), room)
+
+
+def _plan_of(path: object, needs: Needs, room: Room) -> MemoryPlan:
+    """Return the plan with the most slots for these needs. Raises MemoryPlanError, InputError."""
+    least = _least(needs, room)
+    if reason := _refusal(least, needs, room, path):
         raise MemoryPlanError(reason)
-    if ask.slots is not None:
+    if room.slots is not None or not needs.records:
         return least
-    return planner.filled(least, ask.allowed(process, available), capped=ask.memory is None)
+    spare = room.share - least.total
+    if room.memory is None:
+        spare = min(spare, DEFAULT_CACHE_NBYTES - least.row_cache)
+    more = max(0, spare // needs.footprint.slot_nbytes)
+    return _planned(needs, room, least.chunk_tokens, least.slots + more)
 
 
-class Planner:
-    """Makes plans from the needs of a loader, for several sequences at a time."""
+def _least(needs: Needs, room: Room) -> MemoryPlan:
+    """Return the plan with the largest chunk under the limit and the fewest slots.
 
-    def __init__(self, needs: Needs, process: int, sequences: int = 1) -> None:
-        self.needs, self._process, self._sequences = needs, process, sequences
-        self._tables = needs.footprint.table_format
-        self.records = self._tables.tables.records if self._tables else 0
-        # Rows of each token, and of tokens before a step that it needs, too.
-        self._each = needs.footprint.model.lookups
-        self._before = max(0, needs.footprint.model.row_window - 1)
+    It exceeds the limit if nothing fits. Raises InputError for an impossible number of slots.
+    """
+    slots, records, sequences = room.slots, needs.records, room.sequences
+    fewest = min(max(needs.rows(LEAST_CHUNK), sequences * needs.rows(1)), records)
+    if slots is not None and records and not fewest <= slots <= records:
+        raise InputError(f"slots is {slots}; expected {fewest} to {records}")
+    chunk, useful = CHUNK_TOKENS, SLOTS_PER_CHUNK_TOKEN * needs.footprint.model.lookups
+    while chunk // 2 >= max(SMALLEST_CHUNK, sequences):
+        plan = _planned(needs, room, chunk, slots or max(fewest, useful * chunk))
+        if not _refusal(plan, needs, room):
+            break
+        chunk //= 2
+    return _planned(needs, room, chunk, slots or max(fewest, needs.rows(chunk)))
 
-    def least(self, limit: int, slots: int | None = None) -> MemoryPlan:
-        """Return the plan with the largest chunk under `limit` and the fewest slots.
 
-        It exceeds the limit if nothing fits. Raises InputError for an impossible number of slots.
-        """
-        fewest = max(self._rows(LEAST_CHUNK), self._sequences * self._rows(1))
-        fewest = min(fewest, self.records)
-        if slots is not None and self._tables and not fewest <= slots <= self.records:
-            raise InputError(f"slots is {slots}; expected {fewest} to {self.records}")
-        chunk = CHUNK_TOKENS
-        while chunk // 2 >= max(SMALLEST_CHUNK, self._sequences):
-            wanted = slots or max(fewest, SLOTS_PER_CHUNK_TOKEN * self._each * chunk)
-            if not self.refusal(self.plan(chunk, wanted), limit):
-                break
-            chunk //= 2
-        return self.plan(chunk, slots or max(fewest, self._rows(chunk)))
-
-    def _rows(self, tokens: int) -> int:
-        """Most rows that a step of so many tokens looks up."""
-        return tokens * self._each + self._before
-
-    def filled(self, least: MemoryPlan, limit: int, *, capped: bool = False) -> MemoryPlan:
-        """Return the plan with as many slots as fit; `capped`: in a cache of the default size."""
-        if self._tables is None:
-            return least
-        spare = limit - least.total
-        if capped:
-            spare = min(spare, DEFAULT_CACHE_NBYTES - least.row_cache)
-        return self.plan(least.chunk_tokens, least.slots + max(0, spare // self.needs.host.slot))
-
-    def plan(self, chunk: int, slots: int) -> MemoryPlan:
-        """Return the plan for `chunk` tokens in a chunk and `slots` slots, at most one a record."""
-        needs, tables, device = self.needs, self._tables, self.needs.device
-        slots = min(slots, self.records)
-        # All rows of a chunk must be resident at once.
-        fitting = (slots - self._before) // self._each
-        chunk = min(chunk, fitting) if slots < self.records else chunk
-        known = BUCKET_NBYTES * min(self.records, LEAST_BUCKETS) + (
-            tables.index_nbytes if tables else 0
+def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
+    """Return the plan for `chunk` tokens in a chunk and `slots` slots, at most one a record."""
+    footprint, host, sequences = needs.footprint, needs.host, room.sequences
+    slots, tables, device = min(slots, needs.records), footprint.table_format, None
+    if slots < needs.records:  # all rows of a chunk must be resident at once
+        chunk = min(chunk, (slots - needs.rows(0)) // footprint.model.lookups)
+    known = BUCKET_NBYTES * min(needs.records, LEAST_BUCKETS) + (
+        tables.index_nbytes if tables else 0
+    )
+    # Twice, because choosing records copies them.
+    read = 2 * (tables.tables.record_nbytes + CRC_NBYTES) if tables else 0
+    if (there := needs.device) is not None:
+        device = DevicePlan(
+            weights=there.needs.weights,
+            kv_cache=sequences * there.needs.kv_cache,
+            activations=there.needs.activations(chunk, sequences),
+            limit=there.limit,
+            shared=there.shared,
         )
-        # Twice, because choosing records copies them.
-        read = 2 * (tables.tables.record_nbytes + CRC_NBYTES) if tables else 0
-        there = None
-        if device is not None:
-            common = self._in(device.needs, chunk)
-            there = DevicePlan(**common, limit=device.limit, shared=device.shared)
-        return MemoryPlan(
-            **self._in(needs.host, chunk),
-            engine=needs.footprint.engine,
-            slots=slots,
-            row_cache=slots * needs.host.slot + known,
-            logit_tokens=self._logit_tokens(chunk),
-            process=self._process,
-            reads=min(self._rows(chunk), self.records) * read,
-            device=there,
-            prefill=needs.prefill,
-            prefill_refused=needs.prefill_refused,
-            preparing=needs.preparing,
-        )
+    # Logits of so many tokens take no more than a chunk without.
+    part = host if there is None else there.needs
+    fitting = chunk * part.chunk_token // (part.chunk_token + part.logits)
+    return MemoryPlan(
+        engine=footprint.engine,
+        provider=needs.provider,
+        context_length=needs.context_length,
+        sequences=sequences,
+        kv=footprint.kv,
+        chunk_tokens=chunk,
+        logit_tokens=min(chunk, max(LEAST_CHUNK, sequences, fitting)),
+        slots=slots,
+        process=room.process,
+        weights=host.weights,
+        kv_cache=sequences * host.kv_cache,
+        activations=host.activations(chunk, sequences),
+        reads=min(needs.rows(chunk), needs.records) * read,
+        row_cache=slots * footprint.slot_nbytes + known,
+        device=device,
+        prefill=needs.prefill,
+        prefill_refused=needs.prefill_refused,
+        preparing=needs.preparing,
+    )
 
-    def _in(self, part: Part, chunk: int) -> dict[str, Any]:
-        """Return the fields of a plan in one memory."""
-        # Of a chunk, or of a step with a token and its logits of each sequence.
-        step = self._sequences * (part.chunk_token + part.logits) if self._sequences > 1 else 0
-        return {
-            "context_length": self.needs.context_length,
-            "chunk_tokens": chunk,
-            "weights": part.weights,
-            "kv_cache": self._sequences * part.kv_cache,
-            "activations": part.fixed + max(chunk * part.chunk_token, step),
-            "provider": self.needs.provider,
-            "kv": self.needs.footprint.kv,
-            "sequences": self._sequences,
-        }
 
-    def _logit_tokens(self, chunk: int) -> int:
-        """Return the most tokens that take no more with all their logits than a chunk without."""
-        part = self.needs.device.needs if self.needs.device else self.needs.host
-        fitting = chunk * part.chunk_token // (part.chunk_token + part.logits)
-        return min(chunk, max(LEAST_CHUNK, self._sequences, fitting))
-
-    def refusal(
-        self, least: MemoryPlan, limit: int, whose: str = "memory", path: object = "this model"
-    ) -> str:
-        """Return the error message if a plan does not fit, else "". whose: the limit, in words."""
-        tight: Placed = least
-        advice, device = "shorten the context" + self.needs.saving, least.device
-        if device is not None and device.limit is not None and device.total > device.limit:
-            whose, limit = f"memory of the device ({device.provider})", device.limit
-            tight, advice = device, "shorten the context, or run it on the CPU"
-        elif least.total <= limit:
-            return ""
-        named = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in tight.parts())
-        return (
-            f"{whose} of {format_size(limit)} is too small for {path}: at least "
-            f"{format_size(tight.total, up=True)} are needed ({named}); allow more or {advice}"
-        )
+def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this model") -> str:
+    """Return the error message if a plan does not fit, else ""."""
+    whose = "memory" if room.memory is not None else "available memory"
+    limit, total, parts = room.limit, plan.total, plan.parts()
+    advice, device = "shorten the context" + needs.saving, plan.device
+    if device is not None and device.limit is not None and device.total > device.limit:
+        whose, limit = f"memory of the device ({plan.provider})", device.limit
+        total, parts = device.total, plan.computing(device)
+        advice = "shorten the context, or run it on the CPU"
+    elif total <= limit:
+        return ""
+    named = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts)
+    return (
+        f"{whose} of {format_size(limit)} is too small for {path}: at least "
+        f"{format_size(total, up=True)} are needed ({named}); allow more or {advice}"
+    )
 
 
 def contexts(longest: int) -> list[int]:
@@ -330,26 +346,7 @@ def contexts(longest: int) -> list[int]:
     return sorted({longest, *powers}, reverse=True)
 
 
-def choose_plan(
-    lengths: Sequence[int], plan_at: Callable[[int], MemoryPlan], limit: int
-) -> MemoryPlan:
-    """Return the plan of the first of these lengths that fits and leaves room for rows.
-
-    lengths: in descending order; the last one is taken if it fits. limit: bytes for this process.
-    plan_at: plans for a context length; called for the chosen one last. Raises its MemoryPlanError
-    if none fits.
-    """
-    for length in lengths[:-1]:
-        try:
-            plan = plan_at(length)
-        except MemoryPlanError:
-            continue
-        if length <= USUAL_CONTEXT or leaves_room(plan, limit):
-            return plan
-    return plan_at(lengths[-1])
-
-
-def leaves_room(plan: MemoryPlan, limit: int) -> bool:
+def _leaves_room(plan: MemoryPlan, limit: int) -> bool:
     """Return whether the context takes no more than its share, and chunks of prompts are whole.
 
     On a device whose memory is unknown it does not.

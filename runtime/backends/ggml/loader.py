@@ -97,6 +97,5 @@ def ggml_needs(footprint: Footprint, context: int, threads: int) -> Needs:
         fixed=logits + threads * tile,
         chunk_token=FLOAT * per_token + masks,
         logits=logits,
-        slot=footprint.slot_nbytes,
     )
     return Needs(footprint, context, part, mapped=footprint.step_nbytes)

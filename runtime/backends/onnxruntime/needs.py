@@ -62,7 +62,6 @@ def cpu_needs(
         fixed=fixed_nbytes(footprint, context, threads),
         chunk_token=chunk_token_nbytes(footprint, scored, prefill=prefill),
         logits=logits_nbytes(footprint, scored),
-        slot=footprint.slot_nbytes,
         later=later,
     )
     mapped = footprint.step_nbytes if prepared else 0

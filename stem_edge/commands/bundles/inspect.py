@@ -118,7 +118,7 @@ def memory_table(plan: MemoryPlan) -> str:
         lines += ["", f"the first load prepares it: {plan.preparing}"]
     if plan.device is not None:
         lines += ["", f"memory of the device ({plan.provider})"]
-        lines += _parts([*plan.device.parts(), ("at most", plan.device.total)])
+        lines += _parts([*plan.computing(plan.device), ("at most", plan.device.total)])
     return "\n".join(lines)
 
 

@@ -25,10 +25,9 @@ from stem_edge.measuring.planning.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
-    Ask,
     MemoryPlan,
     Needs,
-    choose_plan,
+    Room,
     contexts,
     plan_memory,
 )
@@ -170,12 +169,8 @@ def plan_within(
             f"{path}: {format_size(memory)} are too little: every token reads {format_size(mapped)} of "
             "weights, at least which must stay in memory; allow more, or export with fewer bits"
         )
-    ask, process = Ask(memory - mapped, None, sequences), own_memory()
-
-    def plan_at(context: int) -> MemoryPlan:
-        return plan_memory(path, needs_at(context), ask, process, 0)
-
-    return choose_plan(lengths, plan_at, memory - mapped), mapped
+    room = Room(own_memory(), 0, memory - mapped, sequences=sequences)
+    return plan_memory(path, lengths, needs_at, room), mapped
 
 
 def _lengths(footprint: Footprint, context_length: int | None) -> list[int]:

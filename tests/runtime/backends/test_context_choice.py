@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,11 +12,11 @@ from stem_edge.errors import MemoryPlanError
 from stem_edge.runtime.backends.memory_plan import (
     CONTEXT_SHARE,
     USUAL_CONTEXT,
-    Ask,
     DeviceNeeds,
     MemoryPlan,
+    Needs,
     Part,
-    choose_plan,
+    Room,
     contexts,
     plan_memory,
 )
@@ -28,23 +27,19 @@ FOOTPRINT = footprint_of(BUNDLE.manifest)
 MEGA = 10**6
 
 
-def plans(
-    memory: int, slots: int | None = None, device: DeviceNeeds | None = None, sequences: int = 1
-) -> Callable[[int], MemoryPlan]:
-    """Plan for a context length; each token takes 1 kB of keys and values."""
+def chosen(
+    memory: int, *, device: DeviceNeeds | None = None, lengths: list[int] | None = None
+) -> MemoryPlan:
+    """Plan for one of these lengths; on a device, each token takes 1 kB of keys and values."""
 
-    def plan_at(context: int) -> MemoryPlan:
+    def needs_at(context: int) -> Needs:
         needs = cpu_needs(FOOTPRINT, context, 1, prepared=False, prefill=False)
-        if device is not None:
-            there = replace(device.needs, kv_cache=1000 * context)
-            needs = replace(needs, device=replace(device, needs=there))
-        return plan_memory("it", needs, Ask(memory, slots, sequences=sequences), 0, 1 << 40)
+        if device is None:
+            return needs
+        there = replace(device.needs, kv_cache=1000 * context)
+        return replace(needs, device=replace(device, needs=there))
 
-    return plan_at
-
-
-def chosen(memory: int, slots: int | None = None, device: DeviceNeeds | None = None) -> MemoryPlan:
-    return choose_plan(contexts(LONGEST), plans(memory, slots, device), memory)
+    return plan_memory("it", lengths or contexts(LONGEST), needs_at, Room(0, 1 << 40, memory))
 
 
 def of_context(plan: MemoryPlan) -> int:
@@ -78,7 +73,7 @@ def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> N
             assert taken <= CONTEXT_SHARE * spare
         if plan.context_length < LONGEST:  # the next one would take too much, or not fit
             try:
-                longer = plans(size * MEGA)(2 * plan.context_length)
+                longer = chosen(size * MEGA, lengths=[2 * plan.context_length])
             except MemoryPlanError:
                 continue
             assert plan.context_length >= USUAL_CONTEXT
@@ -89,6 +84,6 @@ def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> N
     ("limit", "expected"), [(None, USUAL_CONTEXT), (100 * MEGA, 32_768), (300 * MEGA, LONGEST)]
 )
 def test_on_a_device_its_memory_decides(limit: int | None, expected: int) -> None:
-    part = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000, slot=100)
+    part = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000)
     device = DeviceNeeds(part, limit, shared=False)
     assert chosen(2000 * MEGA, device=device).context_length == expected

@@ -12,10 +12,10 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import MemoryPlanError
 from stem_edge.runtime.backends.memory_plan import (
     SMALLEST_CHUNK,
-    Ask,
     DevicePlan,
     MemoryPlan,
     Needs,
+    Room,
     plan_memory,
 )
 from stem_edge.runtime.backends.onnxruntime.device.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
@@ -30,11 +30,13 @@ def needs(bundle: Bundle = BUNDLE, **changes: Any) -> Needs:
 
 
 def planned(
-    memory: int | str | None = None,
+    memory: int | None = None,
     slots: int | None = None,
     **changes: Any,
 ) -> tuple[MemoryPlan, DevicePlan]:
-    plan = plan_memory("model", needs(**changes), Ask(memory, slots), 0, GREAT)
+    plan = plan_memory(
+        "model", [CONTEXT], lambda _: needs(**changes), Room(0, GREAT, memory, slots)
+    )
     assert plan.device is not None
     return plan, plan.device
 
@@ -54,8 +56,8 @@ def smallest() -> int:
 
 def test_less_than_the_least_is_refused_with_parts() -> None:
     least = smallest()
-    _, on = planned(limit=least)
-    assert on.chunk_tokens == SMALLEST_CHUNK
+    plan, _ = planned(limit=least)
+    assert plan.chunk_tokens == SMALLEST_CHUNK
     with pytest.raises(MemoryPlanError, match=r"webgpu.*weights.*KV cache.*activations"):
         planned(limit=least - 1)
 

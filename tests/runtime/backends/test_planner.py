@@ -12,14 +12,15 @@ from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbyte
 from stem_edge.bundle.manifest import TABLES, FileEntry, Manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.runtime.backends import memory_plan as module
 from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
     PROMPT_NBYTES,
     SMALLEST_CHUNK,
-    Ask,
     MemoryPlan,
+    Needs,
+    Room,
 )
+from stem_edge.runtime.backends.memory_plan import plan_memory as plan_of_lengths
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.shown import parse_size
@@ -41,7 +42,12 @@ def plan_memory(
     """Plan for a bundle that is not prepacked, in a process that holds no memory yet."""
     options: dict[str, Any] = {"threads": 1, "prepared": False, "prefill": False} | changes
     needs = cpu_needs(footprint_of(bundle.manifest), context, **options)
-    return module.plan_memory(bundle.path, needs, Ask(memory, slots), process, available)
+    limit = None if memory is None else parse_size(memory)
+    return planned(needs, Room(process, available, limit, slots))
+
+
+def planned(needs: Needs, room: Room) -> MemoryPlan:
+    return plan_of_lengths(BUNDLE.path, [CONTEXT], lambda _: needs, room)
 
 
 assert BUNDLE.manifest.tables is not None
@@ -95,7 +101,7 @@ def test_logits_of_every_position_take_no_more_than_a_chunk(vocab_size: int, slo
     model = msgspec.structs.replace(BUNDLE.manifest.model, vocab_size=vocab_size)
     footprint = replace(footprint_of(BUNDLE.manifest), model=model)
     needs = cpu_needs(footprint, CONTEXT, 1, prepared=False, prefill=False)
-    plan = module.plan_memory("a bundle", needs, Ask(slots=slots), 0, 1 << 40)
+    plan = planned(needs, Room(0, 1 << 40, slots=slots))
     taken = plan.logit_tokens * (needs.host.chunk_token + needs.host.logits)
     assert 4 <= plan.logit_tokens <= plan.chunk_tokens
     assert plan.logit_tokens == 4 or taken <= plan.chunk_tokens * needs.host.chunk_token
@@ -114,10 +120,11 @@ def test_memory_for_several_sequences(vocab_size: int, sequences: int, memory: s
         prepared=False,
         prefill=False,
     )
-    ask = Ask(memory, sequences=sequences)
-    one = module.plan_memory("a bundle", needs, Ask(), 0, 1 << 40)
+    limit = None if memory is None else parse_size(memory)
+    room = Room(0, 1 << 40, limit, sequences=sequences)
+    one = planned(needs, Room(0, 1 << 40))
     try:
-        plan = module.plan_memory("a bundle", needs, ask, 0, 1 << 40)
+        plan = planned(needs, room)
     except MemoryPlanError as error:
         assert f"KV cache of {sequences} x {CONTEXT} tokens" in str(error)
         assert (vocab_size, sequences, memory) == (1 << 18, 100, "72MB")
@@ -128,7 +135,7 @@ def test_memory_for_several_sequences(vocab_size: int, sequences: int, memory: s
     assert plan.activations - needs.host.fixed >= step
     assert memory is None or plan.total <= parse_size(memory)
     with pytest.raises(InputError, match=f"slots is 1; expected {max(4, sequences)} to 20000"):
-        module.plan_memory("a bundle", needs, replace(ask, slots=1), 0, 1 << 40)
+        planned(needs, replace(room, slots=1))
 
 
 @pytest.mark.parametrize("memory", ["60MB", "100MB", "1GB", 60_000_001])

@@ -45,11 +45,9 @@ def device_needs(
         + masks
         + footprint.slot_nbytes,
         logits=logits_nbytes(footprint, context),
-        slot=0,
     )
     logits = 2 * FLOAT * config.vocab_size
-    slot = footprint.slot_nbytes
-    here = Part(0, 0, HOST_FIXED_NBYTES + logits, slot + masks, logits, slot)
+    here = Part(0, 0, HOST_FIXED_NBYTES + logits, footprint.slot_nbytes + masks, logits)
     return Needs(footprint, context, here, DeviceNeeds(there, limit, shared), provider=provider)
 
 

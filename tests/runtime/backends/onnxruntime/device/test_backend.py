@@ -17,7 +17,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.memory_plan import Planner
+from stem_edge.runtime.backends.memory_plan import Room, plan_memory
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceContext
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
 
@@ -85,7 +85,8 @@ def test_a_context_holds_what_the_plan_says() -> None:
         step(context, rows, IDS[:9], 0, 1)
         footprint = footprint_of(BUNDLE.manifest, "onnxruntime")
         needs = device_needs(footprint, LENGTH, "cpu", limit=None, shared=True)
-        plan = Planner(needs, 0).plan(9, 40).device
+        room = Room(0, 1 << 40, slots=9)  # for chunks of as many tokens
+        plan = plan_memory("it", [LENGTH], lambda _: needs, room).device
         assert plan is not None and plan.kv_cache == context.nbytes
         assert plan.kv_cache < backend.memory.nbytes - before <= plan.kv_cache + plan.activations
 
