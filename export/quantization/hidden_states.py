@@ -64,8 +64,8 @@ def importance_vectors(
 ) -> dict[str, F32]:
     """Return matrix of the backbone -> importance of its input channels [width], float32, positive.
 
-    It has all matrices of ModelConfig.backbone_shapes(), but an embedding only where it is also the
-    head. sequences: token ids, which run through the checkpoint in float32. Takes the memory of one
+    It has all matrices of ModelConfig.backbone_shapes() except routers, and an embedding only where it
+    is also the head. sequences: token ids, which run through the checkpoint in float32. Takes the memory of one
     layer and of the hidden states.
     """
     config, sums = source.config, dict[str, F32]()
@@ -91,7 +91,7 @@ def _inputs(config: ModelConfig) -> dict[str, str]:
     found = {}
     for name, shape in config.backbone_shapes().items():
         at, _, part = name.rpartition(".")
-        if len(shape) < 2 or (part == "embedding" and not config.tied_head):
+        if len(shape) < 2 or part == "router" or (part == "embedding" and not config.tied_head):
             continue
         found[name] = f"{at}.{'gate' if part == 'up' else kind_of(name)}" if at else HEAD
     return found

@@ -6,9 +6,7 @@ an error.
 
 from __future__ import annotations
 
-import threading
 import weakref
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ import numpy.typing as npt
 
 from stem_edge.errors import CheckpointError
 from stem_edge.files import disk
-
-PIECE_NBYTES = 1 << 22  # of a file, read at a time for a checksum
 
 HEAD_NBYTES = 512
 ZIP = b"PK\x03\x04"
@@ -102,27 +98,3 @@ class SourceFile:
                 "changed during the export: wait until it is written, and export again"
             )
         return array
-
-
-class Checksum:
-    """CRC-32 of a part of a file, compared once, before its first value is used; 0: not computed."""
-
-    def __init__(self, file: SourceFile, at: int, nbytes: int, crc32: int) -> None:
-        self._file, self.at, self.nbytes, self._crc32 = file, at, nbytes, crc32
-        self._lock, self._compared = threading.Lock(), crc32 == 0
-
-    def compare(self) -> None:
-        """Raise CheckpointError if the part differs."""
-        with self._lock:
-            if self._compared:
-                return
-            found = 0
-            for at in range(0, self.nbytes, PIECE_NBYTES):
-                piece = min(PIECE_NBYTES, self.nbytes - at)
-                found = zlib.crc32(self._file.values(self.at + at, piece, "u1").data, found)
-            if found != self._crc32:
-                raise CheckpointError(
-                    f"{self._file.path}: the checksum of {self.nbytes} bytes at byte {self.at} is "
-                    f"{found:08x}, expected {self._crc32:08x}; the file is damaged: copy it again"
-                )
-            self._compared = True

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.source_file import Checksum, SourceFile
+from stem_edge.export.tensor_files.source_file import SourceFile
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
@@ -211,26 +211,14 @@ def file_tensor(
     dtype: str,
     shape: tuple[int, ...],
     at: int,
-    strides: tuple[int, ...] = (),
-    checksum: Checksum | None = None,
 ) -> Tensor:
-    """Return a tensor in a file; a number is a row.
-
-    at: byte of the first value; strides: in values; default: rows lie one after another.
-    """
+    """Return a tensor in a file; a number is a row. at: byte of the first value."""
     sizes, size = shape or (1,), VALUE_NBYTES[dtype]
-    steps = strides or plain_strides(sizes)
 
     def raw(start: int, stop: int) -> npt.NDArray[Any]:
-        part, kind = (max(0, min(stop, sizes[0]) - start), *sizes[1:]), _NUMPY[dtype]
-        if 0 in part:
-            return np.empty(part, kind)
-        if checksum is not None:
-            checksum.compare()
-        found = file.values(at + start * steps[0] * size, extent(part, steps), kind)
-        if steps == plain_strides(sizes):
-            return found.reshape(part)
-        return np.lib.stride_tricks.as_strided(found, part, [step * size for step in steps])
+        part = max(0, min(stop, sizes[0]) - start), *sizes[1:]
+        first = at + start * math.prod(sizes[1:]) * size
+        return file.values(first, math.prod(part), _NUMPY[dtype]).reshape(part)
 
     def rows(start: int, stop: int) -> F32:
         values = raw(start, stop)
@@ -241,18 +229,6 @@ def file_tensor(
             return cast(F32, np.ascontiguousarray(values, np.float32))
 
     return Tensor(shape, rows, math.prod(shape) * size, name, file.path, dtype, raw)
-
-
-def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in values, of a tensor in C order."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Count the values from the first to the last of a tensor, with those in between."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
 def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:

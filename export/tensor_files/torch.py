@@ -1,36 +1,25 @@
-"""Tensors in files of torch.save: torch opens them without values, which are then read in place.
+"""Tensors in files of torch.save, which torch maps into memory.
 
-`weights_only` keeps torch from running anything in such a file. With `map_location="meta"` it reads
-no values, but notes where those of each tensor begin.
+`weights_only` keeps torch from running anything in such a file. All checksums of its archive are
+compared before it is mapped, because reading a mapped file that was cut would end the process.
 """
 
 from __future__ import annotations
 
-import io
 import re
-import struct
 import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
+
+import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line, reason_of
-from stem_edge.export.tensor_files.source_file import (
-    HEAD_NBYTES,
-    ZIP,
-    Checksum,
-    SourceFile,
-    looks_like,
-)
-from stem_edge.export.tensor_files.tensor import (
-    VALUE_NBYTES,
-    Tensor,
-    check_type,
-    extent,
-    file_tensor,
-)
+from stem_edge.export.tensor_files.source_file import HEAD_NBYTES, ZIP, looks_like
+from stem_edge.export.tensor_files.tensor import Tensor, check_type
+from stem_edge.numerics.quantize import F32
 
 OLDEST = (2, 10)  # a pickle could run code in earlier releases, in spite of weights_only
 DTYPES = {
@@ -43,9 +32,9 @@ ARRAYS = (
     *("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
     *("numpy.ndarray", "numpy.dtype"),
 )
-LOCAL = struct.Struct("<4s22x2H")  # a member's local header: magic, lengths of name and extra field
 # Prefixes that wrappers of a model put before its names.
 WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
+PIECE_NBYTES = 1 << 22  # read at a time to compare checksums
 T = TypeVar("T")
 
 
@@ -62,8 +51,7 @@ class Unread:
 
 def load_tensors(path: Path) -> dict[Any, Any]:
     """Open a dict saved by torch.save, with a Tensor for each tensor, not read yet."""
-    file = SourceFile(path)
-    state = guarded(path, lambda: read_archive(file, 0, file.nbytes))
+    state = guarded(path, lambda: _mapped(path))
     if not isinstance(state, dict):
         raise CheckpointError(
             f"{path}: holds a {type(state).__name__}; expected a dict of tensors: give another file"
@@ -119,23 +107,42 @@ def guarded(path: Path, read: Callable[[], T]) -> T:
         ) from error
 
 
-def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
-    """Open what one torch.save wrote into these bytes of a file. Raises whatever torch does."""
-    torch = _import_torch(file.path)
-    head = file.read(start, min(HEAD_NBYTES, nbytes))
+def _mapped(path: Path) -> Any:
+    with path.open("rb") as file:
+        check_archive(file)
+    return read_archive(path, path.resolve(), mmap=True)
+
+
+def check_archive(file: IO[bytes]) -> None:
+    """Raise ValueError or BadZipFile unless this is a whole archive as torch.save writes it."""
+    head = file.read(HEAD_NBYTES)
     if not head.startswith(ZIP):
         what = looks_like(head) or f"bytes {head[:8].hex(' ') or 'none'}"
         raise ValueError(f"it is {what}, not an archive of torch.save")
-    part = _FilePart(file, start, nbytes)
-    records = _records(part)
-    part.seek(0)
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{member.filename} is compressed, which torch.save never does")
+            if member.filename.endswith("/byteorder") and archive.read(member) == b"big":
+                raise ValueError("its values are not little-endian; save it on another machine")
+            with archive.open(member) as data:  # which compares checksums at the end
+                while member.CRC and data.read(PIECE_NBYTES):  # 0: was not computed
+                    pass
+
+
+def read_archive(path: Path, file: Path | IO[bytes], **options: Any) -> Any:
+    """Open what one torch.save wrote into a file, or a part of the file `path`. Raises whatever torch does.
+
+    options: of torch.load.
+    """
+    torch = _import_torch(path)
     with torch.serialization.safe_globals([(Unread, name) for name in ARRAYS]):
-        state = torch.load(part, map_location="meta", weights_only=True)
+        state = torch.load(file, weights_only=True, **options)
 
     def opened(value: Any, depth: int = 2) -> Any:  # of a model in a trainer's state
         if isinstance(value, dict) and depth:
             return {key: opened(inner, depth - 1) for key, inner in value.items()}
-        return _stored(value, file, records) if isinstance(value, torch.Tensor) else value
+        return _opened(path, value) if isinstance(value, torch.Tensor) else value
 
     return opened(state)
 
@@ -158,58 +165,18 @@ def _import_torch(path: Path) -> Any:
     return torch
 
 
-class _FilePart(io.RawIOBase):
-    """Bytes of a file as a file of their own."""
-
-    def __init__(self, file: SourceFile, start: int, nbytes: int) -> None:
-        self.file, self.start, self.nbytes, self._at = file, start, nbytes, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, self.nbytes)[whence])
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self.nbytes - self._at))
-        buffer[:count] = self.file.read(self.start + self._at, count)
-        self._at += count
-        return count
-
-
-def _records(part: _FilePart) -> dict[int, Checksum]:
-    """Map byte of the archive -> record that begins there. Raises ValueError, BadZipFile."""
-    records = {}
-    with zipfile.ZipFile(part) as archive:
-        for member in archive.infolist():
-            if member.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{member.filename} is compressed, which torch.save never does")
-            small = member.filename.endswith(("/data.pkl", "/byteorder"))
-            data = archive.read(member) if small else b""  # which compares its checksum
-            if data == b"big":
-                raise ValueError("its values are not little-endian; save it on another machine")
-            part.seek(member.header_offset)
-            magic, *lengths = LOCAL.unpack(part.read(LOCAL.size) or b"")
-            at = member.header_offset + LOCAL.size + sum(lengths)
-            if magic != ZIP or at + member.file_size > part.nbytes:
-                raise ValueError(f"{member.filename} is not where its directory says")
-            records[at] = Checksum(part.file, part.start + at, member.file_size, member.CRC)
-    return records
-
-
-def _stored(tensor: Any, file: SourceFile, records: dict[int, Checksum]) -> Any:
-    """Return where a tensor's values lie; a tensor of an unknown kind as it is."""
+def _opened(path: Path, tensor: Any) -> Any:
+    """Return a tensor of torch as one of ours; one of an unknown kind as it is."""
     dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or str(tensor.layout) != "torch.strided":
         return tensor
-    record = records.get(tensor.untyped_storage()._checkpoint_offset)
-    shape, strides, first = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-    count = max(first + extent(shape, strides), tensor.numel())
-    if record is None or count * VALUE_NBYTES[dtype] > record.nbytes:
+    shape, nbytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
+    if nbytes > tensor.untyped_storage().nbytes():
         raise ValueError(f"a tensor {list(shape)} is larger than its values")
-    at = record.at + first * VALUE_NBYTES[dtype]
-    return file_tensor(file, f"at byte {at}", dtype, shape, at, strides, record)
+    values = tensor.detach() if shape else tensor.detach()[None]
+
+    def rows(start: int, stop: int) -> F32:
+        found: F32 = np.ascontiguousarray(values[start:stop].float().numpy())
+        return found
+
+    return Tensor(shape, rows, nbytes, path=path, dtype=dtype)

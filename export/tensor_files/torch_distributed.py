@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -17,11 +20,13 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.source_file import SourceFile
 from stem_edge.export.tensor_files.tensor import Tensor, check_shape, check_type, joined
-from stem_edge.export.tensor_files.torch import Unread, guarded, read_archive
+from stem_edge.export.tensor_files.torch import Unread, check_archive, guarded, read_archive
 from stem_edge.files import disk
+from stem_edge.numerics.quantize import F32
 
 MAX_METADATA_NBYTES = 1 << 28
 T = TypeVar("T")
+Values: TypeAlias = Callable[[SourceFile, int, int], Tensor]  # those in a part of a file
 
 
 def load_distributed(folder: Path) -> dict[str, Tensor]:
@@ -89,12 +94,13 @@ def _matrices(folder: Path, metadata: _Metadata) -> dict[str, Tensor]:
         index = _as(key, _Index)
         places[index.fqn, index.offset or ()] = place
     matrices, files = {}, dict[Path, SourceFile]()
+    values = lru_cache(maxsize=1)(_values)  # a tensor stays in memory until another is read
     for key, found in metadata.state_dict_metadata.items():
         if not key.startswith("model.") or not hasattr(found, "chunks"):
             continue
         entry = _as(found, _Entry)
         pieces = sorted((_as(chunk, _Piece) for chunk in entry.chunks), key=lambda p: p.offsets)
-        tensors = [_read(folder, key, places, piece, files) for piece in pieces]
+        tensors = [_read(folder, key, places, piece, files, values) for piece in pieces]
         _check_pieces(folder, key, check_shape(key, entry.size), pieces)
         matrices[key.removeprefix("model.")] = joined(tensors, axis=0)
     return matrices
@@ -118,7 +124,12 @@ def _check_pieces(folder: Path, key: str, shape: tuple[int, ...], pieces: list[_
 
 
 def _read(
-    folder: Path, key: str, places: dict[Any, Any], piece: _Piece, files: dict[Path, SourceFile]
+    folder: Path,
+    key: str,
+    places: dict[Any, Any],
+    piece: _Piece,
+    files: dict[Path, SourceFile],
+    values: Values,
 ) -> Tensor:
     """Open a piece of a tensor; it must have the size that the index gives."""
     name = one_line(key)
@@ -138,10 +149,53 @@ def _read(
             f"{path}: has {files[path].nbytes} bytes, but tensor {name} needs {end}; the file is "
             "truncated: copy it again"
         )
-    tensor = guarded(path, lambda: read_archive(files[path], place.offset, place.length))
+    tensor = guarded(path, lambda: _opened(files[path], place.offset, place.length, values))
     if not isinstance(tensor, Tensor) or tensor.shape != piece.sizes or not piece.sizes:
         raise CheckpointError(
             f"{path}: found a {type(tensor).__name__} at byte {place.offset}; expected a tensor "
             f"{list(piece.sizes)}: the checkpoint is damaged, copy it again"
         )
     return check_type(tensor.named(name))
+
+
+def _opened(file: SourceFile, start: int, nbytes: int, values: Values) -> Any:
+    """Open the tensor in a part of a file."""
+    check_archive(_part(file, start, nbytes))
+    tensor = read_archive(file.path, _part(file, start, nbytes), map_location="meta")
+
+    def rows(first: int, last: int) -> F32:
+        return values(file, start, nbytes).rows(first, last)
+
+    return replace(tensor, rows=rows) if isinstance(tensor, Tensor) else tensor
+
+
+def _values(file: SourceFile, start: int, nbytes: int) -> Tensor:
+    found: Tensor = read_archive(file.path, _part(file, start, nbytes))
+    return found
+
+
+def _part(file: SourceFile, start: int, nbytes: int) -> IO[bytes]:
+    return cast(IO[bytes], _FilePart(file, start, nbytes))
+
+
+class _FilePart(io.RawIOBase):
+    """Bytes of a file as a file of their own."""
+
+    def __init__(self, file: SourceFile, start: int, nbytes: int) -> None:
+        self.file, self.start, self.nbytes, self._at = file, start, nbytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, self.nbytes)[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self.nbytes - self._at))
+        buffer[:count] = self.file.read(self.start + self._at, count)
+        self._at += count
+        return count

@@ -105,6 +105,11 @@ def test_kinds_of_models(tmp_path: Path, name: str) -> None:
         assert np.abs(model.logits(ids) - expected).max() < 1e-4
 
 
+def test_a_text_weights_no_router(tmp_path: Path) -> None:
+    folder, _, _ = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS["mixture of rows"])))
+    export(folder, tmp_path / "out", type="q4_0", max_kl=9)
+
+
 def test_what_the_file_says(wide: Path, tmp_path: Path) -> None:
     bundle = export(wide, tmp_path / "out")
     fields = gguf.GGUFReader(bundle.file(GGUF)).fields
