@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from stem_edge.commands.running.demo import demo_bundle
-from stem_edge.system.process_memory import FileKinds, open_reader
+from stem_edge.system.process_memory import FileKinds, MemoryReader
 
 HOST = "127.0.0.1"
 POST = "POST /{} HTTP/1.1\r\nHost: localhost\r\n"
@@ -143,7 +143,7 @@ class Watch(threading.Thread):
 
     def __init__(self, port: int, process_id: int) -> None:
         super().__init__(daemon=True)
-        self._port, self._reader = port, open_reader(process_id, FileKinds(Path(), ()))
+        self._port, self._reader = port, MemoryReader(process_id, FileKinds(Path(), ()))
         self._ended = threading.Event()
         self.slowest, self.most = 0.0, 0
 
@@ -158,7 +158,7 @@ class Watch(threading.Thread):
             self.slowest = max(
                 self.slowest, time.monotonic() - began if status == 200 else MOST_WAIT
             )
-            self.most = max(self.most, self._reader.totals().unevictable)
+            self.most = max(self.most, self._reader.unevictable())
 
     def end(self) -> None:
         """Stop."""
@@ -222,7 +222,7 @@ def attacked(
     answers = Counter(attack(target))
     time.sleep(0.5)
     watch.end()
-    after = open_reader(process_id, FileKinds(Path(), ())).totals().unevictable
+    after = MemoryReader(process_id, FileKinds(Path(), ())).unevictable()
     name = (attack.__doc__ or "").rstrip(".")
     return Outcome(name, dict(answers), watch.slowest, watch.most, after, limit, log.stat().st_size)
 

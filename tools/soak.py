@@ -36,7 +36,7 @@ from growth import Growth, Sample, growth
 import stem_edge
 from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.runtime import Model
-from stem_edge.system.process_memory import FileKinds, open_reader
+from stem_edge.system.process_memory import FileKinds, MemoryReader
 
 HOST = "127.0.0.1"
 CASES = 48  # different requests, whose answers are known
@@ -262,7 +262,7 @@ async def soak(
 
 
 def _sample(server: psutil.Process, requests: int, seconds: float) -> Sample:
-    memory = open_reader(server.pid, FileKinds(Path(), ())).totals().unevictable
+    memory = MemoryReader(server.pid, FileKinds(Path(), ())).unevictable()
     return Sample(requests, seconds, memory, server.num_threads(), server.num_fds())
 
 

@@ -31,7 +31,6 @@ class PhaseMemory:
     """Memory in one phase, in bytes."""
 
     at_end: Memory
-    resident_at_end: int  # the system's own sum, so that the kinds can be checked by it
     peak_unevictable: int  # anonymous memory and swap
 
 
@@ -54,7 +53,7 @@ class MemorySampler:
     def phase(self, name: str) -> Iterator[None]:
         """Sample while the body runs. Phases of the same name keep the higher peaks."""
         done = threading.Event()
-        self._note(name, self.reader.totals().unevictable)
+        self._note(name, self.reader.unevictable())
         thread = threading.Thread(target=self._watch, args=(name, done), name="stem-edge-sampler")
         thread.start()
         try:
@@ -62,15 +61,14 @@ class MemorySampler:
         finally:
             done.set()
             thread.join()
-        memory, totals = self._sample(name), self.reader.totals()
-        peak = self._note(name, totals.unevictable)
-        self.phases[name] = PhaseMemory(memory, totals.resident, peak)
+        memory = self._sample(name)
+        self.phases[name] = PhaseMemory(memory, self._note(name, self.reader.unevictable()))
 
     def _watch(self, name: str, done: threading.Event) -> None:
         next_kinds = time.perf_counter()
         try:
             while not done.wait(self.interval):
-                self._note(name, self.reader.totals().unevictable)
+                self._note(name, self.reader.unevictable())
                 if (now := time.perf_counter()) >= next_kinds:
                     self._sample(name)
                     took = time.perf_counter() - now

@@ -146,7 +146,7 @@ class _Runs:
                     result.failed = f"{what}: {error}"
                     continue
                 if subject is self.subjects[0]:
-                    sampler = worker.sampler
+                    samples = worker.sampler.samples
         settings = {
             "text": self.work.source,
             "prompt_tokens": len(self.work.prompt),
@@ -167,8 +167,7 @@ class _Runs:
             subjects=found,
             bandwidth=bandwidth,
             token_nbytes=token_nbytes(bundle, self.options, self.work),
-            samples=sampler.samples,
-            definitions=sampler.reader.definitions,
+            samples=samples,
         )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -111,7 +110,6 @@ class Report:
     bandwidth: list[float]  # of the machine's memory, before each round; empty for an accelerator
     token_nbytes: int  # that a decode step reads from memory, in the middle of the text
     samples: list[Sample]  # memory by kind over time, in the bundle's last round
-    definitions: Mapping[str, str]  # of the kinds of memory on this system
 
     def ratios(self) -> dict[str, dict[str, Spread]]:
         """Return subject -> rate -> that of the bundle over the subject's, in the same rounds."""

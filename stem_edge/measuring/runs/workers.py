@@ -21,7 +21,7 @@ from stem_edge.measuring.runs.worker import KINDS
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
 from stem_edge.system.page_cache import files_in
-from stem_edge.system.process_memory import FileKinds, open_reader
+from stem_edge.system.process_memory import FileKinds, MemoryReader
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
@@ -103,8 +103,7 @@ class WorkerProcess:
         try:
             folders = (Path(subject.path), *subject.prepared_folders())
             files = FileKinds(Path(subject.path) / TABLES, folders)
-            reader = open_reader(self._process.pid, files)
-            self.sampler = MemorySampler(reader)
+            self.sampler = MemorySampler(MemoryReader(self._process.pid, files))
             confine(self._process.pid)
         except BaseException:
             self.close()

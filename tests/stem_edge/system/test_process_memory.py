@@ -10,13 +10,7 @@ import psutil
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.system.process_memory import (
-    FileKinds,
-    LinuxReader,
-    Memory,
-    MemoryReader,
-    open_reader,
-)
+from stem_edge.system.process_memory import FileKinds, Memory, MemoryReader
 
 # Unlinked at once, so that nothing is left when the program is killed.
 SEGMENT = (
@@ -56,15 +50,14 @@ def kernel_resident(pid: int) -> tuple[int, int]:
 def test_the_kinds_add_up_to_what_the_kernel_says(
     program: Program, kinds: FileKinds, tmp_path: Path
 ) -> None:
-    reader = LinuxReader(program.pid, kinds)
+    reader = MemoryReader(program.pid, kinds)
     program.map_file(a_file(tmp_path / "some.bin"))
     program.do(f"held.append(b'x' * {SIZE})")
     program.do(f"s = mmap.mmap(-1, {SIZE}); s[:] = b'x' * len(s)")
-    memory, totals = reader.memory(), reader.totals()
+    memory = reader.memory()
     for resident in kernel_resident(program.pid):
         assert memory.resident == pytest.approx(resident, rel=0.02)
-    assert totals.resident == pytest.approx(memory.resident, rel=0.02)
-    assert totals.unevictable == pytest.approx(memory.unevictable, rel=0.02)
+    assert reader.unevictable() == pytest.approx(memory.unevictable, rel=0.02)
     assert memory.libraries  # at least the interpreter
 
 
@@ -83,7 +76,7 @@ def test_the_kinds_add_up_to_what_the_kernel_says(
 def test_a_mapped_file_is_of_its_kind(
     program: Program, kinds: FileKinds, tmp_path: Path, place: str, kind: str
 ) -> None:
-    reader, path = LinuxReader(program.pid, kinds), a_file(tmp_path / place)
+    reader, path = MemoryReader(program.pid, kinds), a_file(tmp_path / place)
     before = reader.memory()
     program.map_file(path)
     expected = {kind: pytest.approx(SIZE, rel=0.02)}
@@ -126,7 +119,7 @@ def test_what_a_program_takes_is_of_its_kind(
     line: str,
     grown: dict[str, int],
 ) -> None:
-    reader, path = LinuxReader(program.pid, kinds), a_file(tmp_path / "bundle/backbone.onnx.data")
+    reader, path = MemoryReader(program.pid, kinds), a_file(tmp_path / "bundle/backbone.onnx.data")
     program.map_file(path, "ACCESS_COPY")
     program.do(before)
     memory = reader.memory()
@@ -135,76 +128,10 @@ def test_what_a_program_takes_is_of_its_kind(
     assert found == {kind: pytest.approx(nbytes, rel=0.02) for kind, nbytes in grown.items()}
 
 
-SMAPS = """\
-55d0a000-55d0b000 r-xp 00000000 fd:00 11                    /usr/bin/python3.11
-Size:                  8 kB
-Rss:                   8 kB
-Anonymous:             0 kB
-VmFlags: rd ex mr mw me sd
-55d0b000-55d0c000 rw-p 00000000 fd:00 11                    /usr/lib/libx.so.6 (deleted)
-Rss:                  16 kB
-Pss:                  16 kB
-Anonymous:             4 kB
-Swap:                  3 kB
-55d1a000-55d1b000 rw-p 00000000 00:00 0                     [heap]
-Rss:                4096 kB
-Anonymous:          4096 kB
-AnonHugePages:      2048 kB
-Swap:                100 kB
-SwapPss:             100 kB
-7f00a000-7f00b000 rw-p 00000000 00:00 0 
-Rss:                  32 kB
-Anonymous:            32 kB
-7f00b000-7f00c000 r--s 00000000 fd:00 12                    {bundle}/tables.zarr/c/0
-Rss:                  64 kB
-FilePmdMapped:        64 kB
-7f00c000-7f00d000 r--s 00000000 fd:00 13                    {bundle}/a\\012b.data
-Rss:                 128 kB
-7f00d000-7f00e000 rw-s 00000000 00:01 14                    /memfd:x (deleted)
-Rss:                 256 kB
-Swap:               1000 kB
-7f00e000-7f00f000 rw-s 00000000 00:01 15                    [anon_shmem:y]
-Rss:                   1 kB
-7f00f000-7f010000 rw-p 00000000 00:0f 16                    /anon_hugepage (deleted)
-Rss:                   0 kB
-Private_Hugetlb:    2048 kB
-7f010000-7f011000 r--p 00000000 fd:00 17                    /data/notes.something
-Rss:                 512 kB
-"""
-STATUS = "Name:\tVmRSS: 7 kB\xff\nVmHWM:\t 9000 kB\nVmRSS:\t 5113 kB\n"
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> LinuxReader:
-    (tmp_path / "proc/7").mkdir(parents=True)
-    bundle = tmp_path.resolve() / "bundle"
-    (tmp_path / "proc/7/smaps").write_text(SMAPS.replace("{bundle}", str(bundle)))
-    status = STATUS + "RssAnon:\t 4132 kB\nVmSwap:\t 103 kB\n"
-    (tmp_path / "proc/7/status").write_text(status, "latin-1")
-    return LinuxReader(7, FileKinds(bundle / "tables.zarr", (bundle,)), tmp_path / "proc")
-
-
-def test_every_field_of_a_known_process(fake: LinuxReader) -> None:
-    memory = fake.memory()
-    assert {name: nbytes >> 10 for name, nbytes in memory.kinds().items()} == {
-        "anonymous": 4 + 4096 + 32,
-        "swap": 3 + 100,  # not that of shared memory
-        "backbone": 128,
-        "tables": 64,
-        "libraries": 8 + 12,
-        "other_files": 512,
-        "shared": 257,
-    }
-    assert memory.resident >> 10 == 8 + 16 + 4096 + 32 + 64 + 128 + 257 + 512
-    assert memory.unevictable >> 10 == 4132 + 103
-    assert (fake.totals().unevictable, fake.totals().resident) == (4235 << 10, 5113 << 10)
-
-
 @pytest.mark.parametrize("waited", [False, True])
-@pytest.mark.parametrize("portable", [False, True])
-def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool) -> None:
+def test_a_process_that_has_ended(kinds: FileKinds, waited: bool) -> None:
     program = Program()
-    reader = MemoryReader(program.pid) if portable else open_reader(program.pid, kinds)
+    reader = MemoryReader(program.pid, kinds)
     with program.process:
         assert reader.memory().resident
         program.process.kill()
@@ -213,9 +140,9 @@ def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool
                 pass
         if waited or sys.platform != "linux":
             program.process.wait()
-        asked: list[Callable[[], object]] = [reader.memory, reader.totals]
+        asked: list[Callable[[], object]] = [reader.memory, reader.unevictable]
         for ask in asked:
             with pytest.raises(OSError):
                 ask()
     with pytest.raises(ProcessLookupError):
-        MemoryReader(program.pid)
+        MemoryReader(program.pid, kinds)

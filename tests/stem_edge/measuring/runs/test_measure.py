@@ -61,13 +61,11 @@ def test_memory_is_where_it_must_be(found: Report) -> None:
     one = found.subjects["bundle"].rounds[-1]
     for phase in one.phases:
         memory = phase.memory
-        assert abs(memory.at_end.resident / memory.resident_at_end - 1) < 0.05
         assert memory.peak_unevictable >= memory.at_end.unevictable
     load, decode = one.phases[2], one.phases[-1]
     assert load.memory.at_end.unevictable > one.phases[0].memory.at_end.unevictable
     assert decode.kv_cache > load.kv_cache and decode.row_cache > 0
     assert not decode.memory.at_end.tables  # pread copies
-    assert {"anonymous", "backbone", "tables", "libraries"} <= set(found.definitions)
 
 
 @pytest.mark.slow

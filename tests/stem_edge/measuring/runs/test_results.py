@@ -22,7 +22,7 @@ def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
             name,
             at / speed,
             {"first": 16, "prompt": 100, "decode": 4}.get(name, 0),
-            PhaseMemory(Memory(50, 0, backbone=7, tables=at), 0, peak + at),
+            PhaseMemory(Memory(50, 0, backbone=7, tables=at), peak + at),
             kv_cache=0,
             row_cache=0,
         )
@@ -33,7 +33,7 @@ def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
 
 
 def report(**subjects: SubjectResult) -> Report:
-    return Report("model", "a machine", {}, SETTINGS, subjects, [8e9, 10e9], 10**9, [], {})
+    return Report("model", "a machine", {}, SETTINGS, subjects, [8e9, 10e9], 10**9, [])
 
 
 SETTINGS = {
