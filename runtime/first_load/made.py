@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 import unicodedata
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,7 @@ from stem_edge.errors import ExportError, InputError
 from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.disk import write_whole
-from stem_edge.files.lock import lock
+from stem_edge.files.lock import alone, lock
 from stem_edge.files.names import RESERVED, cache_folder, is_plain
 from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.graph.formats import EngineName
@@ -42,7 +42,6 @@ from stem_edge.shown import printable
 
 RECORD, LOCK = "made.json", ".lock"
 MAX_RECORD_NBYTES = 1 << 24
-PAUSE_SECONDS = 0.2
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,13 +51,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, tuple[int, int]]  # size and time of change
     engine: EngineName
     version: str = __version__
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a folder is for."""
-
-    source: Source
-    manifest: str | None = None  # sha256 of the bundle's, which another export may replace
+    manifest: str = ""  # sha256 of the bundle's, once it is made: another export may replace that
 
 
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
@@ -96,9 +89,9 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
         raise InputError(
             f"{printable(error.object)}: the name of a file is not UTF-8; rename it"
         ) from error
-    made = Made(cache_folder(options.cache_dir) / MADE / digest(place, engine)[:KEY_CHARS])
-    made.provide(source, options.progress)
-    return options.open(made.root / name_of(source))
+    root = cache_folder(options.cache_dir) / MADE / digest(place, engine)[:KEY_CHARS]
+    _provide(root, source, options.progress)
+    return options.open(root / name_of(source))
 
 
 def name_of(source: Source) -> str:
@@ -108,105 +101,76 @@ def name_of(source: Source) -> str:
     return MADE if name.casefold() == RECORD else name
 
 
-class Made:
-    """A folder with a bundle that was made of a checkpoint."""
+def made_of(root: Path) -> Source | None:
+    """Return what the bundle in a folder was made of; None without a finished one."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        data = disk.read_file(root / RECORD, MAX_RECORD_NBYTES)
+        found = msgspec.json.decode(data, type=Source)
+        if found.manifest == _manifest(root / name_of(found)):
+            return msgspec.structs.replace(found, manifest="")
+    return None
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
 
-    def read(self) -> Record | None:
-        """Return what the folder says; None if nothing can be read of that."""
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            data = disk.read_file(self.root / RECORD, MAX_RECORD_NBYTES)
-            return msgspec.json.decode(data, type=Record)
-        return None
+def remove(root: Path) -> bool:
+    """Delete a folder with a bundle that was made; False while a process makes it. Raises OSError."""
+    making = disk.update(_lock(root))
+    try:
+        if not lock(making):
+            return False
+        remove_tree(root, root.parent)
+        return True
+    finally:
+        disk.close(making)
 
-    def record(self) -> Source | None:
-        """Return what the bundle was made of; None if it is not finished."""
-        if (found := self.read()) is None or found.manifest is None:
-            return None
-        return found.source if found.manifest == self._manifest(found.source) else None
 
-    def provide(self, source: Source, show: bool | None) -> None:
-        """Make the bundle unless it is there. Raises CheckpointError, ExportError."""
-        if self.record() != source:
-            making = self._opened(source)
-            try:
-                self._wait(making, show)
-                if self.record() != source:
-                    self._make(source, show)
-            finally:
-                disk.close(making)
-        with contextlib.suppress(OSError):
-            os.utime(self.root / RECORD)
-
-    def remove(self) -> bool:
-        """Delete the folder; False while a process makes it. Raises OSError."""
-        making = disk.update(self._lock)
+def _provide(root: Path, source: Source, show: bool | None) -> None:
+    """Make the bundle unless it is there. Raises CheckpointError, ExportError."""
+    if made_of(root) != source:
+        waiting = partial(tell, f"waiting for the process that makes {root}", show)
         try:
-            if not lock(making):
-                return False
-            remove_tree(self.root, self.root.parent)
-            return True
-        finally:
-            disk.close(making)
-
-    def _make(self, source: Source, show: bool | None) -> None:
-        bundle = self.root / name_of(source)
-        if bundle.is_dir() and not (bundle / MANIFEST).is_file():  # an export would not replace it
-            with contextlib.suppress(OSError):
-                remove_tree(bundle, self.root)
-        tell(
-            f"making a bundle of {printable(Path(source.path).name)}, once, in {self.root}; "
-            "stem-edge list shows it",
-            show,
-        )
-        try:
-            make_folders(self.root)
-            make(source.path, bundle, source.engine, show)
-            self._write(Record(source, self._manifest(source)))
-        except BaseException as error:
-            if not (bundle / MANIFEST).is_file():  # else that of an older checkpoint stays
-                with contextlib.suppress(OSError):
-                    remove_tree(self.root, self.root.parent)
-            if not isinstance(error, OSError):
-                raise
-            reason = error.strerror or str(error)
-            raise ExportError(
-                f"{self.root}: cannot write ({reason}); free some space there, and try again"
-            ) from error
-
-    def _manifest(self, source: Source) -> str | None:
-        with contextlib.suppress(OSError):
-            return hashlib.sha256((self.root / name_of(source) / MANIFEST).read_bytes()).hexdigest()
-        return None
-
-    def _write(self, record: Record) -> None:
-        write_whole(self.root / RECORD, msgspec.json.encode(record), durable=True)
-
-    @property
-    def _lock(self) -> Path:
-        """File beside the folder that stays when the folder goes, so that all lock the same one."""
-        return self.root.with_suffix(LOCK)
-
-    def _opened(self, source: Source) -> int:
-        try:
-            make_folders(self.root.parent)
-            return disk.update(self._lock)
+            make_folders(root.parent)
+            with alone(_lock(root), waiting):
+                if made_of(root) != source:
+                    _make(root, source, show)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ExportError(
-                f"{self.root}: cannot keep the bundle of {source.path} there ({reason}); give another "
-                f"folder with cache_dir, or make it elsewhere: stem-edge export {source.path} OUT"
+                f"{root}: cannot keep the bundle of {source.path} there ({reason}); free some space, give "
+                f"another folder with cache_dir, or make it elsewhere: stem-edge export {source.path} OUT"
             ) from error
+    with contextlib.suppress(OSError):
+        os.utime(root / RECORD)
 
-    def _wait(self, making: int, show: bool | None) -> None:
-        """Wait for the process that makes the bundle, if there is one."""
-        if lock(making):
-            return
-        tell(f"waiting for the process that makes {self.root}", show)
-        while not lock(making):
-            time.sleep(PAUSE_SECONDS)
+
+def _make(root: Path, source: Source, show: bool | None) -> None:
+    bundle = root / name_of(source)
+    if bundle.is_dir() and not (bundle / MANIFEST).is_file():  # an export would not replace it
+        with contextlib.suppress(OSError):
+            remove_tree(bundle, root)
+    tell(
+        f"making a bundle of {printable(Path(source.path).name)}, once, in {root}; "
+        "stem-edge list shows it",
+        show,
+    )
+    try:
+        make_folders(root)
+        make(source.path, bundle, source.engine, show)
+        record = msgspec.structs.replace(source, manifest=_manifest(bundle))
+        write_whole(root / RECORD, msgspec.json.encode(record), durable=True)
+    except BaseException:
+        if not (bundle / MANIFEST).is_file():  # else that of an older checkpoint stays
+            with contextlib.suppress(OSError):
+                remove_tree(root, root.parent)
+        raise
+
+
+def _manifest(bundle: Path) -> str:
+    return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
+
+
+def _lock(root: Path) -> Path:
+    """Return the file beside the folder that stays when the folder goes, so that all lock the same one."""
+    return root.with_suffix(LOCK)
 
 
 def _plain_name(text: str, otherwise: str) -> str:

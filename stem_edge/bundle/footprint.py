@@ -39,7 +39,6 @@ class Footprint:
     backbone: BackboneFormat | GgufFormat
     table_format: TableFormat | None
     backbone_nbytes: int  # weights of the decoding graph, with embedding and head
-    embedding_nbytes: int  # read in place, a row per token
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
@@ -148,7 +147,6 @@ def onnx_footprint(
         backbone=backbone,
         table_format=tables,
         backbone_nbytes=data,
-        embedding_nbytes=embedding,
         step_nbytes=step,
         prefill_nbytes=prefill,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
@@ -171,7 +169,6 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         backbone=gguf,
         table_format=tables,
         backbone_nbytes=total,
-        embedding_nbytes=sizes["embedding"],
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
         prefill_nbytes=0,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,

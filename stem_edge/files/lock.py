@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from stem_edge.files import disk
+
+PAUSE_SECONDS = 0.1
 _LOCKED = 33  # ERROR_LOCK_VIOLATION of Windows
 _FAR = 1 << 30  # of 4 GiB each: a place behind the end of any file
+
+
+@contextlib.contextmanager
+def alone(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is not there. Raises OSError.
+
+    waiting: called if another process holds it, which is then waited for.
+    """
+    descriptor = disk.update(path)
+    try:
+        if not lock(descriptor):
+            waiting()
+            while not lock(descriptor):
+                time.sleep(PAUSE_SECONDS)
+        yield
+    finally:
+        disk.close(descriptor)
 
 
 def lock(descriptor: int) -> bool:

@@ -16,7 +16,7 @@ from stem_edge.hub.fetch import cache
 from stem_edge.hub.kept import Kept, kept_bundles, named
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
-from stem_edge.runtime.first_load.made import Made
+from stem_edge.runtime.first_load import made
 from stem_edge.shown import printable
 
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
@@ -66,7 +66,7 @@ def _remove(kept: Kept) -> None:
         from huggingface_hub import scan_cache_dir
 
         scan_cache_dir(cache()).delete_revisions(kept.folder.name).execute()
-    elif not Made(kept.folder.parent).remove():
+    elif not made.remove(kept.folder.parent):
         raise StemEdgeError(f"{kept.name}: a process makes it; end that first")
     root = cache_folder(None)
     # Links lead elsewhere, and what has another name is somebody else's.

@@ -30,11 +30,12 @@ from stem_edge.errors import (
     StemEdgeError,
 )
 from stem_edge.files import disk
+from stem_edge.files import lock as locks
 from stem_edge.files.lock import lock
 from stem_edge.hub.kept import MADE
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made, making
-from stem_edge.runtime.first_load.made import Made, Record, name_of
+from stem_edge.runtime.first_load.made import Source, made_of, name_of
 from stem_edge.runtime.loading import open_or_make
 
 Capture = pytest.CaptureFixture[str]
@@ -113,9 +114,8 @@ def later(path: Path) -> None:
 
 
 def of_another_version(path: Path) -> None:
-    found = msgspec.json.decode(path.read_bytes(), type=Record)
-    source = msgspec.structs.replace(found.source, version="0")
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, source=source)))
+    found = msgspec.json.decode(path.read_bytes(), type=Source)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, version="0")))
 
 
 # What happens between two loads -> checkpoint, change of (checkpoint, record), exports of both loads.
@@ -211,7 +211,7 @@ def test_two_at_once_make_it_once(
     path, found, said = one_file(tmp_path), list[Path](), SimpleQueue[str]()
     opened(path)
     root = record(cache).parent
-    source = Made(root).record()
+    source = made_of(root)
     assert source is not None
     (root / made.RECORD).rename(root / "kept")
     making = disk.update(root.with_suffix(made.LOCK))
@@ -266,7 +266,7 @@ def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
 
     path = one_file(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(made, "lock", interrupted)
+        patch.setattr(locks, "lock", interrupted)
         with pytest.raises(KeyboardInterrupt):
             opened(path)
     monkeypatch.setattr(making, "module_command", lambda *_: [sys.executable, "-c", "pass"])

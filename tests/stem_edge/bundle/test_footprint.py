@@ -14,6 +14,7 @@ from stem_edge.bundle.manifest import Manifest
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.layer import backbone_shapes
+from stem_edge.numerics.quantize import fitting_block
 from stem_edge.special import dense_twin
 
 
@@ -30,8 +31,11 @@ def test_what_an_export_will_take_is_known_before(manifest: Manifest) -> None:
 
 
 def test_a_step_reads_all_weights_but_the_embedding(manifest: Manifest) -> None:
-    found = footprint_of(manifest)
-    assert found.step_nbytes == found.backbone_nbytes - found.embedding_nbytes
+    found, model, format = footprint_of(manifest), manifest.model, manifest.backbone
+    assert format is not None
+    stored = (format.type_of("embedding"), fitting_block(model.dim, format.block_size))
+    embedding = matrix_nbytes(model.vocab_size, model.dim, *stored, zero_points=True)
+    assert found.step_nbytes == found.backbone_nbytes - embedding
     assert found.flash_nbytes > found.step_nbytes
 
 

@@ -6,9 +6,8 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
-import time
 import warnings
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import onnxruntime as ort
@@ -16,8 +15,7 @@ import onnxruntime as ort
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
-from stem_edge.files import disk
-from stem_edge.files.lock import lock
+from stem_edge.files.lock import alone
 from stem_edge.files.names import cache_folder
 from stem_edge.files.trees import remove_tree
 from stem_edge.graph.kv import KvType
@@ -33,7 +31,6 @@ from stem_edge.system.child import last_line, module_command, signal_name
 
 WORKER = "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker"
 TEMPORARY = ".making-"  # begins the name of a folder that is being filled, or was until a kill
-POLL_SECONDS = 0.1
 
 
 class NotPrepared(RuntimeWarning):
@@ -67,9 +64,12 @@ def make(
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     needed = preparing_needs(footprint_of(bundle.manifest, "onnxruntime").with_kv(kv), threads).disk
+    waiting = partial(
+        tell, "waiting for another process, which prepares the same backbone", progress
+    )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder, progress):
+        with alone(folder.with_name(f"{folder.name}.lock"), waiting):
             if (record := read_prepared(folder)) is None:
                 if (free := shutil.disk_usage(folder.parent).free) < needed:
                     raise BackendError(
@@ -87,21 +87,6 @@ def make(
     if record is None:
         raise BackendError(f"{folder}: the prepared backbone changed meanwhile; load it again")
     return Prepacked(folder, record)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, show: bool | None) -> Iterator[None]:
-    """Hold the lock of a folder, so that several first loads fill it once. Raises OSError."""
-    descriptor, waited = disk.update(folder.with_name(f"{folder.name}.lock")), False
-    try:
-        while not lock(descriptor):
-            if not waited:
-                tell("waiting for another process, which prepares the same backbone", show)
-            waited = True
-            time.sleep(POLL_SECONDS)
-        yield
-    finally:
-        disk.close(descriptor)
 
 
 def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
