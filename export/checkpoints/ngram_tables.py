@@ -17,6 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stem_edge.errors import CheckpointError
@@ -24,7 +25,7 @@ from stem_edge.export.tensor_files.json import read_json
 from stem_edge.export.tensor_files.safetensors import find_tensors
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ngrams.rows import NgramTable, Stored
-from stem_edge.ngrams.schemes import KeyedTable, keyed_tables
+from stem_edge.ngrams.schemes import keyed_tables
 from stem_edge.numerics.quantize import U8
 
 CONFIG = "config.json"
@@ -86,7 +87,7 @@ def is_table(name: str) -> bool:
     return any(WEIGHTS.fullmatch(weight) for weight in (name, *scaled))
 
 
-def _stored(folder: Path, table: KeyedTable, tensors: dict[str, Tensor]) -> StoredRows:
+def _stored(folder: Path, table: NgramTable, tensors: dict[str, Tensor]) -> StoredRows:
     """Find the tensors of a table, in the order of its rows."""
     parts = dict[int, Tensor]()
     for name, tensor in tensors.items():
@@ -100,7 +101,7 @@ def _stored(folder: Path, table: KeyedTable, tensors: dict[str, Tensor]) -> Stor
     return _with_scales(table, weights, tensors)
 
 
-def _check(folder: Path, table: KeyedTable, weights: list[Tensor]) -> None:
+def _check(folder: Path, table: NgramTable, weights: list[Tensor]) -> None:
     """Raise CheckpointError unless the tensors are all rows of the table."""
     rows = sum(tensor.shape[0] for tensor in weights)
     if not weights or rows < table.hash.rows:
@@ -122,7 +123,7 @@ def _check(folder: Path, table: KeyedTable, weights: list[Tensor]) -> None:
 
 
 def _with_scales(
-    table: KeyedTable, weights: list[Tensor], tensors: dict[str, Tensor]
+    table: NgramTable, weights: list[Tensor], tensors: dict[str, Tensor]
 ) -> StoredRows:
     stored, scale, block = STORED[weights[0].dtype], 1.0, 0
     scales = [s for tensor in weights if (s := _scale_of(tensor, tensors)) is not None]
@@ -138,15 +139,7 @@ def _with_scales(
             )
     if stored == "fp8" and not shared and not scales:
         raise CheckpointError(f"{weights[0].path}: {weights[0].name} has 8 bits and no scale")
-    kept = NgramTable(
-        name=table.name,
-        layer=table.layer,
-        hash=table.hash,
-        width=table.width,
-        stored=stored,
-        block=block,
-        scale=scale,
-    )
+    kept = msgspec.structs.replace(table, stored=stored, block=block, scale=scale)
     return StoredRows(kept, weights, scales)
 
 

@@ -73,7 +73,7 @@ class EngineEntry:
 
     @property
     def planning(self) -> ModuleType:
-        """Module with types to choose from, memory, and prepared files, before it runs a bundle."""
+        """Module with memory needs and prepared files, before it runs a bundle."""
         return import_module(f"{self.folder}.planning")
 
     def loader(self, bundle: Bundle, options: LoadOptions) -> EngineLoader:

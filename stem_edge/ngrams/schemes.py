@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from stem_edge.ngrams.primes import primes_after
+from stem_edge.ngrams.rows import NgramTable
 from stem_edge.numerics.ngram_hash import NgramHash, input_hash
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
@@ -32,15 +33,6 @@ DEEPSEEK = {
 }
 
 
-class KeyedTable(NamedTuple):
-    """A table of n-grams of a model: its keys, and how its rows are stored in the checkpoint."""
-
-    name: str
-    layer: int | None  # that adds what its rows give, counted from 0; None: the input embedding
-    hash: NgramHash
-    width: int  # values of a row
-
-
 class QwenConfig(msgspec.Struct):
     """What config.json of a Qwen model says of its table; defaults are those of transformers."""
 
@@ -53,11 +45,11 @@ class QwenConfig(msgspec.Struct):
     eos_token_id: Id | list[Id]
     seed: int = 1234
 
-    def tables(self) -> list[KeyedTable]:
+    def tables(self) -> list[NgramTable]:
         """Return its tables. Raises ValueError."""
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         orders = _orders(self.ngram_size, self.heads_per_ngram)
-        heads, found = len(orders), list[KeyedTable]()
+        heads, found = len(orders), list[NgramTable]()
         sizes = primes_after(self.ngram_vocab_size_base - 1, heads * len(self.ple_layer_ids))
         for place, layer in enumerate(self.ple_layer_ids):
             numbers = self._multipliers(place)
@@ -71,7 +63,7 @@ class QwenConfig(msgspec.Struct):
                 end=ends[0],
             )
             name = f"layer.{layer - 1}"
-            found.append(KeyedTable(name, layer - 1, keys, self.ple_embed_dim // heads))
+            found.append(table(name, layer - 1, keys, self.ple_embed_dim // heads))
         return found
 
     def _multipliers(self, place: int) -> tuple[int, ...]:
@@ -93,10 +85,10 @@ class DeepSeekConfig(msgspec.Struct):
     engram_compressed_vocab_size: Count
     engram_pad_token_id: Id
 
-    def tables(self) -> list[KeyedTable]:
+    def tables(self) -> list[NgramTable]:
         """Return its tables. Raises ValueError if they have other rows than config.json says."""
         orders, used = _orders(self.engram_max_ngram_size, self.engram_n_heads), set[int]()
-        found = list[KeyedTable]()
+        found = list[NgramTable]()
         for layer, rows in zip(self.engram_layer_ids, self.engram_num_embeddings, strict=True):
             sizes = list[int]()
             for _ in range(self.engram_max_ngram_size - 1):
@@ -114,7 +106,7 @@ class DeepSeekConfig(msgspec.Struct):
                 filler=self.engram_pad_token_id,
                 classes=self.engram_compressed_vocab_size,
             )
-            found.append(KeyedTable(f"layer.{layer}", layer, keys, self.engram_head_dim))
+            found.append(table(f"layer.{layer}", layer, keys, self.engram_head_dim))
         return found
 
     def _multipliers(self, layer: int) -> tuple[int, ...]:
@@ -138,13 +130,13 @@ class LongCatConfig(msgspec.Struct):
     eos_token_id: Id
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
 
-    def tables(self) -> list[KeyedTable]:
+    def tables(self) -> list[NgramTable]:
         """Return its tables as one, with a head for each."""
         orders = _orders(self.emb_neighbor_num, self.emb_split_num)
         base = self.ngram_vocab_size_ratio * self.vocab_size
         sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))
         keys = input_hash(self.vocab_size, self.emb_neighbor_num, sizes, self.eos_token_id)
-        return [KeyedTable("input", None, keys, self.hidden_size // len(orders))]
+        return [table("input", None, keys, self.hidden_size // len(orders))]
 
 
 # What a config.json must say, and how it is read.
@@ -164,7 +156,7 @@ ALIASES = {
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 
 
-def keyed_tables(config: dict[str, Any]) -> list[KeyedTable]:
+def keyed_tables(config: dict[str, Any]) -> list[NgramTable]:
     """Return the tables of n-grams that a config.json describes.
 
     Raises ValueError if it describes none that are known here, or a number is missing.
@@ -176,6 +168,11 @@ def keyed_tables(config: dict[str, Any]) -> list[KeyedTable]:
         if field in config:
             return msgspec.convert(config, scheme).tables()
     raise ValueError(f"no tables of n-grams; expected one of the fields {', '.join(SCHEMES)}")
+
+
+def table(name: str, layer: int | None, keys: NgramHash, width: int) -> NgramTable:
+    """Return a table as config.json describes it, which does not say how rows are stored."""
+    return NgramTable(name=name, layer=layer, hash=keys, width=width, stored="fp32")
 
 
 def splitmix64(number: int) -> int:

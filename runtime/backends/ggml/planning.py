@@ -1,4 +1,4 @@
-"""Plans for ggml without loading it: its types and memory needs."""
+"""Plans for ggml without loading it: memory needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from stem_edge.graph.kv import KvChoice
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.system.memory import usable_cpus
-
-
-def types(footprint: Footprint) -> str:
-    """Return the types of the backbone for people."""
-    return f"backbone {getattr(footprint.backbone, 'name', '')} for ggml"
 
 
 def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) -> Path | None:

@@ -1,4 +1,4 @@
-"""What is known of onnxruntime before it runs a bundle: its types, memory, and prepared files."""
+"""What is known of onnxruntime before it runs a bundle: memory and prepared files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared import LEAST_NBYTES
 from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.system.memory import usable_cpus
-
-
-def types(footprint: Footprint) -> str:
-    """Return the types of the backbone for people."""
-    backbone = footprint.backbone
-    block = getattr(backbone, "block_size", 0) if backbone.weights != "fp32" else 0
-    return f"backbone {backbone.weights}" + f" in blocks of {block}" * bool(block)
 
 
 def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) -> Path | None:

@@ -11,7 +11,6 @@ from stem_edge.errors import MemoryPlanError
 from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.fit import Fit, fit
-from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.shown import format_size
 from stem_edge.text_table import format_rate, table, wrapped
 
@@ -124,7 +123,7 @@ def _command(one: Fit, path: str) -> list[str]:
 
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
-    return f"{ENGINES[one.footprint.engine].planning.types(one.footprint)}{rows}"
+    return f"backbone {one.footprint.backbone.name} for {one.footprint.engine}{rows}"
 
 
 def _short(one: Fit) -> str:

@@ -210,12 +210,6 @@ class BoundSession:
         """Bind host arrays. The CPU reads an input's contents at each run, a device copies them now."""
         self.bind({n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in arrays.items()})
 
-    def unbind(self) -> None:
-        """Release all memory; it must be bound again before a run."""
-        self._binding.clear_binding_inputs()
-        self._binding.clear_binding_outputs()
-        self._bound.clear()
-
     def run(self) -> None:
         """Run the graph. Raises what onnxruntime raises."""
         self._session.run_with_iobinding(self._binding)
