@@ -17,10 +17,10 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.grammars.library import (
     MAX_LARK,
     MAX_REGEX,
-    PanicsRefused,
     guarded,
     library,
     one_reason,
+    panics_refused,
 )
 from stem_edge.runtime.grammars.schema import OPTIONS, check_lark, prepared
 from stem_edge.runtime.grammars.vocabulary import vocabulary_of
@@ -35,7 +35,6 @@ MAX_COMPILED_CHARS = 1 << 18
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
 MAX_FUEL = 500_000  # of reading its regexes; with the library's million, one may take 90 MB
 _STUCK = "the answer cannot go on by its grammar"
-_FOLLOWING = PanicsRefused(_STUCK)
 # [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.
 _MOST = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
@@ -70,7 +69,7 @@ class Grammars:
             compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
         with self._lock:
             self._keep(grammar, compiled)
-            with PanicsRefused(f"{grammar.kind}: cannot be used"):
+            with panics_refused(f"{grammar.kind}: cannot be used"):
                 copy = compiled.deep_copy()
         return GrammarConstraint(copy, vocabulary.vocab_size, lambda: self._forget(grammar))
 
@@ -113,7 +112,7 @@ class GrammarConstraint:
 
         The tokens that end an answer may follow where the grammar is complete.
         """
-        with _FOLLOWING:
+        with panics_refused(_STUCK):
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.size)
             self._check()
         if not self._bits.any():
@@ -127,7 +126,7 @@ class GrammarConstraint:
 
     def accept(self, token_id: int) -> None:
         """Take the token that was chosen. Raises InputError for one that may not follow."""
-        with _FOLLOWING:
+        with panics_refused(_STUCK):
             self._matcher.consume_token(token_id)
             self._check()
 
@@ -138,14 +137,14 @@ class GrammarConstraint:
         """
         if most <= 0 or self.ended:
             return []
-        with _FOLLOWING:
+        with panics_refused(_STUCK):
             tokens = self._matcher.compute_ff_tokens()[:most]
             return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
 
     @property
     def ended(self) -> bool:
         """Whether nothing but the end may follow."""
-        with _FOLLOWING:
+        with panics_refused(_STUCK):
             return self._matcher.is_stopped()
 
     def _check(self) -> None:

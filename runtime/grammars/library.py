@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -44,23 +45,18 @@ def one_reason(message: str) -> str:
     return printable(message[:MAX_REASON])
 
 
-class PanicsRefused:
-    """A context that turns errors of the library into InputError; its message begins with `what`.
+@contextmanager
+def panics_refused(what: str) -> Iterator[None]:
+    """Turn errors of the library into InputError; its message begins with `what`.
 
     Its panics derive from BaseException, so they would end the thread that calls it.
     """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        passed_on = (InputError, KeyboardInterrupt, SystemExit, MemoryError)
-        if error is not None and not isinstance(error, passed_on):
-            reason = one_reason(str(error))
-            raise InputError(f"{self._what} ({reason}); give another") from None
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise InputError(f"{what} ({one_reason(str(error))}); give another") from None
 
 
 def guarded(call: Callable[[], T], what: str) -> T:
@@ -83,5 +79,5 @@ def guarded(call: Callable[[], T], what: str) -> T:
             thread.start()
         finally:
             threading.stack_size(before)
-    with PanicsRefused(f"{what}: cannot be compiled"):
+    with panics_refused(f"{what}: cannot be compiled"):
         return future.result()
