@@ -74,23 +74,23 @@ def idle(target: Target) -> Iterator[str]:
 
 
 def unread(target: Target) -> Iterator[str]:
-    """20 clients ask for much and read nothing."""
-    asked = request("tokenize", _text("a b " * 8000))
+    """20 clients ask for a large file 20 times and read nothing."""
+    asked = b"GET /vendor/purify.es.mjs HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20
     with ExitStack() as held:
         clients = [held.enter_context(target.connected(asked)) for _ in range(20)]
         time.sleep(target.seconds)
         yield from ("asked" for _ in clients)
 
 
-def pieces(target: Target) -> Iterator[str]:
-    """3 MB to tokenize with pieces, then the most that is allowed, four at a time."""
-    yield target.post("tokenize", _text("\u0f0b" * (1 << 20)))
-    yield from _together(4, lambda: target.post("tokenize", _text("\u0f0b" * 21_800)))
+def texts(target: Target) -> Iterator[str]:
+    """3 MB of a prompt, then 65 kB, four at a time."""
+    yield target.post("v1/completions", _prompt("\u0f0b" * (1 << 20)))
+    yield from _together(4, lambda: target.post("v1/completions", _prompt("\u0f0b" * 21_800)))
 
 
 def chunks(target: Target) -> Iterator[str]:
     """A million chunks of one byte."""
-    head = POST.format("tokenize") + "Transfer-Encoding: chunked\r\n\r\n"
+    head = POST.format("v1/completions") + "Transfer-Encoding: chunked\r\n\r\n"
     yield target.status(head.encode() + b"1\r\n \r\n" * 1_000_000)
 
 
@@ -98,7 +98,7 @@ def values(target: Target) -> Iterator[str]:
     """16 MB of empty objects, as many as are allowed, and 40 together with half as many."""
 
     def asked(count: int) -> str:
-        return target.post("apply-template", b'{"messages":[%b{}]}' % (b"{}," * count))
+        return target.post("v1/chat/completions", b'{"messages":[%b{}]}' % (b"{}," * count))
 
     yield from map(asked, (5_500_000, 65_000))
     yield from _together(40, lambda: asked(32_000))
@@ -111,11 +111,11 @@ def grammars(target: Target) -> Iterator[str]:
         yield target.post("v1/completions", body.encode())
 
 
-ATTACKS = (idle, unread, pieces, chunks, values, grammars)
+ATTACKS = (idle, unread, texts, chunks, values, grammars)
 
 
-def _text(content: str) -> bytes:
-    return b'{"with_pieces":true,"content":"%b"}' % content.encode()
+def _prompt(text: str) -> bytes:
+    return b'{"prompt":"%b"}' % text.encode()
 
 
 def _state(client: socket.socket) -> str:

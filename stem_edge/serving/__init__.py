@@ -6,7 +6,7 @@
 | service.py | what the routes share: the model, its name, the limits, and threads for work on requests |
 | compute.py | the one thread that computes the answers of all clients, and scores of texts |
 | reply.py | the answers to a request, as they reach the event loop |
-| routes/ | the paths: OpenAI's, tokens and templates, the state, and the chat page |
+| routes/ | the paths: OpenAI's, the state, and the chat page |
 | metrics.py | counts of all answers |
 | http.py | bodies, responses, streams of events, and clients that leave |
 | access.py | who may ask, from where, and how much |

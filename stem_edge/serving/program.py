@@ -20,13 +20,7 @@ from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access
 from stem_edge.serving.compute import END_SECONDS, Compute
 from stem_edge.serving.http import tell_error
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.routes import (
-    chat,
-    completions,
-    pages,
-    state,
-    texts,
-)
+from stem_edge.serving.routes import chat, completions, pages, state
 from stem_edge.serving.service import Service
 from stem_edge.shown import shown
 
@@ -34,13 +28,7 @@ from stem_edge.shown import shown
 TOLD = (StemEdgeError, ClientDisconnect, HTTPException, Exception)
 # As browsers name origins; one of another form would never be that of a page.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#]+|null|localhost|\*")
-ROUTES = (
-    *state.ROUTES,
-    *texts.ROUTES,
-    *chat.ROUTES,
-    *completions.ROUTES,
-    *pages.ROUTES,
-)
+ROUTES = (*state.ROUTES, *chat.ROUTES, *completions.ROUTES, *pages.ROUTES)
 
 
 def app(

@@ -68,7 +68,6 @@ class Service:
     def __post_init__(self) -> None:
         """Make threads, which give back what requests leave behind."""
         after = self.compute.give_back
-        self.texts = RequestThreads(1, 16, after)  # for their own sake
         self.prompts = RequestThreads(2, 64, after)
         # Answers are never refused for waiting: Compute limits their number.
         self.answers = RequestThreads(1, sys.maxsize - 1, after)

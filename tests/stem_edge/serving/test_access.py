@@ -128,16 +128,15 @@ def test_bodies_have_a_limit(guarded: TestClient) -> None:
 def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "TOGETHER_NBYTES", 1000)
     monkeypatch.setattr(access, "SMALL_NBYTES", 200)
-    begun = (
-        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n" + b" " * 899
-    )
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
+    begun = head + b" " * 899
     with listening(app(model, body_nbytes=1000)) as port, ExitStack() as held:
         clients = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(2)]
         for client in clients:
             held.enter_context(client).sendall(begun)
         told, _, _ = select(clients, [], [], 10)
         assert b" 429 " in told[0].recv(1 << 16).splitlines()[0]
-        small = httpx2.post(f"http://127.0.0.1:{port}/tokenize", json={"content": "a"})
+        small = httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a"})
         assert small.status_code == 200
 
 

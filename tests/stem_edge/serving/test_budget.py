@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 from servers import client_of, compute_of, wait_for
 
@@ -20,10 +21,24 @@ def test_json_of_all_requests_has_a_limit(model: Model, monkeypatch: pytest.Monk
     program = app(model)
 
     def status(values: int) -> int:
-        body = b'{"content": "a", "other": [%b1]}' % (b"1," * values)
-        return client.post("/tokenize", content=body).status_code
+        body = b'{"prompt": "a", "other": [%b1]}' % (b"1," * values)
+        return client.post("/v1/completions", content=body).status_code
 
     with client_of(program) as client:
         wait_for(lambda: compute_of(program).loaded is not None)
         assert [status(values) for values in (100, 8_000, 20_000, 140_000)] == [200, 200, 429, 400]
         assert status(8_000) == 200  # what was refused takes nothing from others
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([{}] * 700_000, "about 1,400,001 JSON values, limit"),
+        ([{"role": "user", "content": "a" * (1 << 19)}], "may take 252 MB on their way to tokens"),
+    ],
+)
+def test_too_much_is_told(chat_url: str, messages: list[dict[str, str]], words: str) -> None:
+    url = f"{chat_url}/v1/chat/completions"
+    response = httpx2.post(url, json={"messages": messages}, timeout=60)
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]

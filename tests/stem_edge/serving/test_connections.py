@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app, connections
 
-POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-BODY = b'{"content": "a"}'
+BODY = b'{"prompt": "a" }'
 SIZED = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
