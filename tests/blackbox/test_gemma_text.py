@@ -208,7 +208,6 @@ COMMANDS: list[list[str]] = [
     ["inspect", "OUT", "--memory", "2GB"],
     ["inspect", "OUT", "--geometry"],
     ["fit", "OUT", "--memory", "4GB"],
-    ["fit", "CHECKPOINT", "--memory", "4GB"],
     ["eval", "OUT", "--text", "TEXT", "--against", "CHECKPOINT"],
     ["measure", "OUT", "--prompt-tokens", "40", "--new-tokens", "4"],
     ["verify", "OUT"],
