@@ -12,9 +12,10 @@ import numpy as np
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.model_text import ModelText, Prompts

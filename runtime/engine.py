@@ -24,11 +24,11 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import (
     LEAST_CHUNK,
     LESS_MEMORY,
     Backend,
-    BackendContext,
 )
 from stem_edge.runtime.rows.rows import EMPTY, NO_IDS, Rows
 from stem_edge.system.memory import raise_out_of_memory
@@ -66,30 +66,6 @@ class Guesses:
 
 
 NO_GUESSES = Guesses()
-
-
-class Context:
-    """State of one generation: its KV cache and how much of it is filled."""
-
-    def __init__(self, backend: BackendContext) -> None:
-        self.backend = backend
-        self.position = 0  # tokens processed
-        self.joined = False  # whether its keys and values are in a batch
-        self.length = backend.length  # tokens that its generation may process
-
-    @property
-    def room(self) -> int:
-        """Tokens that still fit."""
-        return self.length - self.position
-
-    @property
-    def together(self) -> int:
-        """Tokens that the next step may have if each is to get the bits of a step of its own."""
-        return min(self.room, self.backend.together(self.position))
-
-    def rewind(self, position: int) -> None:
-        """Go back to a position, or to the start if its window has left the KV cache."""
-        self.position = position if position >= self.backend.earliest else 0
 
 
 class Engine:
@@ -169,41 +145,41 @@ class Engine:
 
     def step(
         self,
-        context: Context,
-        token_ids: I64,
-        logits: int = 1,
+        contexts: Sequence[Context],
+        step: Step,
         following: Step | None = None,
         *,
-        row_ids: I64 | None = None,
         prefill: bool = False,
         apart: bool = False,
     ) -> F32:
-        """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
+        """Process a step's tokens, as many of each context; return logits [step.logits, V].
 
-        following: the next step, whose rows may be read while this one computes.
-        row_ids [T, ...]: the rows that tokens look up; default: their own, as if no text came before
-        them. prefill: the tokens are part of a prompt. apart: see BackendContext.begin.
+        At most chunk_tokens. contexts: see Backend.begin. following: the next step, whose rows may be read
+        while this one computes. prefill: the tokens are part of a prompt. apart: see Backend.begin.
 
-        The next step overwrites the logits. When it raises, the context is as before, and the step
+        The next step of these contexts overwrites the logits. When it raises, they are as before, and the step
         can be tried again.
         """
-        looked_up = self.rows.ids(token_ids) if row_ids is None else row_ids
 
         def run() -> F32:
             by_prefill = prefill and self.uses_prefill
-            context.backend.begin(token_ids, context.position, prefill=by_prefill, apart=apart)
-            slots = self.rows.slots(looked_up, logits)
+            backends = [context.backend for context in contexts]
+            positions = [context.position for context in contexts]
+            ids = step.token_ids.reshape(len(contexts), -1)
+            self.backend.begin(backends, ids, positions, prefill=by_prefill, apart=apart)
+            slots = self.rows.slots(step.row_ids, step.logits)
             if following is not None:
                 self.rows.expect(following.row_ids, following.logits, following.later)
-            result = context.backend.finish(slots, logits)
-            context.position += len(token_ids)
+            result = self.backend.finish(slots, step.logits // len(contexts))
+            for context in contexts:
+                context.position += ids.shape[1]
             return result
 
         return self.in_turn(run)
 
-    def expect(self, row_ids: I64, logits: int = 1) -> None:
+    def expect(self, step: Step) -> None:
         """Start reading the rows of the next step."""
-        self.in_turn(lambda: self.rows.expect(row_ids, logits))
+        self.in_turn(lambda: self.rows.expect(step.row_ids, step.logits))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Row ids int64 [n] that stand for lookups [n] until they are released."""

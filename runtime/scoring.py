@@ -24,8 +24,9 @@ import numpy as np
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import DAMAGED
-from stem_edge.runtime.engine import Context, Step, starts_of
+from stem_edge.runtime.engine import Step, starts_of
 from stem_edge.runtime.lookups.lookups import check_text, checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs

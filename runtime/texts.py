@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM
-from stem_edge.runtime.engine import Context, Engine, Step
+from stem_edge.runtime.engine import Engine, Step
 
 
 def process(
@@ -32,8 +33,8 @@ def process(
 
 def run(engine: Engine, context: Context, steps: list[Step], *, prefill: bool) -> Iterator[F32]:
     """Run steps; yield the logits of those that want any. prefill: as for Engine.step."""
-    engine.expect(steps[0].row_ids, steps[0].logits)
-    for (tokens, row_ids, wanted, _), after in zip(steps, [*steps[1:], None], strict=True):
-        logits = engine.step(context, tokens, wanted, after, row_ids=row_ids, prefill=prefill)
-        if wanted:
+    engine.expect(steps[0])
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        logits = engine.step([context], step, after, prefill=prefill)
+        if step.logits:
             yield logits

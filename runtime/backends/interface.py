@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -20,7 +20,7 @@ LESS_MEMORY = (
 )
 SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
 MOST = max(SIZES)  # tokens of a step
-BEFORE = 64  # tokens before the steps that are measured; a batch has copies of them
+BEFORE = 64  # tokens before the steps that are measured
 # Where a call may go on from kept keys and values and get the bits of a fresh call: at the start of
 # a pair of tokens, only where a fresh call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
@@ -40,7 +40,7 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class BackendContext(Protocol):
-    """The KV cache of one generation. A step is one `begin` and one `finish`."""
+    """Keys and values of one sequence."""
 
     length: int  # tokens it can hold
 
@@ -49,24 +49,24 @@ class BackendContext(Protocol):
         """Bytes that the KV cache takes so far."""
 
     def nbytes_of(self, tokens: int) -> int:
-        """Bytes that the KV cache takes once `tokens` tokens are in it."""
+        """Return the bytes that the KV cache takes once `tokens` tokens are in it."""
 
     @property
     def earliest(self) -> int:
-        """Earliest position, beside 0, that a step can go back to; later ones may not need all."""
+        """Earliest position, other than 0, that a step can go back to; later ones may not need all."""
 
     def resumes(self, tokens: int) -> Resumes:
         """Return where a prompt of `tokens` tokens may go on from what this context has computed."""
 
     @property
     def settled(self) -> int:
-        """Earliest position, beside 0, to go back to so that steps compute the same bits."""
+        """Earliest position, other than 0, to go back to so that steps compute the same bits."""
 
     def rest(self) -> None:
-        """Free what steps have taken beside the KV cache; the next step takes it again."""
+        """Free the logits of the latest step."""
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
-        """Return keys and values of the first tokens as views, an array a layer and kind.
+        """Return keys and values of the first tokens as views, an array for each layer and kind.
 
         Empty if this context has dropped some of them.
         """
@@ -75,75 +75,59 @@ class BackendContext(Protocol):
         """Copy what `kept` returned for `tokens` tokens into this context, which is empty."""
 
     def together(self, position: int) -> int:
-        """Return how many tokens a step at a position may have to drop those that steps of one would."""
+        """Return the most tokens of a step at a position that drops what steps of one token would."""
+
+
+class BackendPlaces(Protocol):
+    """Memory in which sequences that decode together lie side by side, in places 0, 1, ..."""
+
+    def join(self, context: BackendContext, tokens: int) -> None:
+        """Move a context's first tokens to the next place. Raises OutOfMemoryError; all is then as before."""
+
+    def leave(self, place: int, tokens: int) -> None:
+        """Move a context's first tokens back to its own memory, and the last context to this place."""
+
+
+class Backend(Protocol):
+    """A loaded backbone that reads rows from the slots of one row cache. A step is `begin`, then `finish`."""
+
+    def open_context(self, length: int) -> BackendContext:
+        """Return an empty context for up to `length` tokens. Raises OutOfMemoryError."""
+
+    def open_places(self, size: int, length: int) -> BackendPlaces | None:
+        """Return places for up to `size` contexts of up to `length` tokens. Raises OutOfMemoryError.
+
+        None if this backend cannot step several sequences together.
+        """
 
     def begin(
         self,
+        contexts: Sequence[Any],
         token_ids: npt.NDArray[np.int64],
-        position: int,
+        positions: Sequence[int],
         *,
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step of ids [T] at positions position..position+T-1: the layers before any row.
+        """Start a step: the layers before any row.
+
+        contexts [B]: of this backend; several must be in adjacent places, in this order. token_ids [B, T]: the
+        next tokens of each. positions [B]: of each context's first one.
 
         prefill: use the graph for prompts, if the backend has one. apart: give each token the bits of a
         step of its own, if the backend can for T of SIZES and up to `together` tokens.
         """
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """Complete the step with the remaining layers; its tokens' rows are in slots [T].
+        """Complete the step with the remaining layers; its tokens' rows are in slots [B * T].
 
-        Where rows are means, slots [T, window] are of the last tokens, EMPTY for those that lack.
+        Where rows are means, slots [B * T, window] are of the last tokens, EMPTY for those that lack.
 
-        Layers that borrow K and V run for the last `logits` tokens alone: slots of the others may
-        lack the rows of these layers (ModelConfig.prompt_rows).
-        Returns logits [logits, V] of the step's last tokens; the next call may overwrite them.
-        They are finite. Raises BackendError; the same step can then be tried again, and other contexts are intact.
-        """
-
-
-class BackendBatch(Protocol):
-    """Sequences that decode together, in places 0, 1, ...; a step takes one token of each.
-
-    Each prompt is computed in a context, which then joins.
-    """
-
-    def join(self, context: BackendContext, tokens: int) -> None:
-        """Add a context with its first tokens in the next place. It takes no step alone until it leaves.
-
-        Raises OutOfMemoryError; the batch is then as before.
-        """
-
-    def leave(self, place: int) -> None:
-        """Remove a context, with the tokens that it joined with; the last one moves to its place."""
-
-    def begin(
-        self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
-    ) -> None:
-        """Start a step of the sequences in places first..first+n-1.
-
-        token_ids, positions [n]: the token of each, and the place of that token in its text.
-        """
-
-    def finish(self, slot_ids: npt.NDArray[np.int32]) -> F32:
-        """Complete the step; the tokens' rows are in slots [n], as of BackendContext.finish.
-
-        Returns logits [n, V], a line for each sequence; else as BackendContext.finish, also when it
-        raises: sequences can then be stepped again, together or one by one.
-        """
-
-
-class Backend(Protocol):
-    """A loaded backbone that reads rows from the slots of one row cache."""
-
-    def open_context(self, length: int) -> BackendContext:
-        """Return an empty context for up to `length` tokens."""
-
-    def open_batch(self, size: int, length: int) -> BackendBatch | None:
-        """Return an empty batch for up to `size` sequences of up to `length` tokens.
-
-        None if this backend cannot step several sequences together.
+        Layers that borrow K and V run for the last `logits` tokens of each context alone: slots of the
+        others may lack the rows of these layers (ModelConfig.prompt_rows).
+        Returns logits [B * logits, V] of the last tokens of each; the next step of these contexts may
+        overwrite them. They are finite. Raises BackendError; the step can then be tried again, together or one
+        by one, and other contexts are intact.
         """
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from stem_edge.runtime.backends.interface import (
     MOST,
     SIZES,
     Backend,
+    BackendContext,
     NotFiniteError,
     StepCosts,
 )
@@ -40,9 +41,9 @@ class MeasuredSteps:
 
     def _step(self, position: int, count: int, logits: int | None = None) -> F32:
         places = slice(position, position + count)
-        self._context.begin(self._ids[places], position, apart=True)
+        self._backend.begin([self._context], self._ids[None, places], [position], apart=True)
         try:
-            return self._context.finish(self._slots[places], count if logits is None else logits)
+            return self._backend.finish(self._slots[places], count if logits is None else logits)
         except NotFiniteError:  # possible with made-up rows; takes as long
             return np.full((count, 1), np.nan, np.float32)
 
@@ -75,18 +76,20 @@ class MeasuredSteps:
     def _same_in_batches(self) -> bool:
         """Return whether each of several sequences has the logits that it has alone."""
         before, alone = self._before, self._step(self._before, 1).copy()
-        token, slot = self._ids[before : before + 1], self._slots[before : before + 1]
+        token, slot = self._ids[None, before : before + 1], self._slots[before : before + 1]
         with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes memory at once
-            batch = self._backend.open_batch(MOST, self._context.length)
-            known = self._context.kept(before)
-            if batch is None or not known:
+            places = self._backend.open_places(MOST, self._context.length)
+            known, contexts = self._context.kept(before), list[BackendContext]()
+            if places is None or not known:
                 return False
             for n in range(1, MOST + 1):
-                context = self._backend.open_context(self._context.length)
+                contexts.append(context := self._backend.open_context(self._context.length))
                 context.restore(known, before)
-                batch.join(context, before)
-                batch.begin(0, token.repeat(n), np.full(n, before))
-                if not np.array_equal(batch.finish(slot.repeat(n, 0)), alone.repeat(n, 0)):
+                places.join(context, before)
+                self._backend.begin(contexts, token.repeat(n, 0), [before] * n)
+                if not np.array_equal(
+                    self._backend.finish(slot.repeat(n, 0), 1), alone.repeat(n, 0)
+                ):
                     return False
             return True
         return False

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.backends.context import PromptKey
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import restore, saved_of
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.prefixes.prefix import PromptKey
 from stem_edge.runtime.text.chat import Messages
 
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from stem_edge.files import disk
 from stem_edge.files.names import KEY_CHARS
 from stem_edge.files.trees import make_folders
+from stem_edge.runtime.backends.context import PromptKey
 from stem_edge.runtime.backends.interface import BackendContext, Resumes
 from stem_edge.runtime.prefixes.file import (
     PREFIX_NAME,
@@ -33,7 +34,6 @@ from stem_edge.runtime.prefixes.file import (
     is_own,
     write_prefix,
 )
-from stem_edge.runtime.prefixes.prefix import PromptKey
 from stem_edge.runtime.prefixes.reuse import reusable
 from stem_edge.runtime.text.codec import same_start
 

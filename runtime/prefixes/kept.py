@@ -13,15 +13,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
+from stem_edge.runtime.backends.context import NO_PROMPT, Context, PromptKey
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.prefixes.prefix import Prefix, PromptKey
 from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class Prefixes:
         self.limit, self._fingerprint = limit, fingerprint
         self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
-        self._kept: list[Prefix] = []
+        self._kept: list[Context] = []
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
-        self._lent = WeakSet[Prefix]()
-        self._ended = deque[Prefix]()  # to be kept
+        self._lent = WeakSet[Context]()
+        self._ended = deque[Context]()  # to be kept
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,7 +71,7 @@ class Prefixes:
         length: int,
         *,
         whole: bool = False,
-    ) -> Iterator[Prefix]:
+    ) -> Iterator[Context]:
         """Lend a context for up to `length` tokens; its position is what it has of the prompt.
 
         whole: let kept ones give way as if it were full, rather than as it fills. A call that is
@@ -93,9 +94,9 @@ class Prefixes:
             self.give_back(prefix, keep=keep)
 
     @contextmanager
-    def empty(self, length: int) -> Iterator[Prefix]:
+    def empty(self, length: int) -> Iterator[Context]:
         """Lend an empty context. Kept ones give way as if it were full; it is not kept itself."""
-        prefix = self._opened(PromptKey((), {}, ()), length)
+        prefix = self._opened(NO_PROMPT, length)
         self._lend(prefix, length)
         yield prefix
 
@@ -116,7 +117,7 @@ class Prefixes:
             self._collect()
             return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))
 
-    def make_room(self, context: Prefix, tokens: int) -> None:
+    def make_room(self, context: Context, tokens: int) -> None:
         """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
         with self._lock:
             self._collect()
@@ -138,15 +139,15 @@ class Prefixes:
             dropped, self._kept = self._kept[::-1], []
         self._write(dropped)
 
-    def borrowed(self, prompt: PromptKey) -> tuple[Prefix | None, int]:
+    def borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
         """Take out the kept context that has most tokens of a prompt, if any; return it and these.
 
         It is to be given back.
         """
         with self._lock:
             self._collect()
-            best = max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None)
-            if best is None or not (tokens := best.reusable(prompt)):
+            tokens, best = _best(self._kept, prompt)
+            if best is None:
                 return None, 0
             self._kept.remove(best)
             self._lent.add(best)
@@ -156,20 +157,19 @@ class Prefixes:
         """Return token ids, without edits, as a call here computes them."""
         return PromptKey(token_ids, {}, self._engine.starts(len(token_ids)))
 
-    def opened_for(self, prompt: PromptKey) -> Prefix | None:
+    def opened_for(self, prompt: PromptKey) -> Context | None:
         """Return an empty context for a prompt, to be given back filled; None if prompts are not kept."""
         if not self._keeps:
             return None
         return self._lend(self._opened(prompt, self._length), self._length)
 
-    def give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
+    def give_back(self, prefix: Context, *, keep: bool = True) -> None:
         """Take back a context after its call; takes no lock."""
         if keep and self._keeps and not prefix.joined:  # not closed meanwhile
             self._ended.append(prefix)
 
-    def _take(self, prompt: PromptKey, length: int) -> Prefix:
+    def _take(self, prompt: PromptKey, length: int) -> Context:
         best, tokens = self.borrowed(prompt)
-        self._rest()
         prefix = best or self._opened(prompt, self._length)
         resumes = prefix.backend.resumes(len(prompt.token_ids))
         saved = None if self._folder is None else self._folder.find(prompt, resumes, tokens)
@@ -195,7 +195,7 @@ class Prefixes:
             self._copy_running(prefix)
         return prefix
 
-    def _copy_running(self, prefix: Prefix) -> None:
+    def _copy_running(self, prefix: Context) -> None:
         """Copy what a call under way has computed of a prompt, such as another answer to it."""
         with self._lock:
             running = [one for one in self._lent if one is not prefix]
@@ -203,12 +203,13 @@ class Prefixes:
             return
 
         def copy() -> None:  # while no call computes
-            best = max(running, key=lambda one: one.reusable(prefix.prompt))
-            prefix.copy(best, best.reusable(prefix.prompt))
+            tokens, best = _best(running, prefix.prompt)
+            if best is not None:
+                prefix.copy(best, tokens)
 
         self._engine.in_turn(copy)
 
-    def _lend(self, prefix: Prefix, length: int) -> Prefix:
+    def _lend(self, prefix: Context, length: int) -> Context:
         """Let kept contexts give way to one for up to `length` tokens, as far as its prompt goes."""
         prefix.length = length
         prefix.reserve(len(prefix.prompt.token_ids) or length)
@@ -219,18 +220,17 @@ class Prefixes:
         self._write(dropped)
         return prefix
 
-    def _copies(self, best: Prefix, tokens: int, prompt: PromptKey) -> bool:
+    def _copies(self, best: Context, tokens: int, prompt: PromptKey) -> bool:
         """Tell whether the rest of a context is worth keeping, and there is memory for a copy."""
         backend = best.backend
         rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
         worth = rest > min(tokens, STEP_TOKENS) and self.fits(backend.nbytes_of(more))
         return worth and bool(backend.kept(tokens))
 
-    def _opened(self, prompt: PromptKey, length: int) -> Prefix:
-        def opened() -> Prefix:
-            return Prefix(prompt, self._engine.backend.open_context(length))
+    def _opened(self, prompt: PromptKey, length: int) -> Context:
+        def opened() -> Context:
+            return Context(self._engine.backend.open_context(length), prompt)
 
-        self._rest()
         try:
             return self._engine.in_turn(opened)
         except OutOfMemoryError:
@@ -238,20 +238,6 @@ class Prefixes:
                 raise
             self.forget()
             return self._engine.in_turn(opened)
-
-    def _rest(self) -> None:
-        """Free what steps of kept contexts took in addition to keys and values."""
-        with self._lock:
-            self._collect()
-            tired = [prefix for prefix in self._kept if not prefix.rested]
-
-        def rest() -> None:
-            for prefix in tired:
-                with suppress(OutOfMemoryError):  # it is tried again
-                    prefix.rest()
-
-        if tired:
-            self._engine.in_turn(rest)
 
     def _collect(self) -> None:
         """Take back contexts of calls that have ended."""
@@ -262,16 +248,26 @@ class Prefixes:
                 prefix.settle()
                 self._kept.append(prefix)
 
-    def _evict(self) -> list[Prefix]:
+    def _evict(self) -> list[Context]:
         """Take out the oldest contexts until all that remain take no more than the limit."""
-        dropped = list[Prefix]()
+        dropped = list[Context]()
         while len(self._kept) > MOST_KEPT or (self._kept and self.nbytes > self.limit):
             dropped.append(self._kept.pop(0))
         return dropped
 
-    def _write(self, dropped: list[Prefix]) -> None:
+    def _write(self, dropped: list[Context]) -> None:
         """Write contexts to the folder, if there is one, and drop each."""
         while dropped:
             prefix = dropped.pop(0)
             if self._folder is not None:
                 self._folder.write(prefix.prompt, prefix.computed, prefix.backend)
+
+
+def _best(contexts: list[Context], prompt: PromptKey) -> tuple[int, Context | None]:
+    """Return the most tokens of a prompt that a context has, and this context if there are any."""
+    if not contexts:
+        return 0, None
+    from stem_edge.runtime.prefixes.reuse import reusable_of  # where anything is cached
+
+    found = max(((reusable_of(one, prompt), one) for one in contexts), key=itemgetter(0))
+    return found if found[0] else (0, None)

@@ -8,12 +8,19 @@ from stem_edge.runtime.backends.interface import Resumes
 from stem_edge.runtime.text.codec import same_start
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.prefixes.prefix import PromptKey
+    from stem_edge.runtime.backends.context import Context, PromptKey
 
 LEAST_COMPUTED = 2
 # onnxruntime's attention takes the tokens of a step in blocks of a multiple of this number, and
 # rounds a block of a single token otherwise.
 ATTENTION_BLOCK = 16
+
+
+def reusable_of(context: Context, prompt: PromptKey) -> int:
+    """Return how many tokens a prompt can take over from a context."""
+    backend = context.backend
+    resumes = backend.resumes(len(prompt.token_ids))
+    return reusable(context.prompt, context.computed, prompt, resumes, backend.settled)
 
 
 def reusable(

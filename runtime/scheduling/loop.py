@@ -68,12 +68,7 @@ class Loop:
         rest = request.steps[1] if len(request.steps) > 1 else None
         started = time.perf_counter()
         logits = self._engine.step(
-            request.context,
-            step.token_ids,
-            step.logits,
-            together(running) or rest,
-            row_ids=step.row_ids,
-            prefill=request.prefill,
+            [request.context], step, together(running) or rest, prefill=request.prefill
         )
         request.prompt_seconds += time.perf_counter() - started
         request.steps.popleft()
@@ -114,7 +109,7 @@ class Loop:
     def _expect(self, step: Step | None) -> None:
         """Start reading the rows of the next unit."""
         if step is not None:
-            self._engine.expect(step.row_ids, step.logits)
+            self._engine.expect(step)
 
     def _hand_out(self, request: Request) -> bool:
         """Hand out the token chosen last once its text is certain; return True if more follow."""

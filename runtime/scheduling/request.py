@@ -13,12 +13,12 @@ import numpy as np
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
-from stem_edge.runtime.engine import NO_GUESSES, Context, Engine, Guesses, Step
+from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Step
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.prefixes.prefix import Prefix
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -65,7 +65,7 @@ class Request:
 
     answer: Answer  # this and the following are there once it has begun
     chunks: Chunks
-    context: Prefix
+    context: Context
     sampled: Sampled  # the token chosen last
     last: Step  # of that token, which is not yet processed
 
@@ -95,7 +95,7 @@ class Request:
         self._params, self._codec, self._eos_ids = params, codec, eos_ids
         self._constraint = constraint
         self.guesses = NO_GUESSES
-        self._lent: AbstractContextManager[Prefix] | None = None
+        self._lent: AbstractContextManager[Context] | None = None
         self._guessing: AbstractContextManager[Guesses] | None = None
 
     @property
@@ -107,11 +107,6 @@ class Request:
     def prefill(self) -> bool:
         """True if the graph for prompts computes the prompt, where there is one."""
         return len(self.prompt) >= PREFILL_FROM
-
-    @property
-    def position(self) -> int:
-        """Place of the token chosen last in the text."""
-        return len(self.answer.seen) - 1
 
     def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool = False) -> None:
         """Take a context, and cut the prompt into steps.
@@ -216,14 +211,14 @@ def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:
 
     Otherwise the row of a draft that the answer does not have could end it.
     """
-    compute = partial(engine.step, context, apart=True)
+    compute = partial(engine.step, [context], apart=True)
     try:
-        return step, compute(step.token_ids, step.logits, row_ids=step.row_ids)
+        return step, compute(step)
     except StemEdgeError:
         if step.logits == 1:
             raise
     step = Step(step.token_ids[:1], step.row_ids[:1], 1)
-    return step, compute(step.token_ids, 1, row_ids=step.row_ids)
+    return step, compute(step)
 
 
 def together(requests: Sequence[Request]) -> Step | None:

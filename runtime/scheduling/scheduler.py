@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from stem_edge.errors import OutOfMemoryError, StemEdgeError
+from stem_edge.runtime.backends.context import in_steps
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.prefixes.prefix import in_steps
-from stem_edge.runtime.scheduling.batch import RunningBatch
+from stem_edge.runtime.scheduling.batch import Batch
 from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.queue import Queue
 from stem_edge.runtime.scheduling.request import Request, Stepping, together
@@ -50,7 +50,7 @@ class Scheduler(Loop):
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._length, self._nbytes_of = length, nbytes_of
-        self._batch = RunningBatch(engine, self.size, length, apart=not stepping.batches)
+        self._batch = Batch(engine, self.size, length, apart=not stepping.batches)
         self._steady = steady and not stepping.exact and self._batch.together
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed
@@ -200,11 +200,8 @@ class Scheduler(Loop):
     def _decode(self, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
-        found = self._batch.step_or_errors(
-            step,
-            [request.position for request in running],
-            self._prompt.steps[0] if self._prompt is not None else None,
-        )
+        following = None if self._prompt is None else self._prompt.steps[0]
+        found = self._batch.step(step, following)
         self._record.decoded(time.perf_counter() - started, records=step.records)
         for request, logits in zip(running, found, strict=True):
             with self._errors_of(request):

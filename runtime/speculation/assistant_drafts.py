@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.speculation.drafts import Drafts
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import MOST
-from stem_edge.runtime.engine import Context
 from stem_edge.runtime.speculation.gate import MEMORY
 
 # How often a draft of a model is right before anything is known, and how many drafts that counts as. What is

@@ -10,7 +10,8 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.backends.context import Context
+from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.speculation.drafts import Drafts
 from stem_edge.runtime.texts import process
@@ -83,7 +84,7 @@ class ModelDrafts(Drafts):
 
     def _feed(self, tokens: Sequence[int]) -> F32:
         row_ids = self._engine.rows.following(self._fed, tokens)
-        ids = np.array(tokens, np.int64)
-        logits = self._engine.step(self._context, ids, row_ids=row_ids)
+        step = Step(np.array(tokens, np.int64), row_ids, 1)
+        logits = self._engine.step([self._context], step)
         self._fed += tokens
         return logits

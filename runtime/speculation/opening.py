@@ -73,7 +73,7 @@ def _assistant(engine: Engine, plan: MemoryPlan) -> Source | None:
     if not isinstance(backend, Assisted) or plan.context_length < MOST:
         return None
     context, times = engine.open_context(MOST), list[float]()
-    engine.step(context, np.zeros(1, np.int64))
+    engine.step([context], *engine.steps([0]))
     drafter = backend.open_drafter(context.backend)
     for _ in range(TRIES):
         started = time.perf_counter()

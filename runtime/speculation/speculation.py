@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 
 from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import MOST, StepCosts
 from stem_edge.runtime.backends.options import Draft
-from stem_edge.runtime.engine import NO_GUESSES, Context, Guesses
+from stem_edge.runtime.engine import NO_GUESSES, Guesses
 from stem_edge.runtime.speculation.drafts import Drafts, Source
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
 from stem_edge.runtime.speculation.text_drafts import TextDrafts

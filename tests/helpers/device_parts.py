@@ -13,7 +13,7 @@ from installed import DEMO
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.backends.interface import Backend, BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
 from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
@@ -83,6 +83,7 @@ def rows_over(bundle: Bundle, slots: Slots | None, *, overlap: bool = False) -> 
 
 
 def step(
+    backend: Backend,
     context: BackendContext,
     rows: Rows,
     ids: Sequence[int] | np.ndarray,
@@ -91,16 +92,21 @@ def step(
 ) -> F32:
     """Run a step and return a copy of its logits."""
     tokens = np.asarray(ids, np.int64)
-    context.begin(tokens, position)
-    return context.finish(rows.slots(tokens), logits).copy()
+    backend.begin([context], tokens[None], [position])
+    return backend.finish(rows.slots(tokens), logits).copy()
 
 
 def all_logits(
-    context: BackendContext, rows: Rows, sizes: Sequence[int], ids: np.ndarray = IDS
+    backend: Backend,
+    rows: Rows,
+    sizes: Sequence[int],
+    ids: np.ndarray = IDS,
+    context: BackendContext | None = None,
 ) -> F32:
     """Logits of the first ids, in steps of these sizes."""
+    context = context or backend.open_context(max(len(ids), sum(sizes)))
     found, position = [], 0
     for size in sizes:
-        found.append(step(context, rows, ids[position : position + size], position, size))
+        found.append(step(backend, context, rows, ids[position : position + size], position, size))
         position += size
     return np.concatenate(found)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from stem_edge.runtime.backends.context import PromptKey
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.folder import PrefixFolder
-from stem_edge.runtime.prefixes.prefix import PromptKey
 
 IDS = list(range(400))
 

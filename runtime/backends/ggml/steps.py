@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from stem_edge.runtime.backends.interface import check_logits
 from stem_edge.tables.windows import spread
 
 OPERATORS_AROUND = 64
+MOST_GRAPHS = 8  # that are kept: of the decoding sequences, and of a prompt in between
 OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # of a layer; of each sequence in it
 
 
@@ -31,30 +33,32 @@ class _Step:
 
     graph: GgmlGraph
     token_ids: Tensor | None
-    inputs: LayerInputs
+    inputs: LayerInputs  # without its sequences
+    cells: Sequence[Mapping[int, Cells]]  # of each sequence, by windows
     logits: HeldVectors | None
+
+    @classmethod
+    def over(
+        cls,
+        graph: GgmlGraph,
+        inputs: LayerInputs,
+        token_ids: Tensor | None = None,
+        logits: HeldVectors | None = None,
+    ) -> _Step:
+        cells = [one.cells for one in inputs.sequences]
+        return cls(graph, token_ids, replace(inputs, sequences=()), cells, logits)
 
 
 class GgmlSteps:
-    """Runs steps of tokens of one sequence, or of one token of each of several.
-
-    A step is one `begin` and one `finish`, and can be tried again, as BackendContext says.
-    """
+    """Runs steps of tokens of one sequence, or of one token of each of several; see Backend."""
 
     def __init__(self, model: GgmlModel) -> None:
         self.model, self._config = model, model.config
         self._layers = layer_graphs(self._config)
-        self.rest()
-
-    def rest(self) -> None:
-        """Free the memory of steps; the next one takes it again."""
-        self.forget()  # first, because graphs point into what is freed
-        self.scratch = Scratch(self.model.ggml)
-        self._hidden = HeldVectors(self.model.ggml, self._config.dim, 0)
-
-    def forget(self) -> None:
-        """Forget all graphs, and the caches that they attend to."""
-        # (before the first row, of a prompt, caches) -> the last shape and its graph
+        self.scratch = Scratch(model.ggml)
+        self._hidden = HeldVectors(model.ggml, self._config.dim, 0)
+        # (before the first row, of a prompt, caches) -> the last shape and its graph, which points into the
+        # caches' memory and keeps none of them alive
         self._graphs: dict[tuple[object, ...], tuple[tuple[int, ...], _Step]] = {}
         self._caches: Sequence[KvCache] = ()
 
@@ -77,14 +81,15 @@ class GgmlSteps:
         self._run(step, None)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """Complete the step with rows in slots [T]; return logits [logits, V] of the last tokens."""
-        result = None
+        """Complete the step with rows in slots [T]; return logits [B * logits, V] of the last tokens of each."""
+        result, logits = None, logits * len(self._caches)
         if logits or LATE in self._layers:
             step = self._step(logits, early=False)
             self._run(step, slot_ids)
             result = step.logits
         for kv, places in zip(self._caches, self._places, strict=True):
             kv.fill(int(places[-1]) + 1)
+        self._caches = ()
         if result is None:
             return np.empty((0, self._config.vocab_size), np.float32)
         for line, position in zip(result.values, self._positions[-logits:].tolist(), strict=True):
@@ -99,9 +104,9 @@ class GgmlSteps:
     def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
         inputs, graph = step.inputs, step.graph
         graph.set(inputs.ones, np.ones(self._count, np.int32))
-        for one, positions in zip(inputs.sequences, self._places, strict=True):
-            for window, cells in one.cells.items():
-                ring = one.kv.rings[window]
+        for kv, one, positions in zip(self._caches, step.cells, self._places, strict=True):
+            for window, cells in one.items():
+                ring = kv.rings[window]
                 graph.set(cells.own, positions % ring.capacity)
                 graph.set(cells.mask, ring.mask(positions, cells.count))
         for rope, turns in inputs.turns.items():
@@ -138,7 +143,7 @@ class GgmlSteps:
             for kv, end in zip(self._caches, ends, strict=True)
         ]
         shape = (self._count, logits, *(count for one in cells for count in one.values()))
-        kind = (early, self._count > len(self._caches), *self._caches)
+        kind = (early, self._count > len(self._caches), *map(weakref.ref, self._caches))
         known = self._graphs.get(kind)
         if known is not None and known[0] == shape:
             return known[1]
@@ -147,7 +152,8 @@ class GgmlSteps:
         # scratch memory, must not leave graphs that point into the old one.
         others, self._graphs = self._graphs, {}
         if not self.scratch.place(step.graph):
-            self._graphs = others
+            others.pop(kind, None)
+            self._graphs = dict([*others.items()][1 - MOST_GRAPHS :])
         self._graphs[kind] = (shape, step)
         return step
 
@@ -161,7 +167,7 @@ class GgmlSteps:
         x = emit_embedding(graph, self._config, model.weights, token_ids)
         x = self._emit(graph, layers, inputs, x)
         graph.emit(graph.op("cpy", x, hidden))
-        return _Step(graph, token_ids, inputs, None)
+        return _Step.over(graph, inputs, token_ids)
 
     def _build_late(self, cells: Sequence[dict[int, int]], logits: int) -> _Step:
         """Build the graph from these hidden states to the logits of the last tokens.
@@ -175,12 +181,12 @@ class GgmlSteps:
         inputs = self._inputs(graph, layers, cells, hidden)
         x = self._emit(graph, late, inputs, hidden)
         if not logits:
-            return _Step(graph, None, inputs, None)
+            return _Step.over(graph, inputs)
         skipped, dim = self._count - logits, self._config.dim
         x = graph.columns(x, ggml_types.F32, dim, skipped, logits)
         if rest:
             x = self._emit(graph, rest, inputs.last(graph, dim, logits), x)
-        return _Step(graph, None, inputs, self._emit_logits(graph, x, logits))
+        return _Step.over(graph, inputs, logits=self._emit_logits(graph, x, logits))
 
     def _graph(self, layers: Sequence[int]) -> GgmlGraph:
         per_layer = OPERATORS_PER_LAYER + OPERATORS_PER_CACHE * len(self._caches)

@@ -15,7 +15,7 @@ from stem_edge.runtime.backends.interface import DAMAGED, BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
@@ -36,24 +36,25 @@ class AssistedBackend(OrtBackend):
     """A backbone with its assistant, whose graph is among the others."""
 
     def __init__(self, backend: OrtBackend, assistant: Assistant) -> None:
-        self.loaded, self._assistant = backend.loaded, assistant
+        self.loaded, self.graphs, self._assistant = backend.loaded, backend.graphs, assistant
 
     def open_drafter(self, context: BackendContext) -> OrtDrafter:
         """Return what drafts in a context of this backend."""
         if not isinstance(context, OrtContext):
             raise TypeError(f"{type(context).__name__} is no OrtContext")
-        return OrtDrafter(self._assistant, self.loaded, context)
+        return OrtDrafter(self._assistant, self.loaded, self.graphs.ropes, context)
 
 
 class OrtDrafter:
     """Drafts in one context; all but a token's scores stays where the graphs compute."""
 
-    def __init__(self, assistant: Assistant, loaded: Loaded, context: OrtContext) -> None:
+    def __init__(
+        self, assistant: Assistant, loaded: Loaded, ropes: RopeArrays, context: OrtContext
+    ) -> None:
         self._context, dim = context, loaded.config.dim
         self._embed = BoundSession(loaded.sessions[io.EMBED])
         self._graph = BoundSession(loaded.sessions[io.ASSISTANT])
-        self._ropes = loaded.ropes.upto(context.length)
-        caches = context.kv.part(0, 1)
+        self._ropes, caches = ropes, context.own.part(0, 1)
         self._graph.bind(caches)
         self._graph.bind(self._ropes.values())
         # Kernels of quantized caches write nothing here, but demand outputs of each layer.
@@ -77,7 +78,7 @@ class OrtDrafter:
 
     def draft(self, token_id: int, position: int, count: int) -> list[int]:
         """Return the most probable tokens after the one at a position, which is not computed yet."""
-        window = self._context.window.dropped
+        window = self._context.dropped
         self._lengths[""].write([position])
         self._lengths[io.WINDOW].write([position - window])
         self._ropes.fill(position + 1)

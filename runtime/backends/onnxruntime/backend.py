@@ -6,18 +6,20 @@ ids, slots and lengths, a few bytes a token, and returns the logits of the token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.kv import CACHES, KvType
-from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
-from stem_edge.runtime.backends.onnxruntime.context import OrtContext
+from stem_edge.numerics.quantize import F32, I32, I64
+from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
+from stem_edge.runtime.backends.onnxruntime.context import FEW_TOKENS, OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import (
     Graphs,
     LaterSessions,
     Loaded,
-    Ropes,
     Rows,
     Sessions,
     open_sessions,
@@ -25,6 +27,10 @@ from stem_edge.runtime.backends.onnxruntime.loaded import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.rows.slots import Slots
+from stem_edge.system.memory import return_freed_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.places import OrtPlaces
 
 
 class OrtBackend:
@@ -70,26 +76,60 @@ class OrtBackend:
             slots=slots_in_arrays(slots),
             sessions=opener({n: graph for n, graph in graphs.items() if n not in prompts}),
             kv=CACHES[kv],
-            ropes=Ropes(config),
             later=LaterSessions(later, opener),
             rows=rows,
         )
 
-    def open_context(self, length: int) -> BackendContext:
+    @cached_property
+    def graphs(self) -> BoundGraphs:
+        """The graphs with the memory of their steps."""
+        return BoundGraphs(self.loaded)
+
+    def open_context(self, length: int) -> OrtContext:
         """Return an empty context for up to `length` tokens, with all memory that it will need.
 
         Raises OutOfMemoryError.
         """
+        self.graphs.lengthen(length)
         return OrtContext(self.loaded, length)
 
-    def open_batch(self, size: int, length: int) -> BackendBatch:
-        """Return an empty batch. Raises OutOfMemoryError."""
-        from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch  # for several sequences
+    def open_places(self, size: int, length: int) -> OrtPlaces:
+        """Return places for contexts that decode together. Raises OutOfMemoryError."""
+        from stem_edge.runtime.backends.onnxruntime.places import OrtPlaces  # for several sequences
 
-        return OrtBatch(self.loaded, size, length)
+        self.graphs.lengthen(length)
+        return OrtPlaces(self.loaded, size, length)
+
+    def begin(
+        self,
+        contexts: Sequence[OrtContext],
+        token_ids: I64,
+        positions: Sequence[int],
+        *,
+        prefill: bool = False,
+        apart: bool = False,
+    ) -> None:
+        """Start a step; see Backend."""
+        (sequences, count), graphs = token_ids.shape, self.graphs
+        dropped = [
+            context.make_room(position, count)
+            for context, position in zip(contexts, positions, strict=True)
+        ]
+        if max(count, graphs.shape.tokens) > FEW_TOKENS:
+            return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
+        (kv, first), padded = contexts[0].place, False
+        if kv.pads and count == 1 and sequences % 2 == 1:
+            # A step of some contexts alone, as after an error, must not write to the next one.
+            padded = first + sequences == kv.taken
+        graphs.begin(contexts, token_ids, positions, dropped, padded, prefill=prefill, apart=apart)
+
+    def finish(self, slot_ids: I32, logits: int) -> F32:
+        """Complete the step; see Backend."""
+        return self.graphs.finish(slot_ids, logits)
 
     def close(self) -> None:
         """Release the sessions."""
+        self.__dict__.pop("graphs", None)
         self.loaded.close()
 
 

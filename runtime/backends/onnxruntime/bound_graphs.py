@@ -1,12 +1,13 @@
-"""The graphs of a backbone over memory that is bound once, for a context or a batch.
+"""The graphs of a backbone, and the memory that their steps are bound to.
 
-Hidden states, rows and logits lie where the graphs compute. Arrays sized by sequences and tokens of
-a step are bound again when these change, which they seldom do while decoding.
+Hidden states, rows, keys, values and logits lie where the graphs compute. What a step is bound to changes with
+its shape and with its contexts, which is seldom while one decodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -15,13 +16,13 @@ import numpy.typing as npt
 
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32, I32, I64
+from stem_edge.runtime.backends.interface import check_logits
+from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
 from stem_edge.runtime.backends.onnxruntime.head_output import HeadOutput, outputs
-from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
-from stem_edge.runtime.backends.onnxruntime.providers.session import (
-    BoundSession,
-)
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 
 
 class BoundShape(NamedTuple):
@@ -31,7 +32,6 @@ class BoundShape(NamedTuple):
     tokens: int = 0  # of each
     prefill: bool = False  # by the graph for prompts
     apart: bool = False  # by a graph that gives each token the bits of a step of its own
-    first: int = 0  # place of the first sequence in the KV cache
 
     @property
     def output(self) -> str:
@@ -41,20 +41,16 @@ class BoundShape(NamedTuple):
 
 
 class BoundGraphs:
-    """Runs steps of up to `length` tokens of context. Raises OutOfMemoryError.
+    """Runs steps of contexts. Raises OutOfMemoryError.
 
-    kv: returns the KV cache of sequences from a place on, as inputs and outputs of graphs.
     Kernels compute products of rows two at a time, and some round an unpaired row differently. So a step of
     one token may have an empty sequence beside it (`padded`), which writes to the place after the last one.
     """
 
-    def __init__(
-        self, loaded: Loaded, length: int, kv: Callable[[int, int], Mapping[str, ort.OrtValue]]
-    ) -> None:
-        self._loaded, self._kv = loaded, kv
-        self._kv_parts = dict[
-            str, tuple[int, int]
-        ]()  # graph -> first and number of bound sequences
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded, self._stream = loaded, loaded.stream
+        # graph -> keys and values that are bound, by the first place and the number of places
+        self._kv_parts = dict[str, tuple[weakref.ref[KvArrays], int, int]]()
         self._width, self._vocab_size = loaded.config.hidden_width, loaded.config.vocab_size
         self._values = dict[str, ort.OrtValue]()  # bound in all graphs that have them
         self.graphs = {
@@ -63,15 +59,18 @@ class BoundGraphs:
             if name != io.ASSISTANT
         }
         self.bind(loaded.slots)
-        self.ropes = loaded.ropes.upto(length)
-        self.bind(self.ropes.values())
+        self.ropes = RopeArrays(loaded.config, 0)
         self._outputs = outputs(self.graphs, loaded)
         self._output = next(iter(self._outputs.values()))
         self.shape = BoundShape()
-        self._begins: list[int] = []  # positions of the step
-        # Of the latest tokens with logits, and the position of the first.
-        self._states: tuple[F32, int] = np.empty((1, 0, 0), np.float32), 0
-        self._stream = loaded.stream
+        self._contexts: Sequence[OrtContext] = ()  # of the step, as are the positions
+        self._begins: Sequence[int] = ()
+
+    def lengthen(self, length: int) -> None:
+        """Take memory for the rotations of contexts of this length."""
+        if length > self.ropes.length:
+            self.ropes = RopeArrays(self._loaded.config, length)
+            self.bind(self.ropes.values())
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         """Bind inputs and outputs in all graphs that have them, also in graphs that are opened later."""
@@ -96,88 +95,76 @@ class BoundGraphs:
         except BackendError:
             return False
 
-    def rest(self) -> None:
-        """Free what steps have taken; graphs that were opened later have logits of their own."""
-        for name in self.graphs.keys() - self._loaded.sessions.keys():
-            del self.graphs[name]
-            self._kv_parts.pop(name, None)
-        for name in self._outputs.keys() - self.graphs.keys():
-            del self._outputs[name]
-        if self.shape.tokens > 1 or self.shape.prefill:
-            self.allocate(BoundShape(1, 1))
-
     def begin(
         self,
+        contexts: Sequence[OrtContext],
         token_ids: I64,
-        positions: list[int],
+        positions: Sequence[int],
         dropped: list[int],
+        padded: bool,
         *,
-        first: int = 0,
-        padded: bool = False,
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
         """Start a step of ids [B, T], with the layers before any row.
 
         positions [B]: of each sequence's first token in the step. dropped [B]: number of tokens of each
-        sequence that have left the windows. first: place of the first sequence in the KV cache. padded: add an
-        empty sequence. prefill, apart: by these graphs, if the backbone has them.
+        sequence that have left the windows. padded: add an empty sequence. prefill, apart: by these graphs, if
+        the backbone has them.
         """
         (sequences, count), prefill = token_ids.shape, prefill and self._prompts()
         apart = apart and count > 1 and self._stream is None  # which follows single steps alone
         apart = apart and self._later(io.apart_step(count))
-        shape = BoundShape(sequences + padded, count, prefill, apart, first)
+        shape = BoundShape(sequences + padded, count, prefill, apart)
         if shape != self.shape:
             self.allocate(shape)
-        self._begins, ends = positions, [position + count for position in positions]
-        ends, dropped = ends + [1] * padded, dropped + [0] * padded
+        self._bind_kv(*contexts[0].place)
+        self._contexts, self._begins = contexts, positions
+        ends = [position + count for position in positions] + [1] * padded
         self.ropes.fill(max(ends))
         self._token_ids[:sequences] = token_ids
         self._lengths[""].write(ends)
         if self._has_windows:
-            rows = [end - gone for end, gone in zip(ends, dropped, strict=True)]
+            gone = dropped + [0] * padded
+            rows = [end - before for end, before in zip(ends, gone, strict=True)]
             self._lengths[io.WINDOW].write(rows)
             for line, position in zip(self._positions, positions, strict=False):
                 np.add(self._range, position, out=line)
         for name in self._before_rows:
             self._run(name, self.graphs[name].run)
 
-    def finish(self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int) -> F32:
+    def finish(self, slot_ids: I32, wanted: int) -> F32:
         """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence."""
-        if self.shape.sequences > len(self._begins):
-            slot_ids = np.concatenate([slot_ids, slot_ids[-1:]])
+        sequences, tokens = len(self._begins), self.shape.tokens
+        slots = slot_ids.reshape(sequences, -1, *slot_ids.shape[1:])
+        if self.shape.sequences > sequences:
+            slots = np.concatenate([slots, slots[-1:]])
         if self._row_shares is None:
-            self._slot_ids[...] = slot_ids
+            self._slot_ids[...] = slots
         else:
             from stem_edge.tables.windows import spread  # for models with windows of rows alone
 
-            self._slot_ids[...], self._row_shares[:, :-1] = spread(slot_ids)
+            self._slot_ids[...], self._row_shares[:, :-1] = spread(slots)
         count = max(wanted, 1) if self._output.has_layers else wanted
-        places = range(self.shape.tokens - count, self.shape.tokens)
+        places = range(tokens - count, tokens)
         with nullcontext() if self._stream is None else self._stream.step():
             self._complete(places)
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
+        logits = self._contexts[0].outputs.logits[: sequences * count]
         positions = [begin + n for begin in self._begins for n in places]
-        return self._output.logits(positions)[: len(positions)]
+        for line, position in zip(logits, positions, strict=True):
+            check_logits(line[None], position)
+        return logits
 
     def _complete(self, places: range) -> None:
         for name in self._after_rows:
             self._run(name, self.graphs[name].run)
         if places:
-            self._output.bind(self.shape.sequences, places)
+            to = self._contexts[0].outputs
+            self._output.bind(self.shape.sequences, places, to)
             self._run(self._output.name, self._output.run)
-            self._states = self._output.states, self._begins[0] + places.start
-
-    def state_before(self, position: int) -> F32:
-        """Return the state [dim] of the token before a position, one of those with logits in the last step."""
-        states, first = self._states
-        if not 0 <= (place := position - 1 - first) < states.shape[1]:
-            raise BackendError(
-                f"the last step left no state of the token before position {position}"
-            )
-        state: F32 = states[0, place]
-        return state
+            to.first = self._begins[0] + places.start
 
     def allocate(self, shape: BoundShape) -> None:
         """Bind hidden states for such steps, an array for each graph's output."""
@@ -188,8 +175,6 @@ class BoundGraphs:
         self._output = self._outputs.get(shape.output, self._output)
         self._output.forget()
         last = self._output.first
-        for name in {*names, last, self._output.name}:
-            self._bind_kv(name, shape)
         for name, value, following in zip(names, values, [*names[1:], last], strict=True):
             self.graphs[name].bind({io.NEW + io.HIDDEN: value})
             self.graphs[following].bind({io.HIDDEN: value})
@@ -197,13 +182,19 @@ class BoundGraphs:
         self._feed_step(shape)
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
         self._after_rows = names[len(self._before_rows) :]
+        self._running = {*names, last, self._output.name}
         self.shape = shape
 
-    def _bind_kv(self, name: str, shape: BoundShape) -> None:
-        if self._kv_parts.get(name) != (part := (shape.first, shape.sequences)):
-            self._kv_parts.pop(name, None)  # so that the next step binds again if this fails
-            self.graphs[name].bind(self._kv(*part))
-            self._kv_parts[name] = part
+    def _bind_kv(self, kv: KvArrays, first: int) -> None:
+        """Bind the keys and values of the step's contexts, which live at least as long as the step."""
+        part = (weakref.ref(kv), first, self.shape.sequences)
+        values: Mapping[str, ort.OrtValue] | None = None
+        for name in self._running:
+            if self._kv_parts.get(name) != part:
+                self._kv_parts.pop(name, None)  # so that the next step binds again if this fails
+                values = values or kv.part(first, self.shape.sequences)
+                self.graphs[name].lend(values)
+                self._kv_parts[name] = part
 
     def _hidden(self, shape: BoundShape) -> ort.OrtValue:
         what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"

@@ -1,4 +1,4 @@
-"""A generation on the CPU's graphs, and the KV cache: arrays as graphs take them, with a place for each sequence.
+"""The KV cache of a sequence on the CPU: a place in arrays that the graphs read and write.
 
 The system provides pages of memory as they are written, so an array may be as long as the longest text.
 Layers with a window drop older tokens: a step finds the windows of its tokens in the first rows, in the order
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, Resumes
-from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
+from stem_edge.runtime.backends.onnxruntime.head_output import StepOutputs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
-from stem_edge.system.memory import free_pages, return_freed_memory
+from stem_edge.system.memory import free_pages
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
@@ -56,14 +57,16 @@ class NoWindow:
 
 
 class KvArrays:
-    """Arrays [size, heads, rows, width] for sequences of up to `length` tokens: two a layer, and
-    one for each convolution.
+    """Arrays [size, heads, rows, width] for sequences of up to `length` tokens.
 
-    Raises OutOfMemoryError.
+    There are two for each layer, and one for each convolution. pads: have one more place, for an empty sequence
+    beside an odd number of tokens. Raises OutOfMemoryError.
     """
 
-    def __init__(self, loaded: Loaded, size: int, length: int) -> None:
+    def __init__(self, loaded: Loaded, size: int, length: int, *, pads: bool) -> None:
         config, self.length = loaded.config, length
+        self.pads, self.taken = pads, 0  # taken: places that have a sequence
+        size += pads
         self.arrays: list[npt.NDArray[Any]] = []
         self._names = list[list[str]]()
         # An assistant sees the window before the last token, which it drafts from.
@@ -137,45 +140,51 @@ class Place(NamedTuple):
 
 
 class OrtContext:
-    """KV cache and hidden states of one generation, which a batch moves to a place of its own."""
+    """The KV cache of one sequence, in arrays of its own or in a place beside others."""
 
     def __init__(self, loaded: Loaded, length: int) -> None:
         self.length = length
         half = loaded.kv.dtype == np.float16
         self._rounds_by_step = half or loaded.config.n_experts > 0
-        self._padded = loaded.rows == "even"
-        # First, so that lack of memory shows at once.
-        self.kv = KvArrays(loaded, 1 + self._padded, length)
-        self.window, self.place = self.kv.window(), Place(self.kv)
-        self._graphs = BoundGraphs(loaded, length, self.kv.part)
-        self._filled = 0  # tokens computed so far
+        self.own = KvArrays(loaded, 1, length, pads=loaded.rows == "even")
+        self.own.taken = 1
+        self.place, self._window = Place(self.own), self.own.window()
+        self.filled = 0  # tokens computed so far
+        self.outputs = (
+            StepOutputs()
+        )  # of its latest step, or of all contexts of that step if it is the first
 
     @property
     def nbytes(self) -> int:
         """Bytes that the KV cache takes so far."""
-        return self.nbytes_of(self._filled)
+        return self.nbytes_of(self.filled)
 
     def nbytes_of(self, tokens: int) -> int:
-        return self.kv.nbytes_of(tokens)
+        return self.own.nbytes_of(tokens)
 
     @property
     def earliest(self) -> int:
-        return self.window.earliest
+        return self._window.earliest
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that have left the window."""
+        return self._window.dropped
 
     def resumes(self, tokens: int) -> Resumes:
         """Go on by pairs, unless rounding follows from the tokens of a step or a window drops some.
 
         It does with experts, which compute their tokens together, and in attention over float16.
         """
-        dropped = self.settled or tokens > self.window.capacity
+        dropped = self.settled or tokens > self._window.capacity
         return "steps" if dropped or self._rounds_by_step else "pairs"
 
     @property
     def settled(self) -> int:
-        return self.window.settled
+        return self._window.settled
 
     def rest(self) -> None:
-        self._graphs.rest()
+        self.outputs = StepOutputs()
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         """Return views [heads, tokens, width]."""
@@ -187,40 +196,33 @@ class OrtContext:
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array
-        self._filled = max(self._filled, tokens)
+        self.filled = max(self.filled, tokens)
 
     def move(self, to: Place, tokens: int) -> None:
         """Move the first tokens to another place, and go on from there."""
         window = to.kv.window(to.number)
-        window.follow(self.window.dropped, self.window.settled)
+        window.follow(self._window.dropped, self._window.settled)
         self.place.kv.move(self.place.number, to, tokens, window.dropped)
-        self.place, self.window, self._filled = to, window, tokens
+        self.place, self._window, self.filled = to, window, tokens
 
     def together(self, position: int) -> int:
-        return self.window.together(position)
+        return self._window.together(position)
 
-    def begin(
-        self,
-        token_ids: npt.NDArray[np.int64],
-        position: int,
-        *,
-        prefill: bool = False,
-        apart: bool = False,
-    ) -> None:
-        count, total = len(token_ids), position + len(token_ids)
-        dropped = self.window.make_room(position, count)
-        self._filled = max(self._filled, total)
-        if max(count, self._graphs.shape.tokens) > FEW_TOKENS:
-            return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
-        where, padded = ([position], [dropped]), self._padded and count == 1
-        self._graphs.begin(token_ids[None], *where, padded=padded, prefill=prefill, apart=apart)
+    def make_room(self, position: int, count: int) -> int:
+        """Make room for `count` tokens from a position on; return how many have left the window."""
+        dropped = self._window.make_room(position, count)
+        self.filled = max(self.filled, position + count)
+        return dropped
 
     def state_before(self, position: int) -> F32:
         """Return the state [dim] of the token before a position, which the last step gave logits of.
 
         Raises BackendError for others.
         """
-        return self._graphs.state_before(position)
-
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        return self._graphs.finish(slot_ids[None], logits)
+        states, first = self.outputs.states, self.outputs.first
+        if not 0 <= (place := position - 1 - first) < states.shape[1]:
+            raise BackendError(
+                f"the last step left no state of the token before position {position}"
+            )
+        state: F32 = states[0, place]
+        return state

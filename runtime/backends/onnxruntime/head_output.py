@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import check_logits
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+
+
+@dataclass
+class StepOutputs:
+    """What a step computed of the tokens whose logits were asked for, n of each sequence."""
+
+    logits: F32 = field(default_factory=lambda: np.empty((0, 0), np.float32))  # [B * n, V]
+    # [B, n, width], for an assistant
+    states: F32 = field(default_factory=lambda: np.empty((0, 0, 0), np.float32))
+    first: int = 0  # position of the first sequence's first token
 
 
 def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, HeadOutput]:
@@ -19,7 +30,7 @@ def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, Hea
 
 
 class HeadOutput:
-    """Layers for the wanted positions only, the head, and its logits.
+    """Layers for the wanted positions only, and the head.
 
     name: `head`, or that of a graph of all layers with the head, such as `step`.
     """
@@ -30,38 +41,36 @@ class HeadOutput:
         self._rest = None if self.has_layers else graphs.get(io.REST)
         self.first = name if self._rest is None else io.REST  # graph that takes the hidden states
         self._vocab_size, self._width = loaded.config.vocab_size, loaded.config.hidden_width
-        self._bound: int | None = None  # tokens
-        self._logits: F32 = np.empty((0, 0), np.float32)
-        self.states: F32 = np.empty((0, 0, 0), np.float32)  # of these tokens, for an assistant
+        self._places: range | None = None  # of the tokens that are bound
+        self._logits: weakref.ref[F32] | None = None  # that are bound
 
     def forget(self) -> None:
         """Bind again before the next run, because the hidden states are other arrays."""
-        self._bound = None
+        self._places = None
 
-    def bind(self, sequences: int, places: range) -> None:
-        """Bind memory for these tokens of a step of each of some sequences, unless that is bound."""
-        if self._bound != len(places):
-            self._bound = None  # so that the next step binds again if memory runs out here
+    def bind(self, sequences: int, places: range, to: StepOutputs) -> None:
+        """Bind these tokens of a step of each of some sequences, and memory for what they give."""
+        if self._places != places:
+            self._places, self._logits = None, None  # for the next step, if memory runs out here
             self._bind_places(sequences, places)
-            shape = (sequences, len(places), self._vocab_size)
-            self._logits = np.empty((shape[0] * shape[1], shape[2]), np.float32)
-            self._head.bind({io.LOGITS: from_numpy(self._logits.reshape(shape))})
+            self._places = places
+        shape = (sequences, len(places), self._vocab_size)
+        if len(to.logits) != shape[0] * shape[1]:
+            to.logits = np.empty((shape[0] * shape[1], shape[2]), np.float32)
             if io.STATES in self._head.outputs:
-                self.states = np.empty((*shape[:2], self._width), np.float32)
-                self._head.bind({io.STATES: from_numpy(self.states)})
-            self._bound = len(places)
+                to.states = np.empty((*shape[:2], self._width), np.float32)
+        if self._logits is None or self._logits() is not to.logits:
+            self._logits = None
+            self._head.lend({io.LOGITS: from_numpy(to.logits.reshape(shape))})
+            if io.STATES in self._head.outputs:
+                self._head.lend({io.STATES: from_numpy(to.states)})
+            self._logits = weakref.ref(to.logits)
 
     def run(self) -> None:
         """Compute what was bound. Raises what onnxruntime raises."""
         if self._rest is not None:
             self._rest.run()
         self._head.run()
-
-    def logits(self, positions: Sequence[int]) -> F32:
-        """Return logits [n, V] of tokens at these positions [n]. Raises NotFiniteError."""
-        for n, position in enumerate(positions):
-            check_logits(self._logits[n : n + 1], position)
-        return self._logits
 
     def _bind_places(self, sequences: int, places: range) -> None:
         wanted = np.array(places, np.int64)

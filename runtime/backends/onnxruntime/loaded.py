@@ -1,7 +1,6 @@
-"""A loaded backbone: its graphs as sessions, and what contexts and batches share beside them.
+"""A loaded backbone: its graphs as sessions, and the rotations of RoPE.
 
-Cosines and sines of RoPE are shared, too. They are computed as far as a context has come, and the system
-provides their pages then.
+Cosines and sines are computed as far as a context has come, and the system provides their pages then.
 """
 
 from __future__ import annotations
@@ -71,23 +70,6 @@ class RopeArrays:
             self._filled = stop
 
 
-class Ropes:
-    """Rotations that all contexts of a backbone share."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._config, self._longest = config, list[RopeArrays]()
-
-    def upto(self, length: int) -> RopeArrays:
-        """Return the rotations for a context; another one's if they suffice, else longer ones."""
-        if not self._longest or self._longest[0].length < length:
-            self._longest[:] = [RopeArrays(self._config, length)]
-        return self._longest[0]
-
-    def clear(self) -> None:
-        """Release them; contexts keep theirs."""
-        self._longest.clear()
-
-
 def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[str, F32]:
     """Return graph input -> RoPE table, [positions - start, head_width / 2], padded with zeros."""
     tables: dict[str, F32] = {}
@@ -142,22 +124,20 @@ class LaterSessions:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What contexts and batches of a backbone run over, and share."""
+    """The sessions of a backbone, and what its steps read."""
 
     config: ModelConfig
     sessions: Sessions
     slots: Mapping[str, ort.OrtValue]  # row cache, by the names of graph inputs; empty if dense
     kv: Cache  # of keys and values
-    ropes: Ropes
     later: LaterSessions = field(default_factory=LaterSessions)
     stream: WeightStream | None = None  # of weights that exceed the memory
     rows: Rows = ""
 
     def close(self) -> None:
-        """Release the sessions, and what contexts share."""
+        """Release the sessions."""
         if self.stream is not None:
             self.stream.close()
-        self.ropes.clear()
         self.later.clear()
         self.sessions.clear()
         return_freed_memory()

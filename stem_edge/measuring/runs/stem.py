@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.graph.names import PREFILL
 from stem_edge.runtime.backends.options import LoadOptions
@@ -32,9 +30,9 @@ class StemEdge:
     def choose(self, token_ids: list[int]) -> int:
         """Process a prompt in chunks, or a single token as generating does."""
         if len(token_ids) == 1:
-            ids = np.array(token_ids)
-            self._engine.expect(ids)
-            return int(self._engine.step(self._context, ids)[0].argmax())
+            (step,) = self._engine.steps(token_ids)
+            self._engine.expect(step)
+            return int(self._engine.step([self._context], step)[0].argmax())
         best = -1
         for logits in process(self._engine, self._context, token_ids):
             best = int(logits[0].argmax())

@@ -16,10 +16,10 @@ from prefix_files import IDS, Arrays, as_context, filled, found, prompt
 from safetensors.numpy import load_file
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.backends.context import PromptKey
 from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
-from stem_edge.runtime.prefixes.prefix import PromptKey
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])

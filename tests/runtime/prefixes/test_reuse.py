@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from stem_edge.runtime.backends.context import PromptKey
 from stem_edge.runtime.backends.interface import Resumes
 from stem_edge.runtime.engine import starts_of
-from stem_edge.runtime.prefixes.prefix import PromptKey
 from stem_edge.runtime.prefixes.reuse import reusable
 from stem_edge.tables.rows import RowLookup
 

@@ -33,8 +33,8 @@ class Steps:
     def open_context(self, length: int) -> Steps:
         return self
 
-    def open_batch(self, size: int, length: int) -> Steps:
-        return Steps(repeat(0.0), off_by=self.batch_off_by)
+    def open_places(self, size: int, length: int) -> Steps:
+        return self
 
     def kept(self, tokens: int) -> list[Any]:
         return [self]
@@ -45,18 +45,16 @@ class Steps:
     def join(self, context: Any, tokens: int) -> None:
         """Take nothing."""
 
-    def begin(
-        self, first: Any, token_ids: Any, positions: Any = None, *, apart: bool = False
-    ) -> None:
-        self.now += (
-            SECONDS.get(len(first), 1.0) * (1 + next(self.delays)) if positions is None else 0
-        )
-        self.count = len(first) if positions is None else len(token_ids)
+    def begin(self, contexts: Any, token_ids: Any, positions: Any, *, apart: bool = False) -> None:
+        alone = len(contexts) == 1
+        self.count = token_ids.size
+        self.now += SECONDS.get(self.count, 1.0) * (1 + next(self.delays)) if alone else 0
+        self.off = self.off_by if alone else self.batch_off_by
 
-    def finish(self, slot_ids: Any, logits: int = 0) -> F32:
-        if np.isnan(self.off_by) and self.count > 1:
+    def finish(self, slot_ids: Any, logits: int) -> F32:
+        off = self.off if self.count > 1 else 0.0
+        if np.isnan(off):
             raise NotFiniteError("as placeholder rows may give")
-        off = self.off_by if self.count > 1 else 0.0
         return np.stack([slot_ids, slot_ids], axis=1).astype(np.float32) + np.float32(off)
 
 

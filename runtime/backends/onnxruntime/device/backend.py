@@ -8,7 +8,8 @@ each new shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import onnxruntime as ort
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.interface import BackendContext, Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
@@ -52,8 +53,28 @@ class DeviceBackend:
         self.memory.collect()
         return DeviceContext(self, length)
 
-    def open_batch(self, size: int, length: int) -> None:
+    def open_places(self, size: int, length: int) -> None:
         """Return None, because the graphs compute one sequence at a time."""
+
+    def begin(
+        self,
+        contexts: Sequence[DeviceContext],
+        token_ids: I64,
+        positions: Sequence[int],
+        *,
+        prefill: bool = False,
+        apart: bool = False,
+    ) -> None:
+        """Start a step of one context; `prefill` and `apart` change nothing."""
+        (context,) = contexts
+        self._stepped = weakref.ref(context)  # so that its memory goes with it
+        context.begin(token_ids[0], positions[0])
+
+    def finish(self, slot_ids: I32, logits: int) -> F32:
+        """Complete the step; see Backend."""
+        if (context := self._stepped()) is None:
+            raise BackendError("a step was finished whose context is gone")
+        return context.finish(slot_ids, logits)
 
     def close(self) -> None:
         """Release the sessions."""
@@ -99,7 +120,7 @@ class DeviceContext:
         return ""  # the shapes of a step follow from those before
 
     def rest(self) -> None:
-        """Do nothing: hidden states of the next step take the place of those of the last."""
+        """Do nothing: logits are the caller's."""
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         return []
@@ -110,14 +131,8 @@ class DeviceContext:
     def together(self, position: int) -> int:
         return self.length - position
 
-    def begin(
-        self,
-        token_ids: npt.NDArray[np.int64],
-        position: int,
-        *,
-        prefill: bool = False,
-        apart: bool = False,
-    ) -> None:
+    def begin(self, token_ids: I64, position: int) -> None:
+        """Start a step of ids [T]."""
         count = len(token_ids)
         self._memory.collect()
         if self._unsure:
@@ -133,7 +148,8 @@ class DeviceContext:
         self._run(io.EMBED)
         self._run(io.EARLY)
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+    def finish(self, slot_ids: I32, logits: int) -> F32:
+        """Complete the step; return logits [logits, V]."""
         rows = self._rows(slot_ids)
         if io.LATE in self._graphs:
             self._graphs[io.LATE].feed(rows)
@@ -152,7 +168,7 @@ class DeviceContext:
         result: F32 = found[0]
         return result
 
-    def _rows(self, slot_ids: npt.NDArray[np.int32]) -> Arrays:
+    def _rows(self, slot_ids: I32) -> Arrays:
         """Return the rows in these slots, as slots of their own."""
         found = {name: slots[slot_ids] for name, slots in self._slots.items()}
         return found | {io.SLOT_IDS: np.arange(len(slot_ids))[None]}

@@ -197,6 +197,10 @@ class BoundSession:
 
         Raises OutOfMemoryError, DeviceLostError, BackendError.
         """
+        self._bound |= self.lend(values)
+
+    def lend(self, values: Mapping[str, ort.OrtValue]) -> Mapping[str, ort.OrtValue]:
+        """Bind as `bind` does; the caller keeps the memory alive until the last run over it."""
         known = {n: v for n, v in values.items() if n in self.inputs or n in self.outputs}
         with onnxruntime_errors("while memory was bound"):
             for name, value in known.items():
@@ -204,7 +208,7 @@ class BoundSession:
                     self._binding.bind_ortvalue_input(name, value)
                 else:
                     self._binding.bind_ortvalue_output(name, value)
-        self._bound |= known
+        return known
 
     def feed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Bind host arrays. The CPU reads an input's contents at each run, a device copies them now."""

@@ -21,6 +21,7 @@ from stem_edge.graph.special.apart import apart
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import sources
@@ -86,11 +87,11 @@ def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tupl
                 size for size in (1, *SIZES) if size <= min(count, context.together(position))
             )
         places = slice(position, position := position + count)
-        context.begin(ids[places], places.start, apart=decoding)
-        logits = context.finish(slots[places], count)
+        backend.begin([context], ids[None, places], [places.start], apart=decoding)
+        logits = backend.finish(slots[places], count)
         found += [logits.copy()] if decoding else []
     loaded: Any = context
-    return np.concatenate(found), [array[0].copy() for array in loaded.kv.arrays]
+    return np.concatenate(found), [array[0].copy() for array in loaded.own.arrays]
 
 
 @pytest.mark.parametrize(("name", "backbone", "kv"), CASES)
@@ -119,20 +120,23 @@ def test_a_sequence_has_its_bits_beside_any_number_of_others(name: str, tmp_path
     backend, slots = opened(bundle, "fp32", "even")
     context = backend.open_context(LENGTH)
     ids = np.random.default_rng(0).integers(0, bundle.manifest.model.vocab_size, LENGTH)
-    context.begin(ids[:16], 0)
-    context.finish(slots[:16], 1)
-    batch = backend.open_batch(5, LENGTH)
-    lines = list[F32]()
-    for count in (1, 2, 3, 4, 5):
-        batch.join(context, 16)
-        batch.begin(0, ids[16:17].repeat(count), np.full(count, 16))
-        lines += [line.copy() for line in batch.finish(slots[16:17].repeat(count, 0))]
-    batch.leave(0)
-    batch.begin(1, ids[16:17], np.full(1, 16))  # one alone, as after an error of the step of all
-    batch.finish(slots[16:17])
-    batch.begin(0, ids[16:17].repeat(4), np.full(4, 16))
-    lines += [line.copy() for line in batch.finish(slots[16:17].repeat(4, 0))]
-    context.begin(ids[16:17], 16)
-    alone = context.finish(slots[16:17], 1)[0]
+    backend.begin([context], ids[None, :16], [0])
+    backend.finish(slots[:16], 1)
+    batch, contexts, lines = backend.open_places(5, LENGTH), list[OrtContext](), list[F32]()
+
+    def step(stepped: list[OrtContext]) -> list[F32]:
+        backend.begin(stepped, ids[None, 16:17].repeat(len(stepped), 0), [16] * len(stepped))
+        return [line.copy() for line in backend.finish(slots[16:17].repeat(len(stepped), 0), 1)]
+
+    for _ in range(5):
+        contexts.append(backend.open_context(LENGTH))
+        contexts[-1].restore(context.kept(16), 16)
+        batch.join(contexts[-1], 16)
+        lines += step(contexts)
+    batch.leave(0, 16)
+    contexts = [contexts[-1], *contexts[1:-1]]
+    step(contexts[1:2])  # one alone, as after an error of the step of all
+    lines += step(contexts)
+    (alone,) = step([context])
     assert len(lines) == 19
     assert all(np.array_equal(line, alone) for line in lines)

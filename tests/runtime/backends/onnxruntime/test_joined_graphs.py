@@ -43,14 +43,15 @@ def run(bundle: Bundle, *, joined: bool, prefill: bool = False, kv: KvType = "fp
     context, found, position = backend.open_context(64), list[F32](), 0
     for number, (count, wanted) in enumerate(STEPS):
         ids = np.arange(position, position + count)
-        context.begin(ids, position, prefill=prefill and number < 2)
-        found.append(context.finish(rows[ids], wanted).copy())
+        backend.begin([context], ids[None], [position], prefill=prefill and number < 2)
+        found.append(backend.finish(rows[ids], wanted).copy())
         position += count
-    batch = backend.open_batch(2, 64)
-    batch.join(context, position)
-    batch.join(context, position - 1)
-    batch.begin(0, np.array([7, 8]), np.array([position, position - 1]))
-    return [*found, batch.finish(rows[:2]).copy()]
+    places, other = backend.open_places(2, 64), backend.open_context(64)
+    other.restore(context.kept(position - 1), position - 1)
+    places.join(context, position)
+    places.join(other, position - 1)
+    backend.begin([context, other], np.array([[7], [8]]), [position, position - 1])
+    return [*found, backend.finish(rows[:2], 1).copy()]
 
 
 @pytest.mark.parametrize("name", CASES)

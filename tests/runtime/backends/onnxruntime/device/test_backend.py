@@ -30,13 +30,13 @@ TOLERANCE = 1e-4  # logits have a standard deviation of 2.6
 def expected() -> F32:
     """Logits of IDS on the CPU."""
     with on_host() as (backend, rows):
-        return all_logits(backend.open_context(LENGTH), rows, [len(IDS)])
+        return all_logits(backend, rows, [len(IDS)])
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, CHUNKED], ids=["tokens", "chunks"])
 def test_logits_are_those_of_the_cpu(sizes: list[int], expected: F32) -> None:
     with on_device() as (backend, _, rows):
-        found = all_logits(backend.open_context(LENGTH), rows, sizes)
+        found = all_logits(backend, rows, sizes)
     assert found.dtype == np.float32
     assert np.abs(found - expected[: sum(sizes)]).max() < TOLERANCE
 
@@ -48,7 +48,7 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
     bundle = stem_edge.export_bundle(path, tmp_path / "out", type="fp32", rows="fp32")
     with on_device(bundle) as (backend, _, rows):
         for sizes in ([len(ids)], [1] * len(ids), [7, *[1] * (len(ids) - 7)]):
-            found = all_logits(backend.open_context(len(ids)), rows, sizes, np.array(ids))
+            found = all_logits(backend, rows, sizes, np.array(ids))
             assert np.abs(found - wanted).max() < TOLERANCE
 
 
@@ -59,9 +59,9 @@ def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
     bundle, ids = quantized(tmp_path, name)
     sizes = [7, *[1] * (len(ids) - 7)]
     with on_host(bundle) as (host, rows):
-        wanted = all_logits(host.open_context(len(ids)), rows, [len(ids)], np.array(ids))
+        wanted = all_logits(host, rows, [len(ids)], np.array(ids))
     with on_device(bundle) as (device, _, rows):
-        found = all_logits(device.open_context(len(ids)), rows, sizes, np.array(ids))
+        found = all_logits(device, rows, sizes, np.array(ids))
     assert np.abs(found - wanted).max() < TOLERANCE
 
 
@@ -71,7 +71,7 @@ def test_with_few_slots_logits_are_the_same(expected: F32) -> None:
         context, position = backend.open_context(LENGTH), 0
         for size, following in zip(sizes, [*sizes[1:], 1], strict=True):
             ids = IDS[position : position + size].astype(np.int64)
-            found = step(context, rows, ids, position, size)
+            found = step(backend, context, rows, ids, position, size)
             assert np.abs(found - expected[position : position + size]).max() < TOLERANCE
             position += size
             rows.expect(IDS[position : position + following].astype(np.int64))
@@ -82,7 +82,7 @@ def test_a_context_holds_what_the_plan_says() -> None:
     with on_device() as (backend, _, rows):
         before = backend.memory.nbytes
         context = backend.open_context(LENGTH)
-        step(context, rows, IDS[:9], 0, 1)
+        step(backend, context, rows, IDS[:9], 0, 1)
         footprint = footprint_of(BUNDLE.manifest, "onnxruntime")
         needs = device_needs(footprint, LENGTH, "cpu", limit=None, shared=True)
         room = Room(0, 1 << 40, slots=9)  # for chunks of as many tokens
@@ -96,7 +96,7 @@ def test_dropped_contexts_leave_nothing() -> None:
         before = backend.memory.nbytes
         for _ in range(2):
             context = backend.open_context(LENGTH)
-            step(context, rows, IDS[:5], 0)
+            step(backend, context, rows, IDS[:5], 0)
             held = backend.memory.nbytes
             dropping = threading.Thread(target=lambda kept=[context]: kept.clear())
             del context
@@ -117,25 +117,25 @@ def test_beyond_the_limit_a_context_is_refused_and_others_go_on(expected: F32) -
         context = backend.open_context(LENGTH)
         with pytest.raises(OutOfMemoryError, match="for the KV cache of 4,000 tokens"):
             backend.open_context(4000)
-        found = all_logits(context, rows, [4, 1])
+        found = all_logits(backend, rows, [4, 1], context=context)
         assert np.abs(found - expected[:5]).max() < TOLERANCE
         with pytest.raises(OutOfMemoryError, match="for hidden states of 500 tokens"):
-            context.begin(np.zeros(500, np.int64), 5)
-        found = step(context, rows, IDS[5:9], 5, 4)
+            backend.begin([context], np.zeros((1, 500), np.int64), [5])
+        found = step(backend, context, rows, IDS[5:9], 5, 4)
         assert np.abs(found - expected[5:9]).max() < TOLERANCE
 
 
 def test_logits_that_are_not_numbers_are_refused_and_leave_nothing(expected: F32) -> None:
     with on_device() as (backend, _, rows):
         context = backend.open_context(LENGTH)
-        all_logits(context, rows, [3])
+        all_logits(backend, rows, [3], context=context)
         assert isinstance(context, DeviceContext)
         keys = context._kv["keys.0"]
         lines = keys.read()
         lines[4] = np.nan  # of the second of the tokens that come
         keys.write(lines)
         with pytest.raises(NotFiniteError, match="at position 3"):
-            step(context, rows, IDS[3:4], 3)
+            step(backend, context, rows, IDS[3:4], 3)
         # A shorter step must not see what a longer one has left behind.
-        found = [step(context, rows, IDS[at : at + 1], at) for at in (3, 4)]
+        found = [step(backend, context, rows, IDS[at : at + 1], at) for at in (3, 4)]
         assert np.abs(np.concatenate(found) - expected[3:5]).max() < TOLERANCE

@@ -1,4 +1,4 @@
-"""A context with its prompt, and its memory."""
+"""A context: keys and values of a sequence, the prompt that they came from, and their memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import PREFILL_FROM, BackendContext
-from stem_edge.runtime.engine import Context
 from stem_edge.tables.rows import RowLookup
 
 
@@ -25,20 +24,38 @@ class PromptKey:
         return len(self.token_ids) >= PREFILL_FROM
 
 
+NO_PROMPT = PromptKey((), {}, ())
+
+
 def in_steps(tokens: int) -> int:
     """Round up what memory is counted for, because it is provided in pages with tokens of one head."""
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
-class Prefix(Context):
-    """A context with the prompt that it computed, or is computing."""
+class Context:
+    """A sequence's keys and values, with the prompt that it computed or is computing."""
 
-    def __init__(self, prompt: PromptKey, backend: BackendContext) -> None:
-        super().__init__(backend)
-        self.prompt = prompt
+    def __init__(self, backend: BackendContext, prompt: PromptKey = NO_PROMPT) -> None:
+        self.backend, self.prompt = backend, prompt
+        self.position = 0  # tokens processed
+        self.joined = False  # whether its keys and values lie beside others
+        self.length = backend.length  # tokens that its generation may process
         self.nbytes = 0  # of its KV cache, now or before long
         self.reserved = 0  # tokens that fit in nbytes
-        self.rested = True  # False once steps took memory in addition to the KV cache
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit."""
+        return self.length - self.position
+
+    @property
+    def together(self) -> int:
+        """Tokens that the next step may have if each is to get the bits of a step of its own."""
+        return min(self.room, self.backend.together(self.position))
+
+    def rewind(self, position: int) -> None:
+        """Go back to a position, or to the start if its window has left the KV cache."""
+        self.position = position if position >= self.backend.earliest else 0
 
     @property
     def computed(self) -> int:
@@ -57,19 +74,12 @@ class Prefix(Context):
         tokens = min(in_steps(self.length), self.backend.length)
         return max(0, self.backend.nbytes_of(tokens) - self.nbytes)
 
-    def reusable(self, prompt: PromptKey) -> int:
-        """Return how many tokens another prompt can take over from this context."""
-        from stem_edge.runtime.prefixes.reuse import reusable  # where anything is cached
-
-        resumes = self.backend.resumes(len(prompt.token_ids))
-        return reusable(self.prompt, self.computed, prompt, resumes, self.backend.settled)
-
     def go_on(self, prompt: PromptKey, tokens: int) -> None:
         """Become the context of another prompt; its first `tokens` tokens are here."""
         self.rewind(tokens)  # first, because another thread may copy from here
         self.prompt = prompt
 
-    def copy(self, other: Prefix, tokens: int) -> None:
+    def copy(self, other: Context, tokens: int) -> None:
         """Take over the first tokens of another context into this one, which is empty."""
         if arrays := other.backend.kept(tokens) if tokens else []:
             self.backend.restore(arrays, tokens)
@@ -77,14 +87,9 @@ class Prefix(Context):
 
     def settle(self) -> None:
         """Count the memory that the context has, once its call has ended."""
-        self.nbytes, self.reserved, self.rested = self.backend.nbytes, 0, False
+        self.backend.rest()
+        self.nbytes, self.reserved = self.backend.nbytes, 0
         self.reserve(self.position)
-
-    def rest(self) -> None:
-        """Free what steps took in addition to the KV cache, if that was not done. Raises OutOfMemoryError."""
-        if not self.rested:
-            self.backend.rest()
-            self.rested = True
 
     def reserve(self, tokens: int) -> None:
         """Count the memory that the context takes once it has `tokens` tokens.

@@ -1,0 +1,41 @@
+"""Places of arrays in which contexts lie side by side, so that a step of several binds a part of them.
+
+Nothing is copied in a step, and matrices are read once for all of its sequences.
+"""
+
+from __future__ import annotations
+
+from stem_edge.runtime.backends.interface import BackendContext, BackendPlaces
+from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext, Place
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
+
+
+class OrtPlaces(BackendPlaces):
+    """Places for `size` contexts of up to `length` tokens; memory is taken as they fill.
+
+    Raises OutOfMemoryError.
+    """
+
+    def __init__(self, loaded: Loaded, size: int, length: int) -> None:
+        self._size, self._kv = size, KvArrays(loaded, size, length, pads=loaded.rows != "any")
+        self._contexts: list[OrtContext] = []  # in their places
+
+    def join(self, context: BackendContext, tokens: int) -> None:
+        place = len(self._contexts)
+        if not isinstance(context, OrtContext) or place == self._size or tokens > self._kv.length:
+            raise ValueError(
+                f"{tokens} tokens of a {type(context).__name__} are to join {place} sequences; "
+                f"expected up to {self._kv.length} of an OrtContext, and {self._size} sequences"
+            )
+        context.move(Place(self._kv, place), tokens)
+        self._contexts.append(context)
+        self._kv.taken = place + 1
+
+    def leave(self, place: int, tokens: int) -> None:
+        context = self._contexts[place]
+        context.move(Place(context.own), tokens)
+        last = self._contexts.pop()
+        self._kv.taken = len(self._contexts)
+        if last is not context:
+            last.move(Place(self._kv, place), last.filled)
+            self._contexts[place] = last
