@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from device_runs import exact_graphs
@@ -83,12 +83,7 @@ def rows_over(bundle: Bundle, slots: Slots | None, *, overlap: bool = False) -> 
 
 
 def step(
-    backend: Backend,
-    context: BackendContext,
-    rows: Rows,
-    ids: Sequence[int] | np.ndarray,
-    position: int,
-    logits: int = 1,
+    backend: Backend, context: BackendContext, rows: Rows, ids: Any, position: int, logits: int = 1
 ) -> F32:
     """Run a step and return a copy of its logits."""
     tokens = np.asarray(ids, np.int64)

@@ -92,18 +92,17 @@ class GgmlBackend:
     """A loaded model, and its steps. Raises BackendError after `close`."""
 
     def __init__(self, model: GgmlModel) -> None:
-        self._loaded: GgmlModel | None = model
-        self._steps = GgmlSteps(model)
+        self._open: GgmlSteps | None = GgmlSteps(model)
 
     @property
-    def _model(self) -> GgmlModel:
-        if self._loaded is None:
+    def _steps(self) -> GgmlSteps:
+        if self._open is None:
             raise BackendError("this backbone is closed; load the bundle again")
-        return self._loaded
+        return self._open
 
     def open_context(self, length: int) -> GgmlContext:
         """Return an empty context for up to `length` tokens."""
-        return GgmlContext(self._model, length)
+        return GgmlContext(self._steps.model, length)
 
     def open_places(self, size: int, length: int) -> GgmlPlaces:
         """Return places that need no memory."""
@@ -128,6 +127,5 @@ class GgmlBackend:
 
     def close(self) -> None:
         """Release the model; it is freed once no context uses it any more."""
-        self._loaded = None
-        del self._steps
+        self._open = None
         return_freed_memory()
