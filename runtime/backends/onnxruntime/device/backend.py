@@ -20,7 +20,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I32, I64
-from stem_edge.runtime.backends.interface import BackendContext, Resumes, check_logits
+from stem_edge.runtime.backends.interface import Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
@@ -48,7 +48,7 @@ class DeviceBackend:
         self.config, self.sessions, self.memory = config, sessions, memory
         self.slots: Arrays = {} if slots is None else slots.inputs()
 
-    def open_context(self, length: int) -> BackendContext:
+    def open_context(self, length: int) -> DeviceContext:
         """Return an empty context, whose memory is taken at once. Raises OutOfMemoryError."""
         self.memory.collect()
         return DeviceContext(self, length)
