@@ -181,9 +181,9 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 49_316),
-    "tools, lines": Budget(lambda: lines_in("tools"), 4_320),
-    "tests, lines": Budget(lambda: lines_in("tests"), 42_219),
+    "package, lines": Budget(package_lines, 48_435),
+    "tools, lines": Budget(lambda: lines_in("tools"), 4_197),
+    "tests, lines": Budget(lambda: lines_in("tests"), 41_864),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 2_860),
     "classes": Budget(package_classes, 471),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 94)
-PLAIN_LINES = Budget(int, 12_100)
+PLAIN_LINES = Budget(int, 11_944)
 
 
 @pytest.mark.parametrize("name", BUDGETS)
