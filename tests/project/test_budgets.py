@@ -181,10 +181,10 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 48_435),
+    "package, lines": Budget(package_lines, 47_906),
     "tools, lines": Budget(lambda: lines_in("tools"), 4_197),
-    "tests, lines": Budget(lambda: lines_in("tests"), 41_864),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 2_860),
+    "tests, lines": Budget(lambda: lines_in("tests"), 41_748),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 2_705),
     "classes": Budget(package_classes, 471),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 90),
