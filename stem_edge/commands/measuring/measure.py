@@ -9,11 +9,10 @@ from typing import Any
 
 from stem_edge.commands.options.keywords import values_of
 from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading, loading_options
-from stem_edge.drawing import check_plot, draw
 from stem_edge.errors import InputError
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.runs.measure import ROUNDS, measure
-from stem_edge.measuring.runs.plots import plot
+from stem_edge.measuring.runs.plots import check_plot, plot
 from stem_edge.measuring.runs.report import report_table, to_dict
 from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
@@ -66,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
     found = measure(**values_of(args, measure), notify=show_status, **loading_options(args))
     print(json.dumps(to_dict(found), indent=1) if args.json else report_table(found))
     if args.plot is not None:
-        draw(args.plot, lambda path: plot(found, path))
+        plot(found, args.plot)
     return 0

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stem_edge.drawing import LETTERS, check_plot, new_figure, plain, save
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.files.disk import write_whole
 from stem_edge.measuring.runs.report import LABELS
 from stem_edge.measuring.runs.results import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HEIGHT = 4.6  # inches
+FORMATS = (".png", ".pdf", ".svg")
+# Inches, as wide as two columns of a paper; letters in points, as large as a caption's.
+SIZE, LETTERS = (7.0, 4.6), 8
 # Colours of Okabe and Ito, which can also be told apart in grey, and by the colour-blind.
 COLOURS = {
     "anonymous": "#D55E00",
@@ -27,17 +32,38 @@ MB = 1e6
 NARROWEST, WIDE_ENOUGH = 0.02, 0.09
 
 
-def plot(found: Report, path: str | Path) -> None:
-    """Draw a measurement into a .png, .pdf or .svg file. Raises as check_plot does."""
-    path = Path(path)
-    check_plot(path)
-    figure = new_figure(HEIGHT)
+def check_plot(path: Path) -> None:
+    """Raise InputError if a plot cannot be written there, StemEdgeError without matplotlib."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: a plot can only be written as one of {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path.parent}: no such folder; make it first")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise StemEdgeError(
+            "a plot needs matplotlib; install it with: pip install 'stem-edge[plot]'"
+        ) from error
+
+
+def plot(found: Report, path: Path) -> None:
+    """Draw a measurement into a file that `check_plot` allows, and say so. Raises InputError."""
+    from matplotlib.figure import Figure  # rather than pyplot, which may open windows
+
+    figure = Figure(figsize=SIZE, layout="constrained")
     grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
     for draw_panel, place in ((_memory, grid[0, 0]), (_speed, grid[1, 0])):
         axes = figure.add_subplot(place)
         draw_panel(axes, found)
-        plain(axes)
-    save(figure, path)
+        axes.tick_params(labelsize=LETTERS)
+        axes.spines[["top", "right"]].set_visible(False)
+    drawn, done = io.BytesIO(), "replaced" if path.exists() else "wrote"
+    figure.savefig(drawn, dpi=200, format=path.suffix[1:].lower())
+    try:
+        write_whole(path, drawn.getvalue())
+    except OSError as error:
+        raise InputError(f"{path}: cannot write the plot ({error.strerror})") from error
+    print(f"{done} {path}", file=sys.stderr)
 
 
 def _memory(axes: Axes, found: Report) -> None:
@@ -55,7 +81,9 @@ def _memory(axes: Axes, found: Report) -> None:
     peak = next(iter(found.subjects.values())).figures()["peak_anonymous"] / MB
     axes.axhline(peak, color=COLOURS["anonymous"], linewidth=0.8, linestyle="--")
     top = 1.35 * max(map(sum, zip(*values, strict=True)))
-    axes.set(xlabel="time, seconds", ylabel="resident memory, MB", ylim=(0, top))
+    axes.set(ylim=(0, top))
+    axes.set_xlabel("time, seconds", fontsize=LETTERS)
+    axes.set_ylabel("resident memory, MB", fontsize=LETTERS)
     axes.set_xlim(0, max(seconds))
     _mark_phases(axes, found, top)
     name = f"{Path(found.bundle).resolve().name}; dashed: peak of anonymous memory and swap"
@@ -92,4 +120,4 @@ def _speed(axes: Axes, found: Report) -> None:
     ]
     names = [Path(name).name for name in rates]
     axes.barh(names, medians, xerr=spread, color=COLOURS["backbone"], ecolor="black")
-    axes.set(xlabel="tokens decoded a second, by the median step")
+    axes.set_xlabel("tokens decoded a second, by the median step", fontsize=LETTERS)
