@@ -1,6 +1,6 @@
 """The engines: what is known of each before its library is imported, and how it loads a bundle.
 
-An engine is a folder with modules `loader` and `planning`, and an entry in ENGINES. Everything else goes
+An engine is a folder with a module `loader`, and an entry in ENGINES. Everything else goes
 through EngineEntry, EngineLoader, Slots, Backend and Needs.
 """
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Protocol
 
 from stem_edge import __version__
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import BACKBONES, digest, version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
@@ -23,6 +23,7 @@ from stem_edge.runtime.backends.interface import Backend, StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.slots import Slots
+from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.rows import RecordLayout
 
 UNSET = (None, False, "cpu")  # values of options that ask for nothing of an engine
@@ -71,10 +72,11 @@ class EngineEntry:
         found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
         return found | {self.name: self.version()}
 
-    @property
-    def planning(self) -> ModuleType:
-        """Module with memory needs and prepared files, before it runs a bundle."""
-        return import_module(f"{self.folder}.planning")
+    def needs(self, footprint: Footprint, context: int, *, prefill: bool) -> Needs:
+        """Return the needs of a load with all processors of this machine, for plans without one."""
+        module = import_module(f"{self.folder}.loader")
+        found: Needs = module.needs(footprint, context, usable_cpus(), prefill=prefill)
+        return found
 
     def loader(self, bundle: Bundle, options: LoadOptions) -> EngineLoader:
         """Return what loads a bundle, with options that the engine has; it imports the library."""

@@ -47,7 +47,7 @@ class GgmlLoader:
     def needs(self, context: int) -> Needs:
         options = self._options
         footprint = footprint_of(self._bundle.manifest, "ggml").with_kv(options.kv)
-        return ggml_needs(footprint, context, options.cpus)
+        return needs(footprint, context, options.cpus)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
         return BlockSlots(layout, count)
@@ -72,8 +72,8 @@ class GgmlLoader:
         return GgmlBackend(model)
 
 
-def ggml_needs(footprint: Footprint, context: int, threads: int) -> Needs:
-    """Return the needs of a backbone on ggml. Weights stay in their file."""
+def needs(footprint: Footprint, context: int, threads: int, *, prefill: bool = False) -> Needs:
+    """Return the needs of a backbone on ggml, which has no graph for prompts. Weights stay in their file."""
     config = footprint.model
     heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
     # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;

@@ -138,7 +138,7 @@ def fit(
     def planned(kv: KvChoice) -> Fit:
         sizes = footprint.with_kv(kv)
         prefill = sizes.prefill_nbytes > 0 and not crowding(sizes, limit)
-        needs_at = partial(ENGINES[sizes.engine].planning.needs, sizes, prefill=prefill)
+        needs_at = partial(ENGINES[sizes.engine].needs, sizes, prefill=prefill)
         plan, mapped = plan_within(bundle.path, needs_at, left, lengths, sequences)
         needs = needs_at(plan.context_length)
         return Fit(needs, plan, mapped, hits(plan.slots), source, rates, flash)

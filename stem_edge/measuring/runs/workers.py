@@ -14,11 +14,12 @@ from typing import Any, Self
 
 from stem_edge import errors
 from stem_edge.bundle.manifest import TABLES
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import StemEdgeError
+from stem_edge.files.names import cache_folder
 from stem_edge.measuring.memory.sampler import MemorySampler
 from stem_edge.measuring.runs.worker import KINDS
 from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.system.child import code_command
 from stem_edge.system.page_cache import files_in
 from stem_edge.system.process_memory import FileKinds, MemoryReader
@@ -54,22 +55,16 @@ class Subject:
         sizes = {"context": context, "threads": threads}
         return [("start", {}), ("import", {"module": self.module}), ("load", load | sizes)]
 
-    def prepared_folders(self) -> tuple[Path, ...]:
-        """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
-        given = self.options
-        if "engine" not in given:
-            return ()
-        bundle = open_bundle(self.path, given.get("tables"))
-        found = ENGINES[given["engine"]].planning.prepared_folder(
-            bundle, given.get("cache_dir"), given.get("kv", "auto")
-        )
-        return () if found is None else (found,)
+    @property
+    def prepared(self) -> Path:
+        """Folder of prepared backbones, from which files are mapped, too."""
+        return cache_folder(self.options.get("cache_dir")) / PREPARED
 
     def files(self) -> list[Path]:
         """Return all files that loading may read."""
         path = Path(self.path)
         own = [path] if path.is_file() else files_in(path)
-        return [*own, *(file for folder in self.prepared_folders() for file in files_in(folder))]
+        return [*own, *files_in(self.prepared)]
 
 
 @dataclass(frozen=True)
@@ -101,8 +96,7 @@ class WorkerProcess:
             text=True,
         )
         try:
-            folders = (Path(subject.path), *subject.prepared_folders())
-            files = FileKinds(Path(subject.path) / TABLES, folders)
+            files = FileKinds(Path(subject.path) / TABLES, (Path(subject.path), subject.prepared))
             self.sampler = MemorySampler(MemoryReader(self._process.pid, files))
             confine(self._process.pid)
         except BaseException:
