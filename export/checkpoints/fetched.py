@@ -20,7 +20,7 @@ from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_fi
 from stem_edge.files.checkpoint_files import SUFFIX, TOKENIZERS, split_files
 from stem_edge.hub import PREFIX
 from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import Snapshot, fetch, keep_ref, open_snapshot
+from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
 from stem_edge.hub.names import hub_name
 
 ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
@@ -57,7 +57,6 @@ def checkpoint_folder(
     _fetch(snapshot, files)
     if INDEX in files:
         _fetch(snapshot, sorted(indexed_files(snapshot.folder, tensors)))
-    keep_ref(snapshot)
     return snapshot.folder
 
 
@@ -80,7 +79,6 @@ def _gguf(snapshot: Snapshot, file: str) -> Path:
             f"{one_line(', '.join(_ggufs(listing)) or 'no GGUF files', 400)}; give one of those it has"
         )
     _fetch(snapshot, files)
-    keep_ref(snapshot)
     return snapshot.folder / file
 
 

@@ -8,7 +8,7 @@ from stem_edge.bundle.fetched import fetch_checked
 from stem_edge.bundle.manifest import MANIFEST, is_shard, open_manifest
 from stem_edge.errors import BundleError
 from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import Snapshot, fetch, keep_first_ref, keep_ref, open_snapshot
+from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
 from stem_edge.hub.names import HubName, parsed_name
 
 
@@ -30,7 +30,6 @@ def fetched_folder(path: str, *, shards: bool, progress: bool | None) -> Path:
     name = parsed_name(path)
     snapshot = open_snapshot(name, progress)
     if snapshot.lacking([MANIFEST]) and not _is_listed(snapshot):
-        keep_first_ref(snapshot)
         raise NoBundleError(snapshot.name, name)
     fetch(snapshot, [MANIFEST])
     try:
@@ -43,7 +42,6 @@ def fetched_folder(path: str, *, shards: bool, progress: bool | None) -> Path:
         file: entry.sha256 for file, entry in manifest.files.items() if shards or not is_shard(file)
     }
     fetch_checked(snapshot, files)
-    keep_ref(snapshot)
     return snapshot.folder
 
 

@@ -37,7 +37,6 @@ class Snapshot:
     name: HubName  # with the commit
     folder: Path
     progress: bool | None = None  # show a bar on stderr; None: if that is a terminal
-    ref: Path | None = None  # file that records the commit of a branch; None: a commit was given
 
     def lacking(self, files: Collection[str]) -> list[str]:
         """Return the files that are not in the folder yet."""
@@ -62,40 +61,17 @@ def pinned(path: str | Path, progress: bool | None = None) -> str:
     Raises HubError, InputError.
     """
     name = hub_name(path)
-    if name is None:
-        return str(path)
-    snapshot = open_snapshot(name, progress)
-    keep_first_ref(snapshot)
-    return str(snapshot.name)
+    return str(path) if name is None else str(open_snapshot(name, progress).name)
 
 
 def open_snapshot(name: HubName, progress: bool | None = None) -> Snapshot:
     """Resolve a name to a commit, and say so on stderr. Raises HubError."""
-    ref = None if name.pinned else cache() / name.folder / "refs" / (name.revision or MAIN)
-    commit = name if ref is None else _resolve(name, ref, progress)
-    folder = cache() / name.folder / SNAPSHOTS / (commit.revision or "")
-    return Snapshot(commit, folder, progress, ref)
-
-
-def keep_ref(snapshot: Snapshot) -> None:
-    """Record the commit of a branch once its files are there: without a network, the name means it."""
-    if snapshot.ref is not None:
-        with suppress(OSError):  # a cache that cannot be written may have all files
-            snapshot.ref.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(snapshot.ref, snapshot.folder.name.encode())
-
-
-def keep_first_ref(snapshot: Snapshot) -> None:
-    """Record the commit of a branch for later uses that know only the commit.
-
-    This is not done where it would hide an older commit, whose files are there.
-    """
-    if snapshot.ref and (snapshot.folder.is_dir() or kept_commit(snapshot.ref) is None):
-        keep_ref(snapshot)
+    commit = name if name.pinned else _resolve(name, progress)
+    return Snapshot(commit, cache() / name.folder / SNAPSHOTS / (commit.revision or ""), progress)
 
 
 def kept_commit(ref: Path) -> str | None:
-    """Return the commit that a branch was when it was last fetched, if it is in the cache.
+    """Return the commit that a branch was when the hub last told, if it is in the cache.
 
     ref: the file in the hub's cache that records it.
     """
@@ -132,7 +108,9 @@ def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
         )
 
 
-def _resolve(name: HubName, ref: Path, progress: bool | None) -> HubName:
+def _resolve(name: HubName, progress: bool | None) -> HubName:
+    """Return the name of the commit that a branch is, which is recorded for later, without a network."""
+    ref = cache() / name.folder / "refs" / (name.revision or MAIN)
     try:
         sha = _info(name).sha
     except UnreachableError as error:
@@ -146,6 +124,9 @@ def _resolve(name: HubName, ref: Path, progress: bool | None) -> HubName:
         raise HubError(
             f"{name}: the hub names no commit, but {one_line(ascii(sha))}; set HF_ENDPOINT to a hub"
         )
+    with suppress(OSError):  # a cache that cannot be written may have all files
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(ref, sha.encode())
     tell(f"{name} is commit {sha}", progress)
     return name.at(sha)
 
