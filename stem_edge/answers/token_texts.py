@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs
 
 CACHED_TOKENS = 1 << 14
-
-
-class TokenText(NamedTuple):
-    """One token as answers show it."""
-
-    text: str  # as it stands inside a text
-    bytes: tuple[int, ...]
 
 
 class TokenTexts:
@@ -31,11 +24,12 @@ class TokenTexts:
 
     def of(self, token_id: int) -> str:
         """Return the text of a token."""
-        return self._token(token_id).text
+        return self._token(token_id)[0]
 
-    def _read(self, token_id: int) -> TokenText:
+    def _read(self, token_id: int) -> tuple[str, tuple[int, ...]]:
+        """Return a token as it stands inside a text, and its bytes."""
         text = self._model.detokenize([*self._before, token_id], skip_special_tokens=False)
-        return TokenText(text[self._start :], tuple(self._model.token_bytes(token_id)))
+        return text[self._start :], tuple(self._model.token_bytes(token_id))
 
     def chat_logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Return log probabilities in the form of chat completions."""

@@ -136,11 +136,10 @@ class Compute:
         """
         with self._lock:
             _, scheduler = self.check(len(requests))
-            replies = Replies(self._leave)
+            replies = Replies(self._leave, self._ended)
             try:
                 for request in requests:
-                    reply = replies.add(request, events(), self.counters, self._ended)
-                    self._replies[request] = reply
+                    self._replies[request] = replies.add(request, events(), self.counters)
                     scheduler.submit(request)
             except BaseException:
                 replies.close()

@@ -18,7 +18,8 @@ from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.reply import Reply, timings
+from stem_edge.serving.reply import Reply
+from stem_edge.system.memory import own_memory
 
 T = TypeVar("T")
 
@@ -78,8 +79,26 @@ class Service:
         return TokenTexts(self.model)
 
     def timings(self, reply: Reply) -> dict[str, float]:
-        """Return the figures of an answer so far."""
-        return timings(reply, self.compute.counters, self.compute.memory_limit)
+        """Return the figures of an answer so far: times in milliseconds, sizes in bytes.
+
+        Rows and flash are those of all answers since this one was submitted.
+        """
+        request, before, now = reply.request, reply.counters, self.compute.counters
+        computed = request.prompt_tokens - request.cached_tokens
+        return {
+            "prompt_n": computed,
+            "cache_n": request.cached_tokens,
+            "prompt_ms": request.prompt_seconds * 1e3,
+            "prompt_per_second": _rate(computed, request.prompt_seconds),
+            "predicted_n": request.new_tokens,
+            "predicted_ms": request.decode_seconds * 1e3,
+            "predicted_per_second": _rate(request.new_tokens - 1, request.decode_seconds),
+            "row_hits": now.hits - before.hits,
+            "row_misses": now.misses - before.misses,
+            "flash_bytes": now.bytes_read - before.bytes_read,
+            "memory_bytes": own_memory(),
+            "memory_limit": self.compute.memory_limit,
+        }
 
     @cached_property
     def name(self) -> str:
@@ -95,3 +114,7 @@ class Service:
 def service_of(connection: HTTPConnection) -> Service:
     """Return the service of the program that handles a request."""
     return cast(Service, connection.app.state.service)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

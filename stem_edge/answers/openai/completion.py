@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from stem_edge.answers.events import Whole
 from stem_edge.answers.openai.options import MOST_LOGPROBS, Options, head, usage
@@ -62,12 +62,8 @@ class CompletionBody(Options, kw_only=True):
         return top
 
 
-@dataclass(frozen=True)
-class Echo:
-    """Text before an answer: nothing, or the prompt."""
-
-    text: str
-    found: list[TokenLogprobs | int]  # its tokens, the first without log probabilities
+# Text before an answer, nothing or the prompt; and its tokens, the first without log probabilities.
+Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
 
 
 @dataclass(frozen=True)
@@ -92,11 +88,10 @@ class Asked:
         reason: str | None = None,
     ) -> dict[str, Any]:
         """Return a choice, or a piece of one. first: after the echo. offset: characters before."""
-        echo = self.echoes[number // self.count] if first else Echo("", [])
-        logprobs, tokens = None, [*echo.found, *(found or ())]
-        if tokens:
-            logprobs = self.texts.logprobs(tokens, offset)
-        text = echo.text + text
+        before, tokens = self.echoes[number // self.count] if first else ("", [])
+        tokens = [*tokens, *(found or ())]
+        logprobs = self.texts.logprobs(tokens, offset) if tokens else None
+        text = before + text
         return {"text": text, "index": number, "logprobs": logprobs, "finish_reason": reason}
 
     def completion(self, name: str, answers: Sequence[Whole]) -> dict[str, Any]:
@@ -134,5 +129,5 @@ def prepare(
             text = model.detokenize(ids, skip_special_tokens=False)
             text = prompt if isinstance(prompt, str) else text
         scored = body.echo and body.logprobs is not None
-        echoes.append(Echo(text, [ids[0]] if scored else []))
+        echoes.append((text, [ids[0]] if scored else []))
     return Asked(body, texts, requests, echoes, count, params is not None)

@@ -38,13 +38,13 @@ async def completions(request: Request) -> Response:
 def _scores(service: Service, asked: Asked) -> Generator[None]:
     """Find the log probabilities of the prompts, in the compute thread: of some tokens at a time."""
     scorer, compute = Scorer(service.model, reuse=False), service.compute
-    for echo, request in zip(asked.echoes, asked.requests[:: asked.count], strict=True):
+    for (_, found), request in zip(asked.echoes, asked.requests[:: asked.count], strict=True):
         while (room := compute.scheduler.room(request.prompt_tokens)) is None:
             yield  # for memory
         if request.prompt_tokens > 1:
             with room:
                 for logprobs in scorer.text(request.prompt, asked.body.logprobs or 0):
-                    echo.found.extend(logprobs)
+                    found.extend(logprobs)
                     yield
 
 
