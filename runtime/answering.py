@@ -118,7 +118,8 @@ class Answering(ModelText):
         from stem_edge.runtime.texts import process  # for logits alone
 
         try:
-            with self.empty_context(len(ids)) as context, self._recorder() as record, lookups:
+            record = self._recorder()
+            with self.empty_context(len(ids)) as context, lookups:
                 yield from process(self.engine, context, ids, lookups.prompt, every=True)
                 record.prefilled(len(ids))
         except MemoryError as error:
@@ -146,7 +147,8 @@ class Answering(ModelText):
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.
         """
-        return self._run(self.request(prompt, params, stem_ids=stem_ids, **options))
+        request = self.request(prompt, params, stem_ids=stem_ids, **options)
+        return Loop(self.engine, self._prefixes, self.stepping).run(request, self._recorder)
 
     def request(
         self,
@@ -216,10 +218,6 @@ class Answering(ModelText):
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self.engine.check_usable()
         return self._prompts.ids(prompt)
-
-    def _run(self, request: Request) -> Generator[Chunk]:
-        with self._recorder() as record:
-            yield from Loop(self.engine, self._prefixes, self.stepping, record).run(request)
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""

@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -123,7 +124,8 @@ class Engine:
 
         Not a context manager: an interrupt at the start of its __exit__ would leave the lock held.
         """
-        self.check_usable()  # first without the lock: after a fork it may be held for ever
+        if self._closing or os.getpid() != self._process:
+            self.check_usable()  # without the lock: after a fork it may be held for ever
         with self._lock:
             if self._closing:  # meanwhile
                 raise InputError(CLOSED)
@@ -179,7 +181,7 @@ class Engine:
 
     def expect(self, step: Step) -> None:
         """Start reading the rows of the next step."""
-        self.in_turn(lambda: self.rows.expect(step.row_ids, step.logits))
+        self.in_turn(partial(self.rows.expect, step.row_ids, step.logits))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Row ids int64 [n] that stand for lookups [n] until they are released."""

@@ -112,12 +112,6 @@ class Recorder:
         self._started = time.perf_counter()
         self._before = rows.counters()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._update()
-
     def prefilled(self, tokens: int, cached: int = 0, seconds: float | None = None) -> None:
         """Note the end of a prompt; its first `cached` tokens had been computed before.
 
@@ -128,7 +122,7 @@ class Recorder:
         self._stats.cached_tokens += cached
         since = time.perf_counter() - self._started
         self._stats.prefill_seconds += since if seconds is None else seconds
-        self._update()
+        self.update()
 
     def sampled(self, *, drafted: bool = False) -> None:
         """Note that a token was chosen. drafted: whether it was guessed."""
@@ -146,9 +140,10 @@ class Recorder:
         self._stats.decode_steps += 1
         self._stats.decode_records += records
         self._stats.drafted_tokens += drafted
-        self._update()
+        self.update()
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Note what cache and store have counted so far."""
         before = vars(self._before)
         for name, count in vars(self._rows.counters()).items():
             setattr(self._stats, STATS_OF.get(name, name), count - before[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
@@ -16,22 +16,19 @@ from stem_edge.system.memory import raise_out_of_memory
 
 
 class Loop:
-    """Computes one answer, as Model.generate does. A Scheduler computes several together.
+    """Computes one answer, as Model.generate does. A Scheduler computes several together."""
 
-    record: counts tokens and times.
-    """
+    _record: Recorder  # counts tokens and times
 
-    def __init__(
-        self, engine: Engine, prefixes: Prefixes, stepping: Stepping, record: Recorder
-    ) -> None:
+    def __init__(self, engine: Engine, prefixes: Prefixes, stepping: Stepping) -> None:
         self._engine, self._prefixes, self._stepping = engine, prefixes, stepping
-        self._record = record
         self._most = min(MOST, engine.logit_tokens)  # tokens of a step with drafts
         self._forced = MOST if stepping.same_bits or not stepping.exact else 0
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
-    def run(self, request: Request) -> Generator[Chunk]:
+    def run(self, request: Request, recorder: Callable[[], Recorder]) -> Generator[Chunk]:
         """Compute an answer; yield its chunks. Raises its error after the chunks before it."""
+        self._record = recorder()
         failure: Exception | None = None
         try:
             while failure is None and not request.ended:
@@ -40,12 +37,14 @@ class Loop:
                     self._advance(request)
                 except Exception as error:
                     failure = error
-                yield from (chunk for _, chunk in self._chunks)
+                for _, chunk in self._chunks:
+                    yield chunk
             if isinstance(failure, MemoryError):
                 raise_out_of_memory(failure, "to generate", LESS_MEMORY)
             if failure is not None:
                 raise failure
         finally:
+            self._record.update()
             request.end(failure)
             failure = None  # which would keep this frame, and with it the context
 
@@ -103,7 +102,7 @@ class Loop:
         started = time.perf_counter()
         if request.guesses.quick:
             request.next = request.drafted(self._most, self._forced)
-        self._expect(request.next or request.last)
+        self._engine.expect(request.next or request.last)
         request.draft_seconds = time.perf_counter() - started
 
     def _expect(self, step: Step | None) -> None:

@@ -170,7 +170,7 @@ class Request:
             left -= 1
             yield True
         else:
-            self._choose(logits[-1], context.room)
+            self._choose(logits[-1], self.length - len(self.answer.seen))
         yield False
 
     def choose(self, logits: F32) -> None:

@@ -46,7 +46,8 @@ class Scheduler(Loop):
         *,
         steady: bool = False,
     ) -> None:
-        super().__init__(engine, prefixes, stepping, record)
+        super().__init__(engine, prefixes, stepping)
+        self._record = record
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._length, self._nbytes_of = length, nbytes_of

@@ -121,7 +121,8 @@ class BoundGraphs:
         self._bind_kv(*contexts[0].place)
         self._contexts, self._begins = contexts, positions
         ends = [position + count for position in positions] + [1] * padded
-        self.ropes.fill(max(ends))
+        if max(ends) > self.ropes.filled:
+            self.ropes.fill(max(ends))
         self._token_ids[:sequences] = token_ids
         self._lengths[""].write(ends)
         if self._has_windows:

@@ -51,7 +51,8 @@ class RopeArrays:
     """Graph inputs with the rotations of positions up to `length`. Raises OutOfMemoryError."""
 
     def __init__(self, config: ModelConfig, length: int) -> None:
-        self._config, self.length, self._filled = config, length, 0
+        self._config, self.length = config, length
+        self.filled = 0  # positions whose rotations are computed
         self._arrays = {
             name: empty((length, table.shape[1]), np.float32, "the RoPE tables")
             for name, table in padded_ropes(config, 0).items()
@@ -63,11 +64,11 @@ class RopeArrays:
 
     def fill(self, positions: int) -> None:
         """Compute the rotations of the first positions, as far as that has not been done."""
-        while self._filled < min(positions, self.length):
-            start, stop = self._filled, min(self._filled + ROPE_BLOCK, self.length)
+        while self.filled < min(positions, self.length):
+            start, stop = self.filled, min(self.filled + ROPE_BLOCK, self.length)
             for name, table in padded_ropes(self._config, stop, start).items():
                 self._arrays[name][start:stop] = table
-            self._filled = stop
+            self.filled = stop
 
 
 def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[str, F32]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,7 +187,9 @@ class BoundSession:
     """Runs a graph over memory that is bound once."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
-        self._session, self._binding = session, session.io_binding()
+        self._binding = session.io_binding()
+        # Runs the graph. Raises what onnxruntime raises.
+        self.run = partial(session.run_with_iobinding, self._binding)
         self.inputs = {value.name for value in session.get_inputs()}
         self.outputs = {value.name for value in session.get_outputs()}
         self._bound: dict[str, ort.OrtValue] = {}  # keeps alive what the binding points to
@@ -213,7 +215,3 @@ class BoundSession:
     def feed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Bind host arrays. The CPU reads an input's contents at each run, a device copies them now."""
         self.bind({n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in arrays.items()})
-
-    def run(self) -> None:
-        """Run the graph. Raises what onnxruntime raises."""
-        self._session.run_with_iobinding(self._binding)
