@@ -32,7 +32,7 @@ from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import parse_size
 from stem_edge.system.memory import usable_cpus
-from stem_edge.system.page_cache import drop_pages, make_cold
+from stem_edge.system.page_cache import drop_pages
 from stem_edge.system.processor import cpu_info
 
 ROUNDS = 3
@@ -177,7 +177,7 @@ class _Runs:
 
     def _open(self, subject: Subject, confine: Callable[[int], None]) -> WorkerProcess:
         if self._fresh:
-            make_cold(subject.files())
+            drop_pages(subject.files())
         return WorkerProcess(subject, confine)
 
     def _load_once(self, subject: Subject) -> None:
