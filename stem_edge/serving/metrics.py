@@ -25,7 +25,7 @@ ROWS = {
 }
 
 
-class Metrics:
+class Metrics(Collector):
     """Counts what becomes of answers; in a registry of its own, so that several can be in a process."""
 
     def __init__(self) -> None:
@@ -68,20 +68,15 @@ class Metrics:
 
     def watch(self, compute: Compute) -> None:
         """Show the state of the compute thread, too."""
-        self._registry.register(_State(compute))
+        self._compute = compute
+        self._registry.register(self)
 
     def text(self) -> bytes:
         """Return all figures, as Prometheus reads them."""
         return generate_latest(self._registry)
 
-
-class _State(Collector):
-    """Figures that are read when they are asked for."""
-
-    def __init__(self, compute: Compute) -> None:
-        self._compute = compute
-
     def collect(self) -> Iterator[Metric]:
+        """Yield figures that are read when they are asked for."""
         compute = self._compute
         yield GaugeMetricFamily(
             "stem_edge_running", "Answers under way", max(0, compute.busy - compute.queued)
@@ -99,4 +94,5 @@ class _State(Collector):
             yield GaugeMetricFamily("stem_edge_memory_bytes", taken, own_memory())
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # so that nothing is collected when it is registered
+        """Yield nothing, so that nothing is collected when it is registered."""
+        return iter(())

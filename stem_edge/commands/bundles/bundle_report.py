@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, QualityReport, is_shard
+from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, QualityReport
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
@@ -20,7 +20,7 @@ from stem_edge.shown import format_size, printable
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.text_table import cut
 
-FILES_SHOWN, WIDTH = 12, 56
+WIDTH = 56
 # Fields of the model that have lines of their own, or that no reader of the table looks for.
 APART = {
     *("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "stem_layers"),
@@ -51,8 +51,8 @@ def bundle_table(bundle: Bundle) -> str:
         lines.append(
             f"its tables' shards are at {printable_url(bundle.tables)}, and were not looked at"
         )
-    sections = [part(bundle.manifest) for part in (_model, _storage, _quality)]
-    for rows in (*sections, _files(bundle)):
+    for part in (_model, _storage, _quality):
+        rows = part(bundle.manifest)
         lines += ["", *(f"{name:<22}{value}".rstrip() for name, value in rows)]
     return "\n".join(lines)
 
@@ -61,11 +61,6 @@ Rows = Iterator[tuple[str, str]]
 
 
 def _model(manifest: Manifest) -> Rows:
-    yield from _architecture(manifest)
-    yield from _settings(manifest)
-
-
-def _architecture(manifest: Manifest) -> Rows:
     model = manifest.model
     layers = ", ".join(map(str, model.stem_layers)) or "none, a dense model"
     total = model.backbone_parameters + model.table_parameters
@@ -80,6 +75,7 @@ def _architecture(manifest: Manifest) -> Rows:
     yield "parameters", f"{total:,}"
     yield "  in tables", f"{model.table_parameters:,} ({model.table_parameters / total:.0%})"
     yield "  active per token", f"{model.active_parameters:,}"
+    yield from _settings(manifest)
 
 
 def _sizes(model: ModelConfig, name: str) -> str:
@@ -188,17 +184,6 @@ def _comparison(report: QualityReport) -> Rows:
         yield "same best token", f"at {report.agreement:.1%} of positions"
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
     yield "logit difference", f"{difference} (logits up to {report.greatest_logit:g})"
-
-
-def _files(bundle: Bundle) -> Rows:
-    manifest = bundle.manifest
-    names = sorted(manifest.files)
-    for name in names[:FILES_SHOWN]:
-        far = bundle.tables is not None and is_shard(name)
-        yield format_size(manifest.files[name].nbytes), name + " (elsewhere)" * far
-    if rest := names[FILES_SHOWN:]:
-        nbytes = sum(manifest.files[name].nbytes for name in rest)
-        yield format_size(nbytes), f"in {len(rest)} more files"
 
 
 def tables_nbytes(manifest: Manifest) -> int:

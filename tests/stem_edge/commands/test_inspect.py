@@ -8,7 +8,6 @@ from manifests import LAYOUT, NAMES, make_bundle
 
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.main import main
-from stem_edge.shown import format_size
 
 Capture = pytest.CaptureFixture[str]
 
@@ -52,9 +51,6 @@ def test_text(bundle: Path, capsys: Capture) -> None:
         "logit difference": "0.125 at most, on 3 tokens (logits up to 4)",
     }
     assert expected.items() <= shown(out).items()
-    assert out.splitlines()[-len(NAMES) :] == [
-        format_size((bundle / name).stat().st_size).ljust(22) + name for name in NAMES
-    ]
 
 
 def test_json(bundle: Path, capsys: Capture) -> None:

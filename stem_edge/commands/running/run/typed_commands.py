@@ -22,13 +22,11 @@ ENDS = (EXIT, "/quit", "/bye")
 HELP = {
     "/undo": "take the last message and its answer back",
     "/retry": "answer the last message again",
-    "/edit TEXT": "put this in place of the last message, and answer it",
     "/new": "forget all messages but the system message",
     "/set NAME VALUE": "change temperature, top_p, seed and so on; without, show all",
     "/system TEXT": "set the system message; without TEXT, remove it",
     "/save FILE": "save the conversation",
     "/load FILE": "go on with a saved conversation",
-    "/stats": "all figures of the last answer",
     "/help": "show this",
     EXIT: "end, as Ctrl-D, /quit and /bye do",
 }
@@ -57,20 +55,6 @@ def _unknown(name: str) -> InputError:
 
 def _undo(session: Session, _: str) -> None:
     session.note(f"taken back: {cut(printable(session.conversation.undo()), 60, '...')}")
-
-
-def _edit(session: Session, text: str) -> None:
-    if not text:
-        raise InputError("no message; give the new one after the command, like /edit Hello")
-    messages = session.conversation.messages
-    before = [*messages]
-    session.conversation.undo()
-    left = len(messages)
-    try:
-        session.send(text)
-    finally:
-        if len(messages) == left:  # refused, or stopped before an answer
-            messages[:] = before
 
 
 def _new(session: Session, _: str) -> None:
@@ -141,13 +125,6 @@ def _load(session: Session, name: str) -> None:
         session.note(f"the last, by {last['role']}: {shown_lines(last['content'])}")
 
 
-def _stats(session: Session, _: str) -> None:
-    stats = session.model.stats
-    used = stats.prompt_tokens + stats.new_tokens
-    session.tell(stats.line() if used else "no answer yet")
-    session.tell(f"context: {used} of {session.model.plan.context_length} tokens")
-
-
 def _help(session: Session, _: str) -> None:
     width = max(map(len, HELP))
     session.tell("\n".join(f"{fill(name, width)}  {what}" for name, what in HELP.items()))
@@ -157,13 +134,11 @@ def _help(session: Session, _: str) -> None:
 COMMANDS = {
     "/undo": _undo,
     "/retry": lambda session, _: session.retry(),
-    "/edit": _edit,
     "/new": _new,
     "/set": _set,
     "/system": _system,
     "/save": _save,
     "/load": _load,
-    "/stats": _stats,
     "/help": _help,
 }
 
