@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.opening import open_bundle
     from stem_edge.edit_files.file import Edit, read_edit
-    from stem_edge.editing.making import make_edit, make_row_edit
+    from stem_edge.editing.making import make_edit
     from stem_edge.export import export_bundle
     from stem_edge.measuring.planning.fit import fit
     from stem_edge.measuring.quality.quality import evaluate
@@ -53,7 +53,6 @@ __all__ = [
     "fit",
     "load",
     "make_edit",
-    "make_row_edit",
     "measure",
     "memory_plan",
     "open_bundle",
@@ -70,7 +69,7 @@ _HOMES = {
     "bundle.opening": ("open_bundle",),
     "runtime.rows.table_arrays": ("open_tables",),
     "edit_files.file": ("Edit", "read_edit"),
-    "editing.making": ("make_edit", "make_row_edit"),
+    "editing.making": ("make_edit",),
     "export": ("export_bundle",),
     "measuring.planning.fit": ("fit",),
     "measuring.quality.quality": ("evaluate",),

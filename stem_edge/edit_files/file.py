@@ -61,7 +61,7 @@ Change: TypeAlias = Replacement | NewRows
 
 
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Edit of a bundle's knowledge, made by stem_edge.make_edit or stem_edge.make_row_edit."""
+    """Edit of a bundle's knowledge, made by stem_edge.make_edit."""
 
     made_for: Annotated[
         str, msgspec.Meta(pattern="^[0-9a-f]{64}$")

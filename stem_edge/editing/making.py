@@ -1,27 +1,22 @@
-"""Make edits from texts or from new values of rows, checked against their bundle."""
+"""Make edits from texts, checked against their bundle."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.edit_files.file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
+from stem_edge.edit_files.file import MAX_TEXT, SCOPES, Edit, Replacement, Scope, tables_id
 from stem_edge.edit_files.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.composing import pack_row
-from stem_edge.tables.rows import RecordLayout
 
 
 def make_edit(
@@ -55,7 +50,7 @@ def make_edit(
     do not fit, and BundleError.
     """
     bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    _layout(bundle)
+    _check_rows(bundle)
     source, target = _text("source", source), _text("target", target)
     if scheme not in SCHEMES:
         raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
@@ -83,55 +78,8 @@ def make_edit(
     return edit
 
 
-def make_row_edit(
-    bundle: str | Path | Bundle,
-    rows: Mapping[int, npt.ArrayLike] | Mapping[str, npt.ArrayLike],
-    *,
-    layers: Sequence[int] | None = None,
-) -> Edit:
-    """Make an edit that gives tokens rows of new values, everywhere.
-
-    rows: token (its id, or a text that is one token) -> float32 [layers, row width]. Values are
-        stored in the table's type, so that int8 and int4 tables round them.
-    layers: STEM layers that the values are for. Default: all.
-
-    Raises InputError for tokens, layers or values that do not fit, and BundleError.
-    """
-    bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    layout, chosen = _layout(bundle), _layers(bundle, layers)
-    codec = TextCodec(bundle.file(TOKENIZER))
-    packed: dict[int, tuple[bytes, ...]] = {}
-    for token, values in rows.items():
-        number = one_token(bundle, codec, token)
-        if number in packed:
-            raise InputError(f"token {token!r} is given twice: it is token {number}")
-        packed[number] = _packed(layout, token, values, len(chosen))
-    if not packed:
-        raise InputError("no rows; give at least one token with its values")
-    change = NewRows(rows=packed)
-    return Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope="everywhere")
-
-
-def _packed(
-    layout: RecordLayout, token: int | str, values: npt.ArrayLike, layers: int
-) -> tuple[bytes, ...]:
-    expected = (layers, layout.row_width)
-    try:
-        with np.errstate(over="ignore"):  # needs no warning: an overflow is refused as inf below
-            found = np.asarray(values, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"rows of token {token!r} are not numbers ({error})") from None
-    if found.shape != expected:
-        raise InputError(f"rows of token {token!r} have shape {found.shape}; expected {expected}")
-    if not np.isfinite(found).all():
-        raise InputError(f"rows of token {token!r} have values that are not finite")
-    try:
-        return tuple(pack_row(layout, row) for row in found)
-    except ValueError as error:
-        raise InputError(f"rows of token {token!r}: {error}") from error
-
-
-def _layout(bundle: Bundle) -> RecordLayout:
+def _check_rows(bundle: Bundle) -> None:
+    """Raise InputError for a bundle without rows of tokens."""
     if bundle.manifest.tables is None:
         raise InputError(f"{bundle.path}: a dense model has no rows that could be edited")
     if bundle.manifest.model.ngram_order:
@@ -139,7 +87,6 @@ def _layout(bundle: Bundle) -> RecordLayout:
             f"{bundle.path}: the rows of this model belong to n-grams, and edits change those of "
             "tokens; give the bundle of a model with a row for each token"
         )
-    return bundle.manifest.tables
 
 
 def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> tuple[int, ...]:

@@ -203,8 +203,6 @@ def test_models_that_have_nothing_to_edit(shared: Path) -> None:
     dense = models.bundle_of("dense", ORT, shared)
     with pytest.raises(InputError, match="dense"):
         stem_edge.make_edit(dense, "cat", "dog")
-    with pytest.raises(InputError, match="dense"):
-        stem_edge.make_row_edit(dense, {5: [[1.0]]})
     with stem_edge.load(dense) as model, pytest.raises(InputError, match="dense"):
         model.logits([1, 2], stem_ids=[1, 2])
     with pytest.raises(InputError, match="mean of experts"):

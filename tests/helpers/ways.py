@@ -18,6 +18,7 @@ from oracle import Answer, Oracle, RowOf
 from servers import client_of
 
 import stem_edge
+from stem_edge.edit_files.file import Edit, NewRows, tables_id
 from stem_edge.errors import InputError
 from stem_edge.numerics.distributions import divergence
 from stem_edge.runtime import Model
@@ -194,12 +195,15 @@ def edited(case: Case) -> None:
             other = next(token for token in [*plain.ids, *ids, 65] if token != one)
             swap = {one: other, other: one}
             with stem_edge.open_tables(case.path) as tables:
-                rows = {
-                    t: np.stack([tables[np.array([r]), layer][0] for layer in tables.layers])
-                    for t, r in swap.items()
-                }
+                records = {t: tables.records(np.array([r])) for t, r in swap.items()}
+            rows = {
+                t: tuple(map(bytes, r.reshape(len(tables.layers), -1))) for t, r in records.items()
+            }
+            made_for, layers = tables_id(model.bundle), tables.layers
+            change = NewRows(rows=rows)
+            edit = Edit(made_for=made_for, change=change, layers=layers, scope="everywhere")
             text = [*ids, one, other, *ids[-3:]]
-            with model.edited(stem_edge.make_row_edit(model.bundle, rows)):
+            with model.edited(edit):
                 found = answered(model, text)
             case.check(text, found, [swap.get(t, t) for t in [*text, *found.ids]])
             case.check(text, answered(model, text))

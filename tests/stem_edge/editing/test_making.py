@@ -14,7 +14,7 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge import make_edit, make_row_edit
+from stem_edge import make_edit
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import Replacement, check_edit, tables_id
@@ -76,10 +76,8 @@ def test_numpys_integers_can_be_saved(bundle: Bundle, tmp_path: Path) -> None:
     made = make_edit(
         bundle, "cat", "mouse", scheme="subset", subset=numbers, layers=numbers[1:], pad=numbers[2]
     )
-    width = 64
-    rows = make_row_edit(bundle, {numbers[1]: np.ones((1, width))}, layers=numbers[2:])
     long = make_edit(bundle, "x" * 4096, "é" * 2048)  # the greatest length
-    for one in (made, rows, long):
+    for one in (made, long):
         one.save(tmp_path / "one.edit")
         assert stem_edge.read_edit(tmp_path / "one.edit") == one
 
@@ -136,33 +134,6 @@ def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
         assert isinstance(made.change, Replacement) and made.change.pad == ord("#")
     make_edit(copy, "cat", "ox", scheme="copy")
     make_edit(copy, "cat", "dog")
-
-
-def test_rows_of_new_values_are_checked(bundle: Bundle) -> None:
-    good = np.ones((2, 64))
-    for rows, message in [
-        ({}, "no rows; give at least one token"),
-        ({5: np.ones(64)}, r"shape \(64,\); expected \(2, 64\)"),
-        ({5: np.ones((1, 64))}, "shape"),
-        ({5: np.ones((2, 63))}, "shape"),
-        ({5: np.full((2, 64), np.nan)}, "not finite"),
-        ({5: np.full((2, 64), 1e300)}, "not finite"),
-        ({5: [["a"] * 64] * 2}, "are not numbers"),
-        ({5: [[1.0], [2.0, 3.0]]}, "are not numbers"),
-        ({300: good}, "token id 300"),
-        ({-1: good}, "token id -1"),
-        ({5.0: good}, "expected an integer"),
-        ({"ab": good}, "'ab' is 2 tokens"),
-        ({"": good}, "'' is 0 tokens"),
-        ({"a": good, 97: good}, "is given twice"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            make_row_edit(bundle, rows)  # type: ignore[arg-type]
-    for message, layers in (("layers are 0", [0]), ("layers are none", [])):
-        with pytest.raises(InputError, match=message):
-            make_row_edit(bundle, {5: good}, layers=layers)
-    mixed: dict[Any, Any] = {5: good, "a": good.tolist()}
-    check_edit(make_row_edit(bundle, mixed), bundle)
 
 
 @pytest.mark.parametrize(
