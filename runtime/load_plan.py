@@ -74,26 +74,24 @@ def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
 
 def loader_of_kv(
     bundle: Bundle, engine: str, options: LoadOptions, later: int
-) -> tuple[EngineLoader, Room]:
-    """Return the engine's loader for keys and values of the type asked for, and the memory beside it.
+) -> tuple[EngineLoader, Room, MemoryPlan]:
+    """Return the engine's loader for keys and values of the type asked for, the memory beside it, and its plan.
 
     "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
-    later: bytes that this process will take beside the model.
+    later: bytes that this process will take beside the model. Raises MemoryPlanError.
     """
     usual = loader(bundle, engine, options)  # first, because it imports the engine's library
     room = _room(bundle, options, later)
-    if options.kv != "auto":
-        return usual, room
-    with suppress(MemoryPlanError):
-        plan = plan_load(bundle, usual.needs, options, room)
-        if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
-            return usual, room
-    with suppress(InputError, MemoryPlanError):
-        small = dataclasses.replace(options, kv=SMALL_KV)
-        fitting = loader(bundle, engine, small)
-        plan_load(bundle, fitting.needs, small, room)
-        return fitting, room
-    return usual, room
+    if options.kv == "auto":
+        with suppress(MemoryPlanError):
+            plan = plan_load(bundle, usual.needs, options, room)
+            if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
+                return usual, room, plan
+        with suppress(InputError, MemoryPlanError):
+            small = dataclasses.replace(options, kv=SMALL_KV)
+            fitting = loader(bundle, engine, small)
+            return fitting, room, plan_load(bundle, fitting.needs, small, room)
+    return usual, room, plan_load(bundle, usual.needs, options, room)
 
 
 def plan_load(

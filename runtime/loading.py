@@ -139,8 +139,8 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
 
         draft, nbytes = drafting(bundle, options)
         later += nbytes
-    loader, room = loader_of_kv(bundle, chosen, options, later)
-    plan = plan_load(bundle, loader.needs, options, room)  # before work that may be for nothing
+    # Before work that may be for nothing.
+    loader, room, plan = loader_of_kv(bundle, chosen, options, later)
     if loader.prepare():
         plan = plan_load(bundle, loader.needs, options, room)
     text.room = text_room(plan, options)

@@ -9,7 +9,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load
+from stem_edge.runtime.load_plan import loader_of_kv, open_text
 from stem_edge.runtime.speculation.draft_bundle import draft_bundle
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     later = open_text(bundle, options).nbytes_to_come + drafting(bundle, options)[1]
-    loader, room = loader_of_kv(bundle, chosen, options, later)
-    return plan_load(bundle, loader.needs, options, room)
+    return loader_of_kv(bundle, chosen, options, later)[2]
 
 
 def drafting(bundle: Bundle, options: LoadOptions) -> tuple[tuple[Bundle, LoadOptions] | None, int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from stem_edge.bundle.footprint import FLOAT, Footprint
+from stem_edge.config import ModelConfig
+from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, DeviceNeeds, Needs, Part
 from stem_edge.runtime.backends.onnxruntime.needs import (
@@ -10,7 +14,6 @@ from stem_edge.runtime.backends.onnxruntime.needs import (
     fixed_nbytes,
     logits_nbytes,
 )
-from stem_edge.runtime.backends.onnxruntime.prepared.deciding import largest_product
 
 # Kept by a provider's library in this process.
 HOST_FIXED_NBYTES = 64 << 20
@@ -32,7 +35,7 @@ def device_needs(
     footprint = footprint.without_windows().with_kv("fp32")
     config, tables = footprint.model, footprint.tables
     cached = max(2 * layer.n_kv_heads * head_width(layer) for layer in config.layers)
-    once = 2 * cached * (context + CHUNK_TOKENS) + 2 * largest_product(config)
+    once = 2 * cached * (context + CHUNK_TOKENS) + 2 * _largest_product(config)
     values = SCORE_ARRAYS * config.n_heads * context
     values += ROW_ARRAYS * tables.row_width if tables is not None else 0
     masks = len({layer.window for layer in config.layers}) * MASK_VALUE_NBYTES * context
@@ -54,3 +57,13 @@ def device_needs(
 def device_weights_nbytes(footprint: Footprint) -> int:
     """Return the bytes of weights on a device, which keeps their codes."""
     return DEVICE_FIXED_NBYTES + footprint.backbone_nbytes
+
+
+def _largest_product(config: ModelConfig) -> int:
+    """Return the values of the largest matrix that is multiplied at once."""
+    wide = [one.d_ff for one in config.layers]
+    wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
+    if config.ngram_order:
+        project = config.layer_shapes(config.stem_layers[0])["project"]
+        wide.append(prod(project) // config.dim)
+    return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

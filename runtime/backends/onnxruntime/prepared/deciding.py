@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.bundle.opening import Bundle
-from stem_edge.config import ModelConfig
-from stem_edge.graph.linear import SPLIT_VALUES
-from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import apart_nbytes, cpu_needs
@@ -41,16 +36,6 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
         memory=max(WORKER_NBYTES + COPIES_OF_GROUP * group, MEASURING_NBYTES + steps),
         seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
     )
-
-
-def largest_product(config: ModelConfig) -> int:
-    """Return the values of the largest matrix that is multiplied at once."""
-    wide = [one.d_ff for one in config.layers]
-    wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
-    if config.ngram_order:
-        project = config.layer_shapes(config.stem_layers[0])["project"]
-        wide.append(prod(project) // config.dim)
-    return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
 
 
 def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
