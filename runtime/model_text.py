@@ -13,7 +13,6 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.lookups import check_text, checked_ids
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec, shorten
-from stem_edge.sampling import Sampling
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.chat import Chat, Messages, Tools
@@ -47,12 +46,13 @@ class ModelText:
         """The model description."""
         return self.bundle.manifest.model
 
-    def chosen(self, params: SamplingParams, otherwise: Sampling | None = None) -> SamplingParams:
+    def chosen(self, params: SamplingParams, otherwise: Mapping[str, float] = {}) -> SamplingParams:
         """Return params with a value for all that the caller left to the model.
 
         otherwise: for a model that names no temperature of its own; default: greedy.
         """
-        return params.resolved(self.bundle.manifest.sampling, otherwise)
+        own = self.bundle.manifest.sampling
+        return params.resolved({} if own is None else own.values(), otherwise)
 
     def tokenize(
         self,

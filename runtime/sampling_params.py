@@ -109,16 +109,22 @@ class SamplingParams:
             raise _refused("top_p", self.top_p, "a number above 0, up to 1.0")
         self._check_others()
 
-    def resolved(
-        self, own: sampling.Sampling | None = None, otherwise: sampling.Sampling | None = None
-    ) -> Self:
-        """Return these with a value for all that is None; see stem_edge.sampling.resolved."""
-        given = {name: getattr(self, name) for name in sampling.RANGES}
-        given = {name: value for name, value in given.items() if value is not None}
-        if len(given) == len(sampling.RANGES):
+    def resolved(self, own: Mapping[str, float] = {}, otherwise: Mapping[str, float] = {}) -> Self:
+        """Return these with a value for all that is None: the model's own, else a neutral one.
+
+        otherwise: for a model that names no temperature. A given temperature of 0 is greedy, so that
+        what is not given is neutral then. Filters without a temperature sample at 1.
+        """
+        fields = {name: getattr(self, name) for name in sampling.RANGES}
+        given = {name: value for name, value in fields.items() if value is not None}
+        if len(given) == len(fields):
             return self
-        values: dict[str, Any] = sampling.resolved(given, own, otherwise)
-        return replace(self, **values)
+        neutral, said = sampling.NEUTRAL, dict[str, Any]()
+        if self.temperature != 0:
+            said = {**({} if "temperature" in own else otherwise), **own}
+        said |= given
+        filtered = any(said.get(name, neutral[name]) != neutral[name] for name in sampling.FILTERS)
+        return replace(self, **({"temperature": 1.0 if filtered else 0.0} | neutral | said))
 
     def _check_others(self) -> None:
         """Raise InputError for a value that is no number and not what its type says."""

@@ -41,22 +41,4 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 # For conversations, where neither caller nor model says anything.
-CONVERSATION = Sampling(temperature=0.7, top_p=0.95)
-
-
-def resolved(
-    given: Mapping[str, float], own: Sampling | None = None, otherwise: Sampling | None = None
-) -> dict[str, float]:
-    """Return all values for choosing tokens: those given, else the model's own, else neutral ones.
-
-    otherwise: for a model that names no temperature. A given temperature of 0 is greedy, so that what
-    is not given is neutral then. Filters without a temperature sample at 1.
-    """
-    said = dict[str, float]()
-    if given.get("temperature") != 0:
-        said = {} if own is None else own.values()
-        if "temperature" not in said and otherwise is not None:
-            said = otherwise.values() | said
-    said |= given
-    filtered = any(said.get(name, NEUTRAL[name]) != NEUTRAL[name] for name in FILTERS)
-    return {"temperature": 1.0 if filtered else 0.0} | NEUTRAL | said
+CONVERSATION: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}

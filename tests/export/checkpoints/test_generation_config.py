@@ -24,7 +24,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.sampling import CONVERSATION, Sampling, resolved
+from stem_edge.sampling import CONVERSATION, RANGES, Sampling
 
 OWN = Sampling(temperature=1.0, top_p=0.9, top_k=64)
 NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -61,23 +61,21 @@ def test_values_that_cannot_be(said: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "own", "otherwise", "expected"),
     [
-        ({}, None, None, {}),
-        ({}, OWN, None, {"temperature": 1.0, "top_p": 0.9, "top_k": 64}),
+        ({}, Sampling(), {}, {}),
+        ({}, OWN, {}, {"temperature": 1.0, "top_p": 0.9, "top_k": 64}),
         ({"top_k": 5}, OWN, CONVERSATION, {"temperature": 1.0, "top_p": 0.9, "top_k": 5}),
         ({"temperature": 0}, OWN, CONVERSATION, {}),
-        ({}, None, CONVERSATION, {"temperature": 0.7, "top_p": 0.95}),
+        ({}, Sampling(), CONVERSATION, {"temperature": 0.7, "top_p": 0.95}),
         ({}, Sampling(top_k=9), CONVERSATION, {"temperature": 0.7, "top_p": 0.95, "top_k": 9}),
-        ({"top_p": 0.5}, None, None, {"temperature": 1.0, "top_p": 0.5}),
-        ({}, Sampling(repetition_penalty=1.3), None, {"repetition_penalty": 1.3}),
+        ({"top_p": 0.5}, Sampling(), {}, {"temperature": 1.0, "top_p": 0.5}),
+        ({}, Sampling(repetition_penalty=1.3), {}, {"repetition_penalty": 1.3}),
     ],
 )
 def test_what_is_given_comes_before_the_models_own(
-    given: dict[str, float],
-    own: Sampling | None,
-    otherwise: Sampling | None,
-    expected: dict[str, float],
+    given: dict[str, Any], own: Sampling, otherwise: dict[str, float], expected: dict[str, float]
 ) -> None:
-    assert resolved(given, own, otherwise) == NEUTRAL | expected
+    found = SamplingParams(**given).resolved(own.values(), otherwise)
+    assert {name: getattr(found, name) for name in RANGES} == NEUTRAL | expected
 
 
 def values(params: SamplingParams | None) -> tuple[float | None, float | None, int | None]:
