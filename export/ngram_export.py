@@ -20,12 +20,12 @@ from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.quantization.streams import FileThreads
 from stem_edge.export.token_classes import token_classes
-from stem_edge.ngrams.rows import NgramTable
-from stem_edge.ngrams.store import CLASSES, NgramFormat, group_metadata, is_ngrams
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, U8, fitting_block
 from stem_edge.progress import Progress
 from stem_edge.system.memory import usable_cpus
+from stem_edge.tables.ngrams.rows import NgramTable
+from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, group_metadata, is_ngrams
 from stem_edge.tables.packing import pack_records, range_scales
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata

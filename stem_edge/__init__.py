@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.making import make_edit
     from stem_edge.export import export_bundle
-    from stem_edge.measuring.planning.fit import fit
+    from stem_edge.measuring.fit import fit
     from stem_edge.measuring.quality.quality import evaluate
     from stem_edge.measuring.runs.measure import measure
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load
@@ -71,7 +71,7 @@ _HOMES = {
     "edit_files.file": ("Edit", "read_edit"),
     "editing.making": ("make_edit",),
     "export": ("export_bundle",),
-    "measuring.planning.fit": ("fit",),
+    "measuring.fit": ("fit",),
     "measuring.quality.quality": ("evaluate",),
     "measuring.runs.measure": ("measure",),
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load"),

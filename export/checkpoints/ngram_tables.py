@@ -24,9 +24,9 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import read_json
 from stem_edge.export.tensor_files.safetensors import find_tensors
 from stem_edge.export.tensor_files.tensor import Tensor
-from stem_edge.ngrams.rows import NgramTable, Stored
-from stem_edge.ngrams.schemes import keyed_tables
 from stem_edge.numerics.quantize import U8
+from stem_edge.tables.ngrams.rows import NgramTable, Stored
+from stem_edge.tables.ngrams.schemes import keyed_tables
 
 CONFIG = "config.json"
 STORED: dict[str, Stored] = {"F32": "fp32", "BF16": "bf16", "F16": "fp16", "F8_E4M3": "fp8"}

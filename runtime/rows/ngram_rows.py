@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import InputError
-from stem_edge.ngrams.rows import NgramTable
-from stem_edge.ngrams.store import open_ngrams
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.rows.store import RowStore, open_shards
+from stem_edge.tables.ngrams.rows import NgramTable
+from stem_edge.tables.ngrams.store import open_ngrams
 
 # Pages that are read together: 8 MB of memory, and more than keeps a drive busy.
 PAGES_AT_ONCE = 2048

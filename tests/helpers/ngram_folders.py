@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from stem_edge.ngrams.schemes import keyed_tables
+from stem_edge.tables.ngrams.schemes import keyed_tables
 
 QWEN = {
     "model_type": "qwen4_exp",

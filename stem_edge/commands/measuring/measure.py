@@ -10,7 +10,7 @@ from typing import Any
 from stem_edge.commands.options.keywords import values_of
 from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading, loading_options
 from stem_edge.errors import InputError
-from stem_edge.measuring.memory.device_profiles import DEVICES
+from stem_edge.measuring.device_profiles import DEVICES
 from stem_edge.measuring.runs.measure import ROUNDS, measure
 from stem_edge.measuring.runs.plots import check_plot, plot
 from stem_edge.measuring.runs.report import report_table, to_dict

@@ -19,10 +19,10 @@ import stem_edge
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.measuring.memory.device_profiles import find_device
-from stem_edge.measuring.memory.limits import limited
-from stem_edge.measuring.planning.bandwidth import measured
-from stem_edge.measuring.planning.fit import plan_within
+from stem_edge.measuring.bandwidth import measured
+from stem_edge.measuring.device_profiles import find_device
+from stem_edge.measuring.fit import plan_within
+from stem_edge.measuring.limits import limited
 from stem_edge.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.measuring.runs.workers import Subject, WorkerProcess
@@ -65,7 +65,7 @@ def measure(
     cases: the same bundle with other options of load, each like "engine=ggml,slots=1000" or "resident".
     prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
     rounds: how often each subject runs. Default: 3.
-    device: name of a device (stem_edge.measuring.memory.device_profiles): run with its memory plan, as many
+    device: name of a device (stem_edge.measuring.device_profiles): run with its memory plan, as many
         threads, and the delays of its flash.
     limit: memory that each process gets, mapped files included, in a cgroup of its own (Linux).
     cold: take all files out of the page cache before each run; always done for a device and a limit.

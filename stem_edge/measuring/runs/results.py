@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from stem_edge.measuring.memory.sampler import PhaseMemory, Sample
+from stem_edge.measuring.sampler import PhaseMemory, Sample
 
 RATES = ("prompt", "decode", "median_step")  # names of figures in tokens a second
 LOADING = ("import", "load")

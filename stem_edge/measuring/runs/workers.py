@@ -16,8 +16,8 @@ from stem_edge import errors
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.names import cache_folder
-from stem_edge.measuring.memory.sampler import MemorySampler
 from stem_edge.measuring.runs.worker import KINDS
+from stem_edge.measuring.sampler import MemorySampler
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.system.child import code_command

@@ -138,7 +138,7 @@ def test_what_does_not_fit_a_limit_is_told_and_the_others_go_on(
 
 
 def test_a_limit_needs_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.measuring.memory.limits.memory_cgroup", lambda: None)
+    monkeypatch.setattr("stem_edge.measuring.limits.memory_cgroup", lambda: None)
     with pytest.raises(InputError, match=r"limit is 1 GB, but no cgroup .* systemd-run"):
         stem_edge.measure(DEMO, limit="1GB")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stem_edge.measuring.memory.sampler import PhaseMemory
 from stem_edge.measuring.runs.report import report_table, to_dict
 from stem_edge.measuring.runs.results import Phase, Report, Round, Spread, SubjectResult
+from stem_edge.measuring.sampler import PhaseMemory
 from stem_edge.system.process_memory import Memory
 
 NAMES = ("start", "import", "load", "first", "prompt", "decode")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.measuring.memory import limits
-from stem_edge.measuring.memory.device_profiles import DEVICES, find_device
-from stem_edge.measuring.memory.limits import limited
+from stem_edge.measuring import limits
+from stem_edge.measuring.device_profiles import DEVICES, find_device
+from stem_edge.measuring.limits import limited
 from stem_edge.measuring.runs import workers
 from stem_edge.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.runtime.rows.emulated_flash import PROFILES

@@ -11,9 +11,9 @@ import pytest
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.ngrams.rows import NgramTable, Stored
-from stem_edge.ngrams.schemes import QwenConfig, keyed_tables
 from stem_edge.numerics.ngram_hash import NgramHash, hash_of
+from stem_edge.tables.ngrams.rows import NgramTable, Stored
+from stem_edge.tables.ngrams.schemes import QwenConfig, keyed_tables
 from stem_edge.tables.shards import CRC_NBYTES
 
 QWEN = {

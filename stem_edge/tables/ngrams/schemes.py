@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from stem_edge.ngrams.primes import primes_after
-from stem_edge.ngrams.rows import NgramTable
 from stem_edge.numerics.ngram_hash import NgramHash, input_hash
+from stem_edge.tables.ngrams.primes import primes_after
+from stem_edge.tables.ngrams.rows import NgramTable
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=64)]

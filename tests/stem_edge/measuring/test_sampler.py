@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.measuring.memory.sampler import MemorySampler
+from stem_edge.measuring.sampler import MemorySampler
 from stem_edge.system.process_memory import FileKinds, Memory, MemoryReader
 
 DEADLINE_SECONDS = 10.0

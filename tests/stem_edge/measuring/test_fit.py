@@ -17,8 +17,8 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
-from stem_edge.measuring.memory.device_profiles import DEVICES
-from stem_edge.measuring.planning.fit import fit, hit_rate
+from stem_edge.measuring.device_profiles import DEVICES
+from stem_edge.measuring.fit import fit, hit_rate
 from stem_edge.shown import parse_size
 
 Capture = pytest.CaptureFixture[str]
@@ -31,7 +31,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_load_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("measuring.planning.fit", "runtime.load_plan"):
+    for module in ("measuring.fit", "runtime.load_plan"):
         monkeypatch.setattr(f"stem_edge.{module}.own_memory", lambda: 30_000_000)
     for memory in (50_000_000, 52_000_000, 90_000_000):
         found = fit(DEMO, memory, bandwidth="10GB")

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from stem_edge.errors import BundleError
-from stem_edge.ngrams.rows import NgramTable
 from stem_edge.numerics.quantize import I32
+from stem_edge.tables.ngrams.rows import NgramTable
 from stem_edge.tables.shards import open_grid
 from stem_edge.tables.store import TableStore
 from stem_edge.tables.token_index import read_index

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stem_edge.errors import InputError
-from stem_edge.measuring.memory.device_profiles import Device
+from stem_edge.measuring.device_profiles import Device
 from stem_edge.shown import parse_size
 from stem_edge.system.memory import available_memory
 

@@ -20,8 +20,8 @@ from stem_edge.bundle.manifest import TABLES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.kv import KvChoice
-from stem_edge.measuring.memory.device_profiles import find_device
-from stem_edge.measuring.planning.bandwidth import Bandwidth, bandwidth_of
+from stem_edge.measuring.bandwidth import Bandwidth, bandwidth_of
+from stem_edge.measuring.device_profiles import find_device
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.memory_plan import (
     USUAL_CONTEXT,
@@ -110,7 +110,7 @@ def fit(
 
     memory: what the program may take, mapped weights included. Default: what is available on this machine.
     context_length: as in stem_edge.load.
-    device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
+    device: name of a device (stem_edge.measuring.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         that of this machine is measured, which takes a second.
     engine, kv, sequences: as in stem_edge.load.
