@@ -18,7 +18,7 @@ import numpy as np
 from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TABLES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.errors import MemoryPlanError
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.measuring.device_profiles import find_device
@@ -28,7 +28,6 @@ from stem_edge.runtime.backends.memory_plan import (
     MemoryPlan,
     Needs,
     Room,
-    contexts,
     plan_memory,
 )
 from stem_edge.runtime.backends.onnxruntime.needs import crowding
@@ -131,7 +130,7 @@ def fit(
     rates = bandwidth_of(stated, bandwidth, threads or usable_cpus())
     hits, source = _hits(bundle, footprint)
     limit = memory_limit() if stated is None else stated.memory
-    lengths = _lengths(footprint, context_length)
+    lengths = options.contexts(bundle)
     # As load does, because the memory of the tokenizer counts.
     left = allowed - open_text(bundle, replace(options, memory=allowed)).nbytes_to_come
 
@@ -171,15 +170,6 @@ def plan_within(
         )
     room = Room(own_memory(), 0, memory - mapped, sequences=sequences)
     return plan_memory(path, lengths, needs_at, room), mapped
-
-
-def _lengths(footprint: Footprint, context_length: int | None) -> list[int]:
-    longest = footprint.model.max_context
-    if context_length is None:
-        return contexts(longest)
-    if not 1 <= context_length <= longest:
-        raise InputError(f"context_length is {context_length}; this model takes 1 to {longest}")
-    return [context_length]
 
 
 def _hits(bundle: Bundle, footprint: Footprint) -> tuple[Callable[[int], float], str]:

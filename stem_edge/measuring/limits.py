@@ -70,8 +70,7 @@ def _refused(nbytes: int, why: str) -> InputError:
 def _remove(folder: Path) -> None:
     for _ in range(REMOVE_TRIES):
         try:
-            folder.rmdir()
-            return
+            folder.rmdir()  # twice, because it is known to be gone by its absence
         except FileNotFoundError:
             return
         except OSError:

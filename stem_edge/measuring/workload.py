@@ -58,12 +58,11 @@ def make_workload(
             f"and together no more than the {len(ids)} tokens of {path} and the {context} of the "
             "context: ask for fewer, or give a longer text"
         )
-    return Workload(ids[:prompt], ids[prompt : prompt + new], source_of(text))
-
-
-def source_of(text: str | Path | None) -> str:
-    """Describe a file of tokens, or the text inside this package."""
-    return "the text inside this package" if text is None else str(text)
+    return Workload(
+        ids[:prompt],
+        ids[prompt : prompt + new],
+        "the text inside this package" if text is None else str(text),
+    )
 
 
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:

@@ -49,7 +49,6 @@ class StemEdge:
             **vars(rows.counters()),
             "planned": plan.total,
             "slots": plan.slots,
-            "chunk_tokens": plan.chunk_tokens,
             "filled_slots": filled,
             "row_cache_nbytes": filled * slot_nbytes,
             "kv_nbytes": self._context.backend.nbytes,

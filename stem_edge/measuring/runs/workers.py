@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from stem_edge.measuring.runs.worker import KINDS
 from stem_edge.measuring.sampler import MemorySampler
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
-from stem_edge.system.child import code_command
+from stem_edge.system.child import SIGKILL, code_command
 from stem_edge.system.page_cache import files_in
 from stem_edge.system.process_memory import FileKinds, MemoryReader
 
@@ -31,7 +30,6 @@ COMMAND = (
     "from stem_edge.measuring.runs.worker import main; main()"
 )
 END_SECONDS = 10.0
-KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,7 @@ class WorkerProcess:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             return ""
-        stdin.write(line + "\n")
-        stdin.flush()
+        print(line, file=stdin, flush=True)
         return stdout.readline()
 
     def _died(self, phase: str) -> str:
@@ -146,7 +143,7 @@ class WorkerProcess:
         status = self._status()
         if status is None:
             return f"{begin}its memory cannot be read, or it stopped answering; see what it printed"
-        if status == -KILLED:
+        if status == -SIGKILL:
             return (
                 f"{begin}the system killed it, most likely because it ran out of memory; "
                 "allow more memory or a shorter context"
