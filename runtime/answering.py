@@ -16,7 +16,7 @@ from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.generation import Answer, Chunk
 from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
@@ -171,8 +171,8 @@ class Answering(ModelText):
         ids, params = self._prompt_ids(prompt), self.chosen(params)
         lookups, length = self._lookups(ids, stem_ids, edits), self._prompts.length(ids, params)
         constraint = None if params.grammar is None else self._grammars.open(params.grammar)
-        own = self._text, self.config.eos_ids, constraint
-        return Request(ids, params, lookups, length, *own)
+        answer = Answer(ids, params, self._text, self.config.eos_ids, constraint)
+        return Request(ids, lookups, length, answer)
 
     def generate_text(
         self,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
@@ -40,16 +40,8 @@ class Chunk:
     thoughts: str = ""  # before the answer; only conversations tell them from its text
 
 
-class Sampled(NamedTuple):
-    """A new token and, if it is the last one, the reason."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    finish_reason: FinishReason | None
-
-
 class Answer:
-    """The new tokens of one sequence: chooses each from its logits, and says when it was the last.
+    """The answer of one sequence: chooses each token from its logits, and joins tokens into chunks.
 
     constraint: the texts that it may be; None: any.
     """
@@ -58,26 +50,37 @@ class Answer:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
+        codec: TextCodec,
         eos_ids: Collection[int],
         constraint: GrammarConstraint | None = None,
     ) -> None:
         self.seen = list(prompt)  # prompt and answer so far
-        self._sampler = Sampler(params, len(prompt))
-        self._logprobs, self._eos_ids, self._constraint = params.logprobs, eos_ids, constraint
+        self._sampler, self._eos_ids = Sampler(params, len(prompt)), eos_ids
+        self.params, self.constraint = params, constraint
         self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
+        self._reason: FinishReason | None = None
+        skip, silent = params.skip_special_tokens, eos_ids
+        if skip and (kept := params.kept_special_tokens):
+            skip, silent = False, codec.special_ids(kept).union(eos_ids)
+        self._stream = TokenStream(codec, params.stop, skip_special_tokens=skip, silent=silent)
+        self._token_ids: list[int] = []  # since the last chunk, as are the log probabilities
+        self._logprobs: list[TokenLogprobs] = []
 
     def forced(self, most: int) -> list[int]:
         """Return the next tokens up to the first choice, `most` at most."""
-        if self._constraint is not None and not self._asked:
-            self._forced.extend(self._constraint.forced(LOOKAHEAD))
+        if self.constraint is not None and not self._asked:
+            self._forced.extend(self.constraint.forced(LOOKAHEAD))
             self._asked = True
         return list(islice(self._forced, most))
 
-    def choose(self, logits: F32, *, room: int) -> Sampled:
-        """Choose a token by logits [V]; room: tokens that the context can still take."""
+    def choose(self, logits: F32, *, room: int) -> bool:
+        """Choose a token by logits [V]; return True if more follow.
+
+        room: tokens that the context can still take.
+        """
         # The sampler may change the logits, but log probabilities are the model's own.
-        scores = logits if self._logprobs is None else logits.copy()
-        constraint = self._constraint
+        scores = logits if self.params.logprobs is None else logits.copy()
+        constraint = self.constraint
         if constraint is not None and self.forced(1):
             self._sampler.skip()
             token = self._forced.popleft()
@@ -85,51 +88,34 @@ class Answer:
             if constraint is not None:
                 constraint.mask(scores)
             token = self._sampler(scores, self.seen)
-        logprobs: TokenLogprobs | None = None
-        reason: FinishReason | None = None
-        if self._logprobs is not None:
-            logprobs = token_logprobs(logits, token, self._logprobs)
+        if self.params.logprobs is not None:
+            self._logprobs.append(token_logprobs(logits, token, self.params.logprobs))
         self.seen.append(token)
         if token in self._eos_ids:
-            reason = "stop"
+            self._reason = "stop"
         elif constraint is not None:
             constraint.accept(token)
             self._asked = bool(self._forced)
-            reason = "stop" if constraint.ended else None
-        if reason is None and not room:
-            reason = "length"
-        return Sampled(token, logprobs, reason)
+            self._reason = "stop" if constraint.ended else None
+        if self._reason is None and not room:
+            self._reason = "length"
+        return self._reason is None
 
-
-class Chunks:
-    """Joins the tokens of one answer into chunks, each as soon as its text is certain."""
-
-    def __init__(self, codec: TextCodec, params: SamplingParams, eos_ids: Collection[int]) -> None:
-        skip, self._logprobs = params.skip_special_tokens, params.logprobs is not None
-        if skip and (kept := params.kept_special_tokens):
-            skip, eos_ids = False, codec.special_ids(kept).union(eos_ids)
-        self._stream = TokenStream(codec, params.stop, skip_special_tokens=skip, silent=eos_ids)
-        self._token_ids: list[int] = []  # since the last chunk, as are the log probabilities
-        self._waiting: list[TokenLogprobs] = []
-
-    def push(self, sampled: Sampled) -> Chunk | None:
-        """Take a token; return a chunk if there is text, or if a reason or a stop text ends the answer."""
-        token, logprob, reason = sampled
-        self._token_ids.append(token)
-        if logprob is not None:
-            self._waiting.append(logprob)
+    def chunk(self) -> Chunk | None:
+        """Return a chunk if the token chosen last makes text certain, or is the last of all."""
+        self._token_ids.append(token := self.seen[-1])
         text = self._stream.push(token)
         if self._stream.stopped:
-            reason = "stop"
-        elif reason:
+            self._reason = "stop"
+        elif self._reason:
             text += self._stream.finish()
-        return self.chunk(text, reason) if text or reason else None
+        if not text and not self._reason:
+            return None
+        ids, logprobs = self._token_ids, None if self.params.logprobs is None else self._logprobs
+        self._token_ids, self._logprobs = [], []
+        return Chunk(text, ids, logprobs, self._reason, stop=self._stream.stop_text)
 
-    def chunk(
-        self, text: str, reason: FinishReason | None, error: StemEdgeError | None = None
-    ) -> Chunk:
-        logprobs = self._waiting if self._logprobs else None
-        stop = self._stream.stop_text
-        chunk = Chunk(text, self._token_ids, logprobs, reason, error, stop)
-        self._token_ids, self._waiting = [], []
-        return chunk
+    def failed(self, error: StemEdgeError) -> Chunk:
+        """Return the last chunk of an answer that an error ends; text held back is lost."""
+        logprobs = None if self.params.logprobs is None else self._logprobs[: len(self._token_ids)]
+        return Chunk("", self._token_ids, logprobs, "error", error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,14 +16,11 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Step
-from stem_edge.runtime.generation import Answer, Chunk, Chunks, Sampled
+from stem_edge.runtime.generation import Answer, Chunk
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.grammars.constraint import GrammarConstraint
     from stem_edge.runtime.speculation.speculation import Speculation
 
 
@@ -60,26 +57,20 @@ class Request:
 
     The thread that steps the scheduler writes its figures; other threads may read them.
 
-    length: most tokens of prompt and answer that are processed. constraint: limits the answer.
+    length: most tokens of prompt and answer that are processed.
     """
 
-    answer: Answer  # this and the following are there once it has begun
-    chunks: Chunks
-    context: Context
-    sampled: Sampled  # the token chosen last
-    last: Step  # of that token, which is not yet processed
+    context: Context  # this is there once it has begun
+    last: Step  # of the token chosen last, which is not yet processed
 
     def __init__(
         self,
         prompt: Sequence[int],
-        params: SamplingParams,
         lookups: Lookups,
         length: int,
-        codec: TextCodec,
-        eos_ids: Collection[int],
-        constraint: GrammarConstraint | None = None,
+        answer: Answer,
     ) -> None:
-        self.prompt, self.lookups, self.length = prompt, lookups, length
+        self.prompt, self.lookups, self.length, self.answer = prompt, lookups, length, answer
         self.cancelled = False  # set by any thread
         self.begun = False  # it has a context
         self.ended = False  # no more chunks come
@@ -92,8 +83,6 @@ class Request:
         self.new_tokens = 0
         self.decode_seconds = 0.0  # between the first new token and the latest
         self._first = 0.0  # time of the first new token
-        self._params, self._codec, self._eos_ids = params, codec, eos_ids
-        self._constraint = constraint
         self.guesses = NO_GUESSES
         self._lent: AbstractContextManager[Context] | None = None
         self._guessing: AbstractContextManager[Guesses] | None = None
@@ -114,8 +103,6 @@ class Request:
         whole: take the memory of a full context at once, rather than as it fills.
         """
         started = time.perf_counter()
-        self.answer = Answer(self.prompt, self._params, self._eos_ids, self._constraint)
-        self.chunks = Chunks(self._codec, self._params, self._eos_ids)
         self.lookups.__enter__()
         lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
         self.context = lent.__enter__()
@@ -144,7 +131,7 @@ class Request:
 
         most: tokens of the step. forced: most tokens without a choice, which are drafts that are right.
         """
-        if self.guesses is NO_GUESSES and self._constraint is None:
+        if self.guesses is NO_GUESSES and self.answer.constraint is None:
             return self.last
         seen, room = self.answer.seen, min(self.context.together, most) - 1
         only = self.answer.forced(min(room, forced))
@@ -164,7 +151,7 @@ class Request:
         context, left = self.context, len(drafts)
         for line, draft in zip(logits, drafts, strict=False):
             self._choose(line, context.room + left)
-            if self.sampled.token_id != draft or not self.goes_on:
+            if self.answer.seen[-1] != draft or not self.goes_on:
                 context.rewind(context.position - left)
                 break
             left -= 1
@@ -178,8 +165,7 @@ class Request:
         self._choose(logits, self.length - len(self.answer.seen))
 
     def _choose(self, logits: F32, room: int) -> None:
-        self.sampled = self.answer.choose(logits, room=room)
-        if goes_on := self.sampled.finish_reason is None:
+        if goes_on := self.answer.choose(logits, room=room):
             seen = self.answer.seen
             self.last = Step(np.array(seen[-1:], np.int64), self.lookups.after(seen), 1)
         self.goes_on = goes_on
@@ -189,7 +175,7 @@ class Request:
         now = time.perf_counter()
         self._first = self._first or now
         self.new_tokens, self.decode_seconds = self.new_tokens + 1, now - self._first
-        return self.chunks.push(self.sampled)
+        return self.answer.chunk()
 
     def end(self, error: BaseException | None = None) -> None:
         """Give everything back; takes no lock, and may be called again.

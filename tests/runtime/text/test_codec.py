@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from text_codecs import byte_level, saved
 from tiers import slow_but
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.generation import Chunks, Sampled
+from stem_edge.runtime.generation import Answer, Chunk
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom
 from stem_edge.runtime.text.stream import TokenStream
@@ -120,9 +121,10 @@ def test_which_tokens_a_stream_has(options: Any, text: str, codec: TextCodec) ->
 def test_kept_special_tokens_are_the_only_ones_in_a_text(codec: TextCodec) -> None:
     for kept, text in (("", "ab"), ("<|end|>", "a<|end|>b<|end|>"), ("<|other|>", "ab")):
         params = SamplingParams(kept_special_tokens=[kept] if kept else [])
-        chunks = Chunks(codec, params, [])
-        found = [chunks.push(Sampled(id_, None, None)) for id_ in (97, SPECIAL, 98)]
-        found.append(chunks.push(Sampled(SPECIAL, None, "length")))
+        answer, found = Answer([1], params, codec, []), list[Chunk | None]()
+        for room, token in zip((3, 2, 1, 0), (97, SPECIAL, 98, SPECIAL), strict=True):
+            answer.choose(np.eye(ADDED + 1, dtype=np.float32)[token], room=room)
+            found.append(answer.chunk())
         assert "".join(chunk.text for chunk in found if chunk is not None) == text
 
 
