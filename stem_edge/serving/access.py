@@ -90,8 +90,7 @@ def check(service: Service, path: str, headers: Headers) -> None:
         )
     if service.key is not None and path not in OPEN_PATHS and not _has_key(headers, service.key):
         raise RefusalError(
-            "this server needs its API key, as Authorization: Bearer KEY or as x-api-key: KEY",
-            status=401,
+            "this server needs its API key, as Authorization: Bearer KEY", status=401
         )
     if "transfer-encoding" in headers and "content-length" in headers:
         # A proxy before this server may believe the other of the two.
@@ -140,13 +139,8 @@ def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
 
 def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    # Both, since some clients send two, and in full, so that the time does not tell how much is right.
-    right = [
-        hmac.compare_digest(given.encode(), key.encode())
-        for given in (bearer, headers.get("x-api-key", ""))
-    ]
-    return any(right)
+    # In full, so that the time does not tell how much is right.
+    return hmac.compare_digest(token.strip().encode(), key.encode()) and scheme.lower() == "bearer"
 
 
 def _too_large(most: int) -> RefusalError:

@@ -238,10 +238,10 @@ class Compute:
             try:
                 self._step(model, scheduler)
             except Exception as error:  # none of these can go on
-                held.enter_context(self._lock)  # until there is another scheduler
-                self._end_all(error)
                 if isinstance(error, DeviceLostError):
                     raise
+                held.enter_context(self._lock)  # until there is another scheduler
+                self._end_all(error)
                 model.engine.check_usable()
                 failed = True
             if failed:  # not above, where the error would keep the memory of the batch

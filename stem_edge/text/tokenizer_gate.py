@@ -66,11 +66,6 @@ class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
 Added = Annotated[list[AddedToken], msgspec.Meta(max_length=MAX_ADDED)]
 
 
-def read_tokenizer(path: Path, vocab_size: int | None = None) -> bytes:
-    """Return the checked JSON of a tokenizer.json for the library. Raises BundleError."""
-    return check_tokenizer(path, vocab_size).json
-
-
 def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokenizer:
     """Check a tokenizer.json for a model with `vocab_size` rows. Raises BundleError.
 

@@ -31,7 +31,7 @@ from stem_edge.tables.store import open_table_store
 from stem_edge.tables.zarr_json import parse_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.text.chat_worker import environment
-from stem_edge.text.tokenizer_gate import read_tokenizer
+from stem_edge.text.tokenizer_gate import check_tokenizer
 from stem_edge.text.tool_calls.families import FAMILIES, Family
 from stem_edge.text.tool_calls.parser import CallParser
 
@@ -180,7 +180,7 @@ TARGETS = {
         "tokenizer.json, before the tokenizers library reads it",
         "tokenizer.json",
         mutants.change_json,
-        lambda path: read_tokenizer(path, 300),
+        lambda path: check_tokenizer(path, 300),
     ),
     "template": Target(
         "the chat template in tokenizer_config.json, read and parsed",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, get_args
 
@@ -34,7 +33,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", nargs="?", help=BUNDLE_FOLDER)
+    add("bundle", metavar="BUNDLE", help=BUNDLE_FOLDER)
     add("--json", action="store_true", help="print the figures as JSON")
     instead = parser.add_mutually_exclusive_group()
     memory = "show the memory plan under this limit (default: half the free)"
@@ -53,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.bundle is None and args.memory and Path(args.memory).is_dir():
-        # argparse takes the folder of `--memory BUNDLE` for the size.
-        args.bundle, args.memory = args.memory, ""
     _check_options(args)
     shown = _report(args)
     print(json.dumps(shown, indent=1) if args.json else shown)
@@ -64,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that do not go together. Raises InputError."""
-    if args.bundle is None:
-        raise InputError("inspect needs the folder of a BUNDLE")
     if args.memory is None and (args.provider != "cpu" or args.device_memory is not None):
         raise InputError("--provider and --device-memory belong to --memory here; add --memory")
     if args.geometry and args.tables is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from stem_edge.commands.options.answers import (
     add_sampling,
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("text", metavar="PROMPT", nargs="?", help="text to continue")
     add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
-    add("-f", "--prompt-file", type=Path, metavar="FILE", help="continue the text in this file")
     edit = "apply an edit; repeatable: later ones win"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add("--chat", action="store_true", help="put the prompt into the bundle's chat template")
@@ -83,14 +81,14 @@ def _prompt_ids(model: Model, prompt: str, chat: bool) -> str | list[int]:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    given = [one for one in (args.text, args.prompt, args.prompt_file) if one is not None]
-    if len(given) > 1:
-        raise InputError("more than one prompt; give one of PROMPT, -p and -f")
-    if given and args.prompt_file is None:
-        return str(given[0])
-    if not given and sys.stdin.isatty():
-        raise InputError('no prompt; give one like "Once upon a time", with -f FILE, or by stdin')
-    return read_text(args.prompt_file, "prompt", MAX_PROMPT_CHARS)
+    if args.text is not None and args.prompt is not None:
+        raise InputError("more than one prompt; give PROMPT or -p")
+    given = args.prompt if args.text is None else args.text
+    if given is not None:
+        return str(given)
+    if sys.stdin.isatty():
+        raise InputError('no prompt; give one like "Once upon a time", or by stdin (< FILE)')
+    return read_text(None, "prompt", MAX_PROMPT_CHARS)
 
 
 def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, quiet: bool) -> None:

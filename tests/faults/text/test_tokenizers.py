@@ -19,7 +19,7 @@ from text_codecs import probe_texts
 
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.text.tokenizer_gate import read_tokenizer
+from stem_edge.text.tokenizer_gate import check_tokenizer
 from stem_edge.text.tokenizer_steps import KINDS, MAX_DEPTH
 
 SIZE = 1756
@@ -47,7 +47,7 @@ def replaces(count: int, length: int) -> dict[str, Any]:
 
 
 def test_t1_a_missing_empty_cut_or_other_file_is_refused(path: Path) -> None:
-    refused(lambda: read_tokenizer(path), BundleError, path, "No such file")
+    refused(lambda: check_tokenizer(path), BundleError, path, "No such file")
     whole = (DEMO / "tokenizer.json").read_bytes()
     coded = [
         b'{"version": "\xff"}',

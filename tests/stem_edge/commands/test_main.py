@@ -49,14 +49,10 @@ def test_generate_json(capsys: Capture) -> None:
     [
         [str(DEMO), "-n", "4", "The capital of Peru is"],
         ["--provider", "cpu", str(DEMO), "-p", "The capital of Peru is", "-n", "4"],
-        [str(DEMO), "-f", "prompt.txt", "-n", "4", "--quiet"],
+        [str(DEMO), "The capital of Peru is", "-n", "4", "--quiet"],
     ],
 )
-def test_a_prompt_and_options_in_any_order(
-    arguments: list[str], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("prompt.txt").write_text("The capital of Peru is")
+def test_a_prompt_and_options_in_any_order(arguments: list[str], capsys: Capture) -> None:
     assert main(["generate", *arguments]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(" Lima")
@@ -119,8 +115,7 @@ def test_interrupt_while_generating_still_gives_the_figures(
         (["generate", str(DEMO.parent), "-p", "a"], "not a bundle, it has no manifest.json"),
         ([*GENERATE, "-t", "-1"], "--temperature is -1.0; expected a number"),
         ([*GENERATE, "-n", "0"], "--max-new-tokens is 0; expected a whole number"),
-        ([*GENERATE, "-p", "b"], "more than one prompt; give one of PROMPT, -p and -f"),
-        (["generate", str(DEMO), "-f", "/nowhere"], "/nowhere: cannot read (No such file"),
+        ([*GENERATE, "-p", "b"], "more than one prompt; give PROMPT or -p"),
         ([*GENERATE, "--chat"], "no chat template; give a plain prompt"),
         ([*GENERATE, "--logprobs", "3"], "--logprobs shows in JSON only; add --json"),
         ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, but resident keeps the rows"),

@@ -101,7 +101,7 @@ def test_a_second_signal_tells_those_that_are_left_at_once() -> None:
 def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
     """Ask for a stream, and return its response once it has begun."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    headers = {"x-api-key": key} if key else {}
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
     response = connection.getresponse()
     assert response.status == 200

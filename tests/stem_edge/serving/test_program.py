@@ -24,12 +24,12 @@ def test_mounted_in_another_program(model: Model) -> None:
     outer = client_of(Starlette(routes=[Mount("/llm", inner)]))
     wait_for(lambda: outer.get("/llm/health").status_code == 200)
     assert outer.post("/llm/v1/completions", json=ASKED).status_code == 401
-    done = outer.post("/llm/v1/completions", json=ASKED, headers={"x-api-key": "secret"})
+    done = outer.post("/llm/v1/completions", json=ASKED, headers={"authorization": "Bearer secret"})
     assert done.json()["choices"][0]["text"] == model.generate_text(
         "The capital of France is", max_new_tokens=12
     )
     assert outer.get("/llm/").status_code == 200
-    assert outer.get("/llm/nope", headers={"x-api-key": "secret"}).status_code == 404
+    assert outer.get("/llm/nope", headers={"authorization": "Bearer secret"}).status_code == 404
     compute_of(inner).end()
 
 
