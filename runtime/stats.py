@@ -140,10 +140,9 @@ class Recorder:
         self._stats.decode_steps += 1
         self._stats.decode_records += records
         self._stats.drafted_tokens += drafted
-        self.update()
 
     def update(self) -> None:
-        """Note what cache and store have counted so far."""
+        """Note what cache and store have counted: after each prompt and each answer."""
         before = vars(self._before)
         for name, count in vars(self._rows.counters()).items():
             setattr(self._stats, STATS_OF.get(name, name), count - before[name])

@@ -122,3 +122,4 @@ class Loop:
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Give back what a request holds."""
         request.end(error)
+        self._record.update()

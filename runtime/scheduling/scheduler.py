@@ -238,6 +238,7 @@ class Scheduler(Loop):
             self._lone = None
         elif place is not None:
             self._batch.leave(place)
+        self._record.update()
         request.end(error)  # while it is in the lists: if this is interrupted, `close` ends it
         if place is None:
             self._prompt = None
