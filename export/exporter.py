@@ -20,7 +20,8 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import CheckpointError
 from stem_edge.export.backbone.assistant import assistant_part
-from stem_edge.export.backbone.engines import ENGINES
+from stem_edge.export.backbone.gguf import check_runnable, write_gguf_backbone
+from stem_edge.export.backbone.onnx import write_onnx
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.lora import merge_lora
@@ -43,7 +44,8 @@ from stem_edge.export.quantization.calibration import (
 from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.tables import write_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
-from stem_edge.graph.formats import EngineName
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
@@ -125,13 +127,15 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         recipe = replace(recipe, assistant=checkpoint_folder(recipe.assistant, recipe.progress))
     check_apart(out, [checkpoint, recipe.lora, recipe.assistant])
     sources = Sources([checkpoint, *recipe.files])
-    engine = ENGINES[recipe.engine]
-    engine.check_installed()  # before gigabytes are read
+    ggml = recipe.engine == GgufFormat.engine
+    if ggml:
+        checked_ggml()  # before gigabytes are read
     source = read_checkpoint(checkpoint, recipe.ignore_keys)
     if recipe.lora is not None:
         source = merge_lora(source, recipe.lora)
     tokenizer = _read_tokenizer(source, recipe.tokenizer)
-    engine.check(source)
+    if ggml:
+        check_runnable(source)
     storage = keep_stored_types(source, recipe)
     ids = {"bos_id": tokenizer.bos_id, "eos_ids": tokenizer.eos_ids}
     said = tokenizer.notes + (() if tokenizer.eos_ids else (NO_END,))
@@ -190,7 +194,8 @@ def _write(job: Job, out: Output) -> None:
     if job.tables is not None:
         bar.begin("writing tables", 4 * config.table_parameters)
         write_tables(out, TABLES, job.tables, source.tables, job.recipe.cpus)
-    ENGINES[job.recipe.engine].write(job, out, peaks)
+    write = write_gguf_backbone if job.recipe.engine == GgufFormat.engine else write_onnx
+    write(job, out, peaks)
     if job.assistant is not None:
         job.assistant.write(out, job.recipe.cpus)
     if expected is not None:

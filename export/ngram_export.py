@@ -18,7 +18,7 @@ from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import LOCK, check_free, publish
-from stem_edge.export.quantization.streams import FileThreads
+from stem_edge.export.quantization.streams import in_order
 from stem_edge.export.token_classes import token_classes
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, U8, fitting_block
@@ -130,8 +130,8 @@ def _write_shard(
     end, step = first + grid.shard_records(shard), max(1, PIECE_NBYTES // table.page_nbytes)
     spans = [(at, min(at + step, end)) for at in range(first, end, step)]
     name = grid.shard_path(shard).relative_to(out.folder).as_posix()
-    with FileThreads(threads) as pool, out.file(name) as file:
-        for piece in pool.in_order(seal, spans):
+    with out.file(name) as file:
+        for piece in in_order(threads, seal, spans):
             file.write(piece)
         file.write(grid.index_bytes(shard))
 

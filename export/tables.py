@@ -14,7 +14,7 @@ import numpy as np
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.table_plan import TablePlan, scaling_of
-from stem_edge.export.quantization.streams import FileThreads
+from stem_edge.export.quantization.streams import in_order
 from stem_edge.export.tensor_files.tensor import codes_of
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
@@ -82,8 +82,8 @@ def _write_shard(
         out.bar.advance(sum(values.nbytes for values in rows))
         return grid.append_checksums(records)
 
-    with FileThreads(threads) as pool, out.file(_name(out, grid.shard_path(shard))) as file:
-        for piece in pool.in_order(seal, _spans(grid, shard)):
+    with out.file(_name(out, grid.shard_path(shard))) as file:
+        for piece in in_order(threads, seal, _spans(grid, shard)):
             file.write(piece)
         file.write(grid.index_bytes(shard))
 

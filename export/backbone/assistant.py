@@ -14,8 +14,8 @@ from stem_edge.export.checkpoints.assistant import AssistantCheckpoint, read_ass
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.storage import Storage, plain_format
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.export.quantization.quantizers import nearest
+from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.formats import Assistant, BackboneFormat
 from stem_edge.graph.special.assistant import ORDER, drafting
 from stem_edge.graph.weight_plan import WeightPlan
@@ -31,10 +31,12 @@ class AssistantPart(NamedTuple):
     def write(self, out: Output, threads: int) -> None:
         """Write its weights; what is lost is no part of the report."""
         tensors = PaddedTensors(self.source.config, self.source.tensors)
-        quantizer, order = Quantizer(self.described.format), {ORDER: self.source.order}
-        pool = MatrixPool(threads, ErrorMeter(), lambda _: None)
-        with pool as weights, out.file(self.plan.file) as data:
-            WeightFile(data, tensors, weights, quantizer, order).write(self.plan)
+        format, order = self.described.format, {ORDER: self.source.order}
+        weights = MatrixReader(threads, ErrorMeter(), lambda _: None)
+        with out.file(self.plan.file) as data:
+            kept = not format.asymmetric
+            file = WeightFile(data, tensors, weights, nearest(format), order, keeps_blocks=kept)
+            file.write(self.plan)
 
 
 def assistant_part(path: Path, target: ModelConfig, storage: Storage) -> AssistantPart:

@@ -15,7 +15,7 @@ from stem_edge.export.job.job import Job, begin_layers, layers_nbytes
 from stem_edge.export.job.storage import CALIBRATION_TOKENS
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.hidden_states import importance_vectors
-from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
@@ -71,9 +71,9 @@ def write_gguf_backbone(job: Job, out: Output, peaks: object) -> None:
     if config.stem_layers:
         values[gguf_schema.TABLES_KEY] = tables_hash(out.files)
     begin_layers(out.bar, "writing weights", config)
-    pool = MatrixPool(job.recipe.cpus, out.meter("backbone"), out.bar.advance)
-    with pool as work, out.file(GGUF) as file:
-        write_gguf(file, ggml, values, tensors, work)
+    matrices = MatrixReader(job.recipe.cpus, out.meter("backbone"), out.bar.advance)
+    with out.file(GGUF) as file:
+        write_gguf(file, ggml, values, tensors, matrices)
 
 
 def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, gguf_schema.Value]:

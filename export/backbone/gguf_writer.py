@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile
-from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
+from stem_edge.export.quantization.streams import MatrixReader, RowSpan, all_rows, spans
 from stem_edge.export.tensor_files.gguf_tensor import decoded
 from stem_edge.export.tensor_files.tensor import Stored, Tensor
 from stem_edge.ggml.gguf_schema import ALIGNMENT, Value
@@ -34,7 +34,7 @@ def write_gguf(
     ggml: Ggml,
     metadata: Mapping[str, Value],
     tensors: Sequence[TensorSource],
-    weights: MatrixPool,
+    weights: MatrixReader,
 ) -> None:
     """Write a whole file. metadata: keys -> values in their order, general.architecture first.
 
@@ -48,7 +48,7 @@ def write_gguf(
     file.align(ALIGNMENT)
 
 
-def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixPool) -> Iterator[U8]:
+def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator[U8]:
     """Yield the tensor as bytes [n], in order."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
@@ -63,7 +63,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixPool) -> Iterator[U
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
-def _kept(tensor: TensorSource, stored: Stored, weights: MatrixPool) -> Iterator[U8]:
+def _kept(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
     """Yield the codes of a matrix as bytes [n], in order."""
 
     def read(span: RowSpan) -> U8:

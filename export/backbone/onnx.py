@@ -14,8 +14,8 @@ from stem_edge.export.job.job import Job, begin_layers
 from stem_edge.export.job.storage import CALIBRATION_TOKENS
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.hidden_states import HiddenStates
-from stem_edge.export.quantization.quantizers import Calibrated, Quantizer
-from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.export.quantization.quantizers import Quantizer, calibrated, nearest
+from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
@@ -48,20 +48,23 @@ def write_onnx(job: Job, out: Output, peaks: dict[str, F32]) -> None:
 
     def write(part: str, what: str, plan: WeightPlan, quantizer: Quantizer) -> None:
         begin_layers(out.bar, what, job.source.config)
-        pool = MatrixPool(job.recipe.cpus, out.meter(part), out.bar.advance)
-        with pool as weights, out.file(plan.file) as data:
-            WeightFile(data, tensors, weights, quantizer, peaks).write(plan)
+        weights = MatrixReader(job.recipe.cpus, out.meter(part), out.bar.advance)
+        with out.file(plan.file) as data:
+            rounded = part == PREFILL or format.quantizer == "rtn"
+            same = rounded and not format.asymmetric  # as the blocks of a GGUF file
+            file = WeightFile(data, tensors, weights, quantizer, peaks, keeps_blocks=same)
+            file.write(plan)
 
     write("backbone", "writing weights", decoding(*described).plan, _quantizer(job, format))
     out.write(BACKBONE_GRAPH, encode(whole(*described)))
     if job.prefill:
         plan = prompts(*described).plan
-        write(PREFILL, "writing weights for prompts", plan, Quantizer(format))
+        write(PREFILL, "writing weights for prompts", plan, nearest(format))
 
 
 def _quantizer(job: Job, format: BackboneFormat) -> Quantizer:
     if format.quantizer == "rtn":
-        return Quantizer(format)
+        return nearest(format)
     config = job.source.config
     ids = sequences(job.text_ids, CALIBRATION_TOKENS, config.max_context)
-    return Calibrated(HiddenStates(job.source, ids), config, format)
+    return calibrated(HiddenStates(job.source, ids), config, format)

@@ -16,7 +16,7 @@ from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
+from stem_edge.export.quantization.streams import MatrixReader, RowSpan, all_rows, spans
 from stem_edge.export.tensor_files.gguf_tensor import with_codes
 from stem_edge.export.tensor_files.tensor import codes_of
 from stem_edge.graph.ir import Array, Tensor
@@ -72,7 +72,8 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """Weight file being written. Matrices in blocks need a quantizer.
 
-    peaks: consumer of the prefill graph -> greatest magnitudes of its input [K]; name of a tensor
+    keeps_blocks: whether symmetric blocks of a GGUF file are copied, because quantizing their values to the
+    nearest code would give them again. peaks: consumer of the prefill graph -> greatest magnitudes of its input [K]; name of a tensor
     of keys or values -> its peaks; that of the tokens of an assistant -> these.
     """
 
@@ -80,11 +81,14 @@ class WeightFile:
         self,
         file: BundleFile,
         tensors: Mapping[str, Matrix],
-        weights: MatrixPool,
+        weights: MatrixReader,
         quantizer: Quantizer | None = None,
         peaks: Mapping[str, Array] | None = None,
+        *,
+        keeps_blocks: bool = False,
     ) -> None:
         self._file, self._tensors, self._weights = file, tensors, weights
+        self._keeps_blocks = keeps_blocks
         self._quantizer, self._peaks = quantizer, peaks or {}
         # Consumer of an input -> all matrices that it is multiplied with.
         self._consumed: dict[str, list[str]] = {}
@@ -171,7 +175,7 @@ class WeightFile:
             )
         if self._quantizer is None:
             raise ValueError(f"{item.name} is quantized, but there is no quantizer")
-        work = self._quantizer.worker(item.name, item.kind, item.bits, item.block)
+        work = self._quantizer(item.name, item.kind, item.bits, item.block)
 
         def quantize(span: RowSpan) -> Quantized:
             values = self._weights.read(item.name, span)
@@ -185,7 +189,7 @@ class WeightFile:
 
     def _stored(self, item: Blocks) -> list[Matrix]:
         """Return all parts as codes, if quantizing their values would give these codes again; else nothing."""
-        if self._quantizer is None or not self._quantizer.keeps_blocks:
+        if not self._keeps_blocks:
             return []
         same = list[Matrix]()
         for part in item.parts:

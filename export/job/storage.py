@@ -63,21 +63,11 @@ def storage_of(recipe: Recipe) -> Storage:
     rows, named = row_storage(recipe.rows or "int8"), recipe.type or BALANCED
     if not isinstance(named, str):
         return Storage(named, rows)
-    return STORAGES[recipe.engine](named, rows)
-
-
-def _on_onnxruntime(named: str, rows: RowStorage) -> Storage:
+    if recipe.engine == GgufFormat.engine:
+        mixture = MIXTURES.get(named, cast(GgufType, named))
+        return Storage(GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED), rows)
     weights = WEIGHTS.get(named, cast(WeightType, named))
     return Storage(plain_format(weights), rows, NATS.get(named))
-
-
-def _on_ggml(named: str, rows: RowStorage) -> Storage:
-    mixture = MIXTURES.get(named, cast(GgufType, named))
-    return Storage(GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED), rows)
-
-
-# Engine -> how it stores what a type names.
-STORAGES = {BackboneFormat.engine: _on_onnxruntime, GgufFormat.engine: _on_ggml}
 
 
 def plain_format(weights: WeightType) -> BackboneFormat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import gcd
 
@@ -21,7 +21,6 @@ from stem_edge.graph.formats import (
     MATRIX_KINDS,
     VOCABULARY_KINDS,
     BackboneFormat,
-    EngineName,
     GgufFormat,
     WeightType,
     usual_type,
@@ -53,7 +52,8 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
     if packed := {name: m.codes.bits for name, m in matrices.items() if m.codes}:
         found = _keep_packed(source, recipe, packed)
     elif recipe.type in (None, KEEP) and types and len(types) == len(matrices):
-        found = KEPT[recipe.engine](source.config, types)
+        keeping = in_gguf if recipe.engine == GgufFormat.engine else in_blocks
+        found = keeping(source.config, types)
     if found is None:
         if recipe.type == KEEP:
             raise ExportError(
@@ -199,13 +199,6 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
         matrices=dict.fromkeys(sorted(layers - four), "int8") if layers & four else {},
         offsets=offsets,
     )
-
-
-# Engine -> the format that keeps types of ggml; it returns None if no format comes near.
-KEPT: dict[EngineName, Callable[[ModelConfig, dict[str, TensorType]], Format | None]] = {
-    BackboneFormat.engine: in_blocks,
-    GgufFormat.engine: in_gguf,
-}
 
 
 def _bits(name: str, four: Collection[str]) -> WeightType:

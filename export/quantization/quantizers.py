@@ -85,79 +85,70 @@ Quantize: TypeAlias = Callable[[F32], Rounded]  # rows [n, K] of a matrix -> the
 SHARED = {"up": "gate", "v": "qkv"}  # product of a layer -> the one with the same input
 
 
-class Quantizer:
-    """Quantizer to the nearest code, with scales from the range of each block.
-
-    It is asked for one product after the other, in the order of the data flow through the model.
-    """
-
-    def __init__(self, format: BackboneFormat) -> None:
-        self._format = format
-        # Whether blocks of a GGUF file need no quantizing, because their values would give them again.
-        self.keeps_blocks = not format.asymmetric
-
-    def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
-        """Return a function that quantizes rows of the product `name`, in any thread."""
-        if self._format.offsets and bits == 4:
-            return lambda rows: with_offsets(rows, block)
-        if self._format.asymmetric:
-            return lambda rows: quantize_asymmetric(rows, bits, block)
-        if bits == 8:
-            return lambda rows: _to_eight_bits(rows, block)
-        return lambda rows: _to_four_bits(rows, block)
+# Name, kind, bits and block of a product -> a function that quantizes rows of it, in any thread. It is asked
+# for one product after the other, in the order of the data flow through the model.
+Quantizer: TypeAlias = Callable[[str, str, int, int], Quantize]
 
 
-class Calibrated(Quantizer):
-    """Quantizer of 4 bits by GPTQ. With 8 bits, rounding costs little."""
+def nearest(format: BackboneFormat) -> Quantizer:
+    """Return a quantizer to the nearest code, with scales from the range of each block."""
 
-    def __init__(self, states: HiddenStates, config: ModelConfig, format: BackboneFormat) -> None:
-        super().__init__(format)
-        self.keeps_blocks = False
-        self._states, self._config = states, config
-        self._moments: dict[str, F32] = {}  # input -> sum of x x^T [K, K]
-        self._inputs: dict[str, Inputs] = {}
+    def quantize(rows: F32, bits: int, block: int) -> Rounded:
+        if format.offsets and bits == 4:
+            return with_offsets(rows, block)
+        if format.asymmetric:
+            return quantize_asymmetric(rows, bits, block)
+        return (_to_eight_bits if bits == 8 else _to_four_bits)(rows, block)
 
-    def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
-        """Run the text up to this product, then return its quantizer."""
-        if bits == 8:
-            return super().worker(name, kind, bits, block)
-        if kind in ("embedding", "altup_in"):  # before the layers, and before anything is seen
-            return lambda rows: search_blocks(rows, bits, block, asymmetric=self._format.asymmetric)
-        at, _, part = name.rpartition(".")
-        source, layer = f"{at}.{SHARED.get(part, part)}", self._config.n_layers
-        if kind == "head":
-            source = HEAD
-        elif at.startswith("layers."):
-            layer = int(at.split(".")[1])
-        inputs = self._typical(source, layer)
-        asymmetric = self._format.asymmetric
-        return lambda rows: solve(rows, inputs, bits, block, asymmetric=asymmetric)
+    return lambda name, kind, bits, block: lambda rows: quantize(rows, bits, block)
 
-    def _typical(self, source: str, layer: int) -> Inputs:
-        """Run the text through all layers up to this one, and return the inputs of its product."""
-        while self._states.layer <= layer:
-            self._moments, self._inputs = {}, {}
-            see = self._see if self._states.layer == layer else lambda name, x: None
-            self._states.advance(see)
-        if source not in self._inputs:
-            self._inputs[source] = typical_inputs(self._moments.pop(source))
-        return self._inputs[source]
 
-    def _see(self, name: str, x: F32) -> None:
+def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat) -> Quantizer:
+    """Return a quantizer of 4 bits by GPTQ. With 8 bits, rounding costs little."""
+    moments = dict[str, F32]()  # input of the last layer -> sum of x x^T [K, K]
+    inputs, asymmetric, usual = dict[str, Inputs](), format.asymmetric, nearest(format)
+
+    def see(name: str, x: F32) -> None:
         at, _, part = name.rpartition(".")
         products = [p for p in MATRIX_KINDS if SHARED.get(p, p) == part]
-        if not any(self._format.bits(p, f"{at}.{p}") == 4 for p in products):
+        if not any(format.bits(p, f"{at}.{p}") == 4 for p in products):
             return  # all have 8 bits
         if name.endswith(".wo"):
-            places, width = head_positions(self._config, int(at.split(".")[1]))
+            places, width = head_positions(config, int(at.split(".")[1]))
             wide = np.zeros((len(x), width), np.float32)
             wide[:, places] = x
             x = wide
         found = x.T @ x
-        if name in self._moments:
-            self._moments[name] += found
+        if name in moments:
+            moments[name] += found
         else:
-            self._moments[name] = found
+            moments[name] = found
+
+    def typical(source: str, layer: int) -> Inputs:
+        """Run the text through all layers up to this one, and return the inputs of its product."""
+        while states.layer <= layer:
+            moments.clear()
+            inputs.clear()
+            states.advance(see if states.layer == layer else lambda name, x: None)
+        if source not in inputs:
+            inputs[source] = typical_inputs(moments.pop(source))
+        return inputs[source]
+
+    def quantizer(name: str, kind: str, bits: int, block: int) -> Quantize:
+        if bits == 8:
+            return usual(name, kind, bits, block)
+        if kind in ("embedding", "altup_in"):  # before the layers, and before anything is seen
+            return lambda rows: search_blocks(rows, bits, block, asymmetric=asymmetric)
+        at, _, part = name.rpartition(".")
+        source, layer = f"{at}.{SHARED.get(part, part)}", config.n_layers
+        if kind == "head":
+            source = HEAD
+        elif at.startswith("layers."):
+            layer = int(at.split(".")[1])
+        found = typical(source, layer)
+        return lambda rows: solve(rows, found, bits, block, asymmetric=asymmetric)
+
+    return quantizer
 
 
 def _to_four_bits(rows: F32, block: int) -> Rounded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -21,40 +21,33 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class FileThreads:
-    """Pool of threads for one file that is being written, for the time of a `with` block."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="stem-edge-export")
-
-    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Yield work(item) in order; to save memory, only one item more than threads is pending."""
-        pending: deque[Future[R]] = deque()
+def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield work(item) in order; to save memory, only one item more than threads is pending."""
+    pending: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool:
         try:
             for item in items:
-                pending.append(self._pool.submit(work, item))
-                if len(pending) > self._count:
+                pending.append(pool.submit(work, item))
+                if len(pending) > threads:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
-            for future in pending:
-                future.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-class MatrixPool(FileThreads):
-    """Pool that reads matrices in pieces of rows and works on them."""
+class MatrixReader:
+    """Reads matrices in pieces of rows, and works on them on several threads.
+
+    meter: of what quantization loses; progress: is called with the bytes of float32 that were read.
+    """
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
-        super().__init__(threads)
-        self.meter, self._progress = meter, progress
+        self.meter, self._threads, self._progress = meter, threads, progress
+
+    def in_order(self, work: Callable[[RowSpan], R], items: Iterable[RowSpan]) -> Iterator[R]:
+        """Yield work(span) in order."""
+        return in_order(self._threads, work, items)
 
     def count(self, name: str, nbytes: int) -> None:
         """Advance the progress bar by values that were read, if they are of a layer.

@@ -50,8 +50,8 @@ def write(
 ) -> Any:
     """The file as another program reads it."""
     keys: dict[str, Value] = {"general.architecture": "stem", **(metadata or {})}
-    pool = streams.MatrixPool(threads, meter or ErrorMeter(), lambda nbytes: None)
-    with pool as weights, BundleFile(path) as file:
+    weights = streams.MatrixReader(threads, meter or ErrorMeter(), lambda nbytes: None)
+    with BundleFile(path) as file:
         write_gguf(file, ggml, keys, tensors, weights)
     assert file.entry.nbytes == path.stat().st_size
     return gguf.GGUFReader(path)

@@ -19,8 +19,8 @@ from stem_edge.export.job.files import BundleFile
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.export.quantization.quantizers import nearest
+from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Tensor
@@ -68,20 +68,22 @@ def test_blocks_have_the_values_of_the_file_or_of_the_quantizer(case: str, tmp_p
     format = keep_stored_types(source, options).format
     assert isinstance(format, BackboneFormat)
     format = changed(format, kv_peaks=False)  # which a text would give
-    plan, quantizer = decoding(source.config, None, format).plan, Quantizer(format)
+    plan, quantizer = decoding(source.config, None, format).plan, nearest(format)
     tensors, path = PaddedTensors(source.config, source.backbone), tmp_path / plan.file
-    with MatrixPool(1, ErrorMeter(), lambda _: None) as pool, BundleFile(path) as file:
-        WeightFile(file, tensors, pool, quantizer).write(plan)
+    weights = MatrixReader(1, ErrorMeter(), lambda _: None)
+    with BundleFile(path) as file:
+        keeps = not format.asymmetric
+        WeightFile(file, tensors, weights, quantizer, keeps_blocks=keeps).write(plan)
     data, seen = np.fromfile(path, np.uint8), set[str]()
     for item in plan.items:
         if isinstance(item, Blocks):
             expected = np.concatenate([whole(tensors[part]) for part in item.parts])
             if item.kind not in copied:
-                blocks = quantizer.worker(item.name, item.kind, item.bits, item.block)(expected)
+                blocks = quantizer(item.name, item.kind, item.bits, item.block)(expected)
                 codes, scales, points, offsets = blocks
                 expected = dequantize_blocks(codes, scales, item.bits, points, offsets)
-            found, nearest = _values(item, data), 1e-6 * np.abs(expected).max()
-            np.testing.assert_allclose(found, expected, atol=nearest, rtol=0, err_msg=item.name)
+            found, most = _values(item, data), 1e-6 * np.abs(expected).max()
+            np.testing.assert_allclose(found, expected, atol=most, rtol=0, err_msg=item.name)
             seen.add(item.kind)
     assert seen >= LAYERS | copied
 

@@ -19,7 +19,7 @@ from stem_edge.export.quantization.calibration import (
 )
 from stem_edge.export.quantization.gptq import solve, typical_inputs
 from stem_edge.export.quantization.hidden_states import HiddenStates
-from stem_edge.export.quantization.quantizers import Calibrated, head_positions
+from stem_edge.export.quantization.quantizers import calibrated, head_positions
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
@@ -65,7 +65,7 @@ def test_a_product_is_quantized_for_the_inputs_that_it_has(tmp_path: Path, dim: 
     source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(dim=dim)))
     config, seen = source.config, observed(source)
     format = BackboneFormat(weights="int4", head="int4", block_size=16, asymmetric=True)
-    calibrated = Calibrated(HiddenStates(source, IDS), config, format)
+    quantizer = calibrated(HiddenStates(source, IDS), config, format)
     for name in ("layers.1.wo", "layers.1.down", "layers.2.v"):
         at, _, part = name.rpartition(".")
         matrix = {"v": "wv"}.get(part, part)
@@ -76,7 +76,7 @@ def test_a_product_is_quantized_for_the_inputs_that_it_has(tmp_path: Path, dim: 
             places, width = head_positions(config, 1)
             x, narrow = np.zeros((len(x), width), np.float32), x
             x[:, places] = narrow
-        found = calibrated.worker(name, part, 4, 16)(exact)
+        found = quantizer(name, part, 4, 16)(exact)
         expected = solve(exact, typical_inputs(x.T @ x), 4, 16, asymmetric=True)
         assert np.mean(found.codes != expected.codes) < 0.01
 

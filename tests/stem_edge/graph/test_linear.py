@@ -12,8 +12,8 @@ import pytest
 from stem_edge.export.backbone.weight_file import WeightFile, worth_balancing
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.export.quantization.quantizers import Quantizer, nearest
+from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat, WeightType
@@ -54,7 +54,8 @@ class Built:
     ) -> F32:
         """Run the graph and return its only output."""
         path = folder / self.plan.file
-        with MatrixPool(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
+        weights = MatrixReader(2, ErrorMeter(), lambda nbytes: None)
+        with BundleFile(path) as data:
             WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)
         session = new_session(GraphSource("g", encode(self.graph), folder), 1, [CPU])
         (found,) = session.run(None, inputs)
@@ -94,7 +95,7 @@ def product(
     folder: Path, format: BackboneFormat, x: F32 = X, matrices: Sequence[F32] = MATRICES
 ) -> F32:
     """x times the matrices, rounded to the nearest code, as a graph for decoding computes it."""
-    quantizer = Quantizer(format)
+    quantizer = nearest(format)
     return build(decoding(format), matrices).run(folder, {"x": x}, quantizer)
 
 
@@ -157,7 +158,7 @@ def stored_rows(matrix: F32, format: BackboneFormat, kind: str) -> F32:
     bits = {"fp32": 32, "int8": 8, "int4": 4}[format.head]
     if bits == 32:
         return matrix
-    work = Quantizer(format).worker("embedding", kind, bits, 32)
+    work = nearest(format)("embedding", kind, bits, 32)
     return dequantize_blocks(
         work(matrix).codes, work(matrix).scales, bits, work(matrix).zero_points
     )
@@ -177,7 +178,7 @@ def test_rows_are_gathered_exactly(
     ids = built.graph.input("ids", np.int64, [1, "T"])
     products.rows("embedding", "embedding", ids, "rows", matrix.shape)
     feeds = {"ids": np.array([[5, 0, 159, 5]])}
-    found = built.run(tmp_path, feeds, Quantizer(format))
+    found = built.run(tmp_path, feeds, nearest(format))
     expected = stored_rows(matrix, format, "embedding")
     assert np.array_equal(found[0], expected[[5, 0, 159, 5]])
 
@@ -207,7 +208,7 @@ def test_a_matrix_that_is_embedding_and_head_is_stored_once(
         0 if stored == "fp32" else {"int4": 5, "int8": 10}[stored]
     )
     feeds = {"x": X, "ids": np.arange(T)[None]}
-    quantizer, expected = Quantizer(format), stored_rows(matrix, format, "head")
+    quantizer, expected = nearest(format), stored_rows(matrix, format, "head")
     assert worst(built.run(tmp_path, feeds, quantizer), X @ expected.T) < 0.02
     del graph.outputs["logits"]
     graph.output("rows", np.float32, [1, "T", K])
