@@ -76,7 +76,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed of the mutations (0)")
     add("--replay", type=Path, metavar="FILE", help="run this input only")
     add("--findings", type=Path, default=Path("build/fuzz"), metavar="DIR", help="(build/fuzz)")
-    add("--write-seeds", action="store_true", help="rewrite the seeds after a format has changed")
     return parser
 
 
@@ -88,11 +87,6 @@ def main() -> None:
         parser.error("--replay needs a TARGET and an existing FILE")
     if args.runs < 1 or args.seconds <= 0:
         parser.error("--runs and --seconds must be above 0")
-    if args.write_seeds:
-        from fuzzing.seeds import write_seeds  # imported here because it needs torch
-
-        write_seeds()
-        return
     if args.list or args.target is None:
         print("\n".join(f"{name:<12} {target.about}" for name, target in TARGETS.items()))
     elif args.target not in TARGETS:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import RefusalError
@@ -114,9 +115,6 @@ def joined(messages: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-T = TypeVar("T")
-
-
 def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
     """Return the sampling params, with what is not given as the model has it. Raises RefusalError.
 
@@ -130,19 +128,17 @@ def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> Sampling
         raise RefusalError(f"{name} {rest}", name) from None
 
 
-def grammar_of(field: str, make: Callable[[T], Grammar], given: T) -> Grammar:
-    """Return the grammar that a field gives. Raises RefusalError."""
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Raise InputError as a RefusalError that names the field at fault."""
     try:
-        return make(given)
+        yield
     except InputError as error:
         raise RefusalError(f"{field}: {error}", field) from None
 
 
 def check_grammar(model: Model, params: SamplingParams, field: str) -> None:
     """Compile the grammar that a field gave, if any, which is kept. Raises RefusalError."""
-    if params.grammar is None:
-        return
-    try:
-        model.check_grammar(params.grammar)
-    except InputError as error:
-        raise RefusalError(f"{field}: {error}", field) from None
+    if params.grammar is not None:
+        with naming(field):
+            model.check_grammar(params.grammar)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,7 @@ class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
     """Keywords of stem_edge.load, and the fields of SamplingParams."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """Outcome of a batch."""
 
@@ -155,18 +155,16 @@ def _write(
     ):
         for result in answers:
             if results.append(result):
-                done = _count(done, result)
+                done.tokens += result.tokens
+                done.answered += result.error is None
+                if result.error is not None:
+                    done.failed += 1
+                    done.first_error = done.first_error or f"line {result.line}: {result.error}"
                 bar.update()
                 bar.set_postfix_str(
                     f"{done.tokens / (perf_counter() - begun):.3g} tokens/s, {done.failed} errors",
                     refresh=False,
                 )
-    seconds = perf_counter() - begun
-    return replace(done, results=len(results), errors=results.errors, seconds=seconds)
-
-
-def _count(done: Batch, result: Result) -> Batch:
-    if result.error is None:
-        return replace(done, answered=done.answered + 1, tokens=done.tokens + result.tokens)
-    first = done.first_error or f"line {result.line}: {result.error}"
-    return replace(done, failed=done.failed + 1, first_error=first)
+    done.results, done.errors = len(results), results.errors
+    done.seconds = perf_counter() - begun
+    return done

@@ -11,7 +11,7 @@ import msgspec
 
 import stem_edge
 from stem_edge.answers.refusals import RefusalError
-from stem_edge.answers.turn import grammar_of, params_of
+from stem_edge.answers.turn import naming, params_of
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
@@ -30,7 +30,14 @@ OTHER_NAMES = {
 }
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"
-GRAMMARS = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_grammar")
+# Field -> what makes a grammar of it.
+GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
+    "grammar": Grammar.of_text,
+    "json_schema": Grammar.of_schema,
+    "guided_json": Grammar.of_schema,
+    "guided_regex": Grammar.of_regex,
+    "guided_grammar": Grammar.of_text,
+}
 
 
 class StreamOptions(msgspec.Struct):
@@ -123,21 +130,17 @@ class Options(msgspec.Struct):
     def answer_grammar(self) -> Grammar | None:
         """Return the texts that the answer may be, if any is asked for. Raises RefusalError."""
         found = {
-            "response_format": _of_format(self.response_format or {}),
-            "grammar": self._text("grammar", Grammar.of_text),
-            "json_schema": _of_schema("json_schema", self.json_schema),
-            "guided_json": _of_schema("guided_json", self.guided_json),
-            "guided_regex": self._text("guided_regex", Grammar.of_regex),
-            "guided_grammar": self._text("guided_grammar", Grammar.of_text),
+            "response_format": _schema_of(self.response_format or {}),
+            **{name: getattr(self, name) for name in GRAMMARS},
         }
-        given = {name: each for name, each in found.items() if isinstance(each, Grammar)}
+        given = {name: each for name, each in found.items() if each not in (None, "")}
         if len(given) > 1:
             raise RefusalError(f"give only one of {' and '.join(given)}", list(given)[-1])
-        return next(iter(given.values()), None)
-
-    def _text(self, name: str, make: Callable[[str], Grammar]) -> Grammar | None:
-        given = getattr(self, name)
-        return grammar_of(name, make, given) if given else None
+        if not given:
+            return None
+        ((name, each),) = given.items()
+        with naming(name):
+            return GRAMMARS.get(name, Grammar.of_schema)(each)
 
 
 def biases(given: Mapping[str, float]) -> dict[int, float]:
@@ -147,27 +150,20 @@ def biases(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-def _of_format(given: Mapping[str, Any]) -> Grammar | None:
-    """Return the grammar of a response_format."""
+def _schema_of(given: Mapping[str, Any]) -> object:
+    """Return the JSON Schema of a response_format; None for any text."""
     match given:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return _of_schema("response_format", schema)
+            return schema
         case {"type": "json_object"}:
-            schema = given.get("schema") or {"type": "object"}  # llama.cpp's clients give one
-            return _of_schema("response_format", schema)
-        case {"type": "text"}:
-            return None
-    if not given:
+            return given.get("schema") or {"type": "object"}  # llama.cpp's clients give one
+    if not given or given.get("type") == "text":
         return None
     raise RefusalError(
         f"response_format.type is {given.get('type')!a}; expected text, json_object, or json_schema "
         "with json_schema.schema",
         "response_format",
     )
-
-
-def _of_schema(name: str, schema: object) -> Grammar | None:
-    return None if schema is None else grammar_of(name, Grammar.of_schema, schema)
 
 
 def head(name: str, prefix: str, kind: str) -> dict[str, Any]:

@@ -7,12 +7,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-POSITIONAL = ("bundle", "checkpoint", "out")
-
 
 def option_of(name: str) -> str:
     """Return how a keyword is typed."""
-    return name.upper() if name in POSITIONAL else "--" + name.replace("_", "-")
+    return "--" + name.replace("_", "-")
 
 
 def add_keywords(

@@ -77,13 +77,11 @@ def test_a_line_is_a_message_and_stdout_has_the_answers_alone(
 @pytest.mark.parametrize(
     ("typed", "sent"),
     [
-        ("a\\\nb\nc", ["a\nb", "c"]),
         ('"""\na\n\n/undo\\\n"""\nb', ["a\n\n/undo\\", "b"]),
         (" /undo", [" /undo"]),
         # The end of the input ends a message, too.
         ('"""\na\nb', ["a\nb"]),
-        ("a\\", ["a"]),
-        ('\\\n\\\n\n"""\n"""\n  \n', []),
+        ('\n"""\n"""\n  \n', []),
     ],
 )
 def test_messages_of_several_lines(

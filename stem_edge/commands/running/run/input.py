@@ -39,28 +39,19 @@ class TypedLines:
     def read(self) -> Typed | None:
         """Return the next message or command that is not empty; None at the end of the input.
 
-        A line that ends in a backslash goes on in the next one; so do all between two lines of
-        three quotes. The end of the input ends a message, too. Raises InputError for a message
-        that no template takes.
+        Lines between two lines of three quotes are one message, which the end of the input ends,
+        too. Raises InputError for a message that no template takes.
         """
         while (line := self._line("> ")) is not None:
             if line.startswith("/"):
                 return Typed(line.strip(), True)
-            quoted = line.strip() == QUOTES
-            text = _joined(self._quoted() if quoted else self._continued(line))
+            text = _joined(self._quoted() if line.strip() == QUOTES else iter([line]))
             if text.strip():
                 return Typed(text, False)
         return None
 
     def _quoted(self) -> Iterator[str]:
         while (line := self._line(". ")) is not None and line.strip() != QUOTES:
-            yield line
-
-    def _continued(self, line: str | None) -> Iterator[str]:
-        while line is not None and line.endswith("\\"):
-            yield line[:-1]
-            line = self._line(". ")
-        if line is not None:
             yield line
 
     def _line(self, prompt: str) -> str | None:

@@ -32,8 +32,7 @@ HELP = {
 }
 MOST_DIGITS = 30  # of a value for /set
 KEYS = '''\
-A message ends with its line, unless that ends with \\. Lines between two lines of """ are one
-message. A message that begins with / needs a space before it.
+A message ends with its line. Lines between two lines of """ are one message. A message that begins with / needs a space before it.
 Ctrl-C stops an answer.'''
 
 
