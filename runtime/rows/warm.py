@@ -74,8 +74,11 @@ def known_uses(bundle: Bundle, store: RowStore, cache_dir: str | Path | None) ->
 def keep_uses(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> None:
     """Save the counts of the cached records; a folder that cannot be written is ignored."""
     if cache.hits + cache.misses:
+        records, counts = cache.uses()
+        stored = records < cache.layout.records  # not made by edits, which no other run has
         with contextlib.suppress(OSError):
-            write_uses(uses_file(cache_folder(cache_dir), bundle), cache.uses())
+            path = uses_file(cache_folder(cache_dir), bundle)
+            write_uses(path, Uses(records[stored], counts[stored]))
 
 
 def uses_file(root: Path, bundle: Bundle) -> Path:

@@ -52,6 +52,7 @@ def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> 
 def test_what_was_used_is_counted(tmp_path: Path) -> None:
     with load_fixed(DEMO, cache_dir=tmp_path) as model:
         model.logits([5, 5, 6])
+        model.logits([7], stem_ids=[[8, 9]])  # a mean, which no other run can count on
     uses = read_uses(uses_file(tmp_path, open_bundle(DEMO)), 1756)
     assert uses is not None
     counts = dict(zip(*uses, strict=True))
