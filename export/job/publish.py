@@ -219,8 +219,6 @@ def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
     if not out.exists():
         disk.rename(new, out)
         return None, lambda: disk.rename(out, new)
-    if disk.exchange(new, out):
-        return new, lambda: disk.exchange(new, out)
     aside = _aside(out)
     disk.rename(out, aside)  # because a folder cannot replace another
 

@@ -144,13 +144,6 @@ def rename(source: Path, target: Path) -> None:
     source.replace(target)
 
 
-def exchange(first: Path, second: Path) -> bool:
-    """Swap the names of two files or folders atomically; False where the system cannot."""
-    from stem_edge.files.exchange import swap  # for exports alone
-
-    return swap(first, second)
-
-
 def remove(path: Path) -> None:
     """Delete a file."""
     path.unlink()

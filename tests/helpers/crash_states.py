@@ -2,8 +2,8 @@
 
 The model is harsher than any file system. Bytes are safe only after their file is synced, a name only
 after its folder is. Of all else, any part may have reached the medium: any subset of the names, and of
-each write nothing, all, zeros of its size, or a part that ends at a sector boundary. A rename or
-exchange within a folder happens as a whole or not at all.
+each write nothing, all, zeros of its size, or a part that ends at a sector boundary. A rename
+within a folder happens as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -183,22 +183,13 @@ class Recorder:
         self._change(path, self._new(True), "folder")
 
     def _rename(self, _: None, source: Path, target: Path) -> None:
-        self._move(source, target, exchanged=False)
-
-    def _exchange(self, done: bool, first: Path, second: Path) -> None:
-        if done:
-            self._move(first, second, exchanged=True)
-
-    def _move(self, source: Path, target: Path, *, exchanged: bool) -> None:
-        """Record that the target's name gets the source's node, and in an exchange vice versa."""
         one, other = self._place(source), self._place(target)
         if one is None and other is None:
             return
         assert one is not None and other is not None and one[0] == other[0], "within a folder"
         names = self._now.folders[one[0]]
         node, replaced = names[one[1]], names.get(other[1])
-        back = replaced if exchanged else None
-        self._do(Names(one[0], ((one[1], node, back), (other[1], replaced, node))))
+        self._do(Names(one[0], ((one[1], node, None), (other[1], replaced, node))))
 
     def _remove(self, _: None, path: Path) -> None:
         if self._node(path) is not None:

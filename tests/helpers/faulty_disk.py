@@ -18,7 +18,7 @@ from stem_edge.files import disk
 
 # Calls that change the contents of a disk, or make them durable.
 CHANGES = (
-    *["create", "append", "write", "fsync", "make_folder", "rename", "exchange"],
+    *["create", "append", "write", "fsync", "make_folder", "rename"],
     *["remove", "remove_folder", "sync_folder"],
 )
 READS = ("open_file", "pread")

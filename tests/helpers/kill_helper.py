@@ -36,7 +36,6 @@ class Job:
     out: str
     at: int | None = None
     seconds: float | None = None
-    exchange: bool = True
     text: str = ""  # that guides quantizing; empty: the one that is shipped
     imports: bool = False  # set for the first job: import here whatever it imports
 
@@ -92,8 +91,6 @@ def _import_what_it_does(job: Job) -> None:
 
 def _export(job: Job) -> None:
     patch, count = pytest.MonkeyPatch(), Counter()
-    if not job.exchange:
-        patch.setattr(disk, "exchange", lambda first, second: False)
 
     def before(name: str) -> None:
         if count(name) == job.at:

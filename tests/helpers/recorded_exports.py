@@ -14,7 +14,7 @@ from tiny_exports import OPTIONS, TinyExport, bundle_files, many_writes, run_exp
 
 from stem_edge.export.job.publish import Leftover
 
-EACH = 16  # states per operation
+EACH = 25  # states per operation
 WORK, ASIDE = ".stem-edge-out", ".stem-edge-out-old"
 
 

@@ -41,8 +41,8 @@ def failing_export(
         assert bundle_files(out) == new
         assert not failing.failed or any("could not be deleted" in str(w.message) for w in warned)
     else:
-        # On a disk that takes nothing any more, names cannot be changed back either: without an
-        # exchange of names, the old bundle may then lie beside its place until the next export.
+        # On a disk that takes nothing any more, names cannot be changed back either: the old bundle
+        # may then lie beside its place until the next export.
         aside = folder / f"{WORKING}{out.name}{OLD}"
         assert bundle_files(out) in ([old, new, None] if failing.for_ever else [old])
         assert bundle_files(out) is not None or bundle_files(aside) == old
@@ -117,18 +117,10 @@ def test_d3_a_failed_sync_is_never_asked_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("kind", ["new", "force"])
-@pytest.mark.parametrize("exchanges", [True, False])
 def test_d4_names_that_cannot_be_changed(
-    number: int,
-    kind: Kind,
-    exchanges: bool,
-    exports: Exports,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    number: int, kind: Kind, exports: Exports, tmp_path: Path
 ) -> None:
-    if not exchanges:
-        monkeypatch.setattr(disk, "exchange", lambda first, second: False)
-    messages = every_failure(exports[kind], tmp_path, [number], ("rename", "exchange"))
+    messages = every_failure(exports[kind], tmp_path, [number], ("rename",))
     assert messages
     assert all(os.strerror(number) in message for message in messages.values())
 
@@ -147,7 +139,6 @@ def test_d4_temporary_files_are_beside_their_place(
         return noted
 
     monkeypatch.setattr(disk, "rename", noting(disk.rename))
-    monkeypatch.setattr(disk, "exchange", noting(disk.exchange))
     export = exports["force"]
     export.run(export.prepare(tmp_path))
     assert pairs

@@ -1,8 +1,7 @@
-"""Renaming, exchanging and syncing files and folders, on every system."""
+"""Renaming and syncing files and folders, on every system."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import sys
@@ -10,55 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from open_files import DATA, open_files, posix
+from open_files import open_files, posix
 
-from stem_edge.files import disk, exchange
+from stem_edge.files import disk
 from stem_edge.files.trees import remove_tree
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges names")
-
-
-@linux
-def test_names_are_exchanged_at_once(file: Path, tmp_path: Path) -> None:
-    (folder := tmp_path / "folder").mkdir()
-    if not disk.exchange(file, folder):
-        pytest.skip("this file system cannot exchange names")
-    assert (file.is_dir(), folder.read_bytes()) == (True, DATA)
-    with pytest.raises(FileNotFoundError) as caught:
-        disk.exchange(file, tmp_path / "missing")
-    error = caught.value
-    assert (error.filename, error.filename2) == (str(file), str(tmp_path / "missing"))
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EIO])
-def test_a_system_that_cannot_exchange(
-    number: int, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "renameat2", lambda: lambda *_: -1)
-    monkeypatch.setattr(ctypes, "get_errno", lambda: number)
-    if number == errno.EIO:
-        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            disk.exchange(file, file)
-    else:
-        assert disk.exchange(file, file) is False
-
-
-@pytest.mark.parametrize("error", [OSError, AttributeError])
-def test_a_system_without_the_call(
-    error: type[Exception], file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise error("none")
-
-    monkeypatch.setattr("ctypes.CDLL", refuse)
-    assert exchange.renameat2.__wrapped__() is None
-    monkeypatch.undo()
-    monkeypatch.setattr(
-        exchange, "sys", SimpleNamespace(platform="darwin")
-    )  # which is not even asked
-    assert exchange.renameat2.__wrapped__() is None
-    monkeypatch.setattr(exchange, "renameat2", lambda: None)
-    assert disk.exchange(file, file) is False
 
 
 @posix

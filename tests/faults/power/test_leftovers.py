@@ -17,17 +17,13 @@ import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.job.publish import Leftover
-from stem_edge.files import disk
 
 
-@pytest.mark.parametrize("exchange", [True, False])
 def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
-    exchange: bool, exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export, out = exports["force"], exports["force"].prepare(tmp_path)
     with monkeypatch.context() as patch:
-        if not exchange:
-            patch.setattr(disk, "exchange", lambda first, second: False)
         watch(patch, ["remove_folder"], Failing(0, 5, for_ever=True))
         with pytest.warns(
             Leftover, match=r"the replaced version could not be deleted.*; delete it"
