@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Self, Unpack
 import numpy as np
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Answer, Chunk
-from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
-from stem_edge.runtime.model_text import ModelText, Prompts
+from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId, check_text, checked_ids
+from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.request import Request, Stepping
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.codec import TextCodec, shorten
 from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
@@ -54,7 +55,6 @@ class Answering(ModelText):
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._on_close, self._closed = prefixes, on_close, False
         self._open_edits: OpenEdits | None = None  # once a call has edits, or other rows
-        self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
         self.stepping = stepping  # whether a step may take several tokens, and who guesses them
 
     @contextmanager
@@ -169,7 +169,11 @@ class Answering(ModelText):
         edits: Changes | None = None,
     ) -> Request:
         ids, params = self._prompt_ids(prompt), self.chosen(params)
-        lookups, length = self._lookups(ids, stem_ids, edits), self._prompts.length(ids, params)
+        if params.logit_bias:
+            checked_ids(list(params.logit_bias), self.config.vocab_size)
+        # The last token is handed out but never processed, so it takes no place in the context.
+        length = min(self.plan.context_length, len(ids) + params.max_new_tokens - 1)
+        lookups = self._lookups(ids, stem_ids, edits)
         constraint = None if params.grammar is None else self._grammars.open(params.grammar)
         answer = Answer(ids, params, self._text, self.config.eos_ids, constraint)
         return Request(ids, lookups, length, answer)
@@ -216,8 +220,20 @@ class Answering(ModelText):
         return Grammars(self._text, self.config.eos_ids, self.config.vocab_size)
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return token ids of a text to continue, or given ones, that fit the context. Raises InputError."""
         self.engine.check_usable()
-        return self._prompts.ids(prompt)
+        held, most = self.plan.context_length, self.config.max_context
+        if isinstance(prompt, str):
+            prompt = self._text.encode_prompt(prompt, held, most)
+        ids = checked_ids(prompt, self.config.vocab_size)
+        if not ids:
+            raise InputError("the prompt is empty; give at least one token id")
+        check_text(self.config, ids)
+        if len(ids) > held:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens, the context holds {held}; {shorten(held, most)}"
+            )
+        return ids
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""
