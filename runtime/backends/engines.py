@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from stem_edge import __version__
-from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import BACKBONES, digest, version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
@@ -23,7 +22,6 @@ from stem_edge.runtime.backends.interface import Backend, StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.rows import RecordLayout
 
 UNSET = (None, False, "cpu")  # values of options that ask for nothing of an engine
@@ -71,12 +69,6 @@ class EngineEntry:
         """Versions of what computes with it; name -> "" for what is not installed."""
         found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
         return found | {self.name: self.version()}
-
-    def needs(self, footprint: Footprint, context: int, *, prefill: bool) -> Needs:
-        """Return the needs of a load with all processors of this machine, for plans without one."""
-        module = import_module(f"{self.folder}.loader")
-        found: Needs = module.needs(footprint, context, usable_cpus(), prefill=prefill)
-        return found
 
     def loader(self, bundle: Bundle, options: LoadOptions) -> EngineLoader:
         """Return what loads a bundle, with options that the engine has; it imports the library."""

@@ -7,36 +7,28 @@ and the mapped weights that every token reads. What is left of it is planned as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint, footprint_of
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import TABLES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import MemoryPlanError
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.measuring.device_profiles import find_device
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine
-from stem_edge.runtime.backends.memory_plan import (
-    USUAL_CONTEXT,
-    MemoryPlan,
-    Needs,
-    Room,
-    plan_memory,
-)
-from stem_edge.runtime.backends.onnxruntime.needs import crowding
-from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequences
-from stem_edge.runtime.load_plan import open_text
+from stem_edge.runtime.backends.engines import choose_engine, loader
+from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT, MemoryPlan, Needs
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.load_plan import loader_of_kv, open_text
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.runtime.rows.files import FlashName
 from stem_edge.shown import format_size, parse_size
-from stem_edge.system.memory import available_memory, memory_limit, own_memory, usable_cpus
+from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts
@@ -117,8 +109,9 @@ def fit(
     Raises MemoryPlanError, which names the least that is needed, if it does not fit; InputError,
     BundleError.
     """
-    options = LoadOptions(threads=threads, context_length=context_length, engine=engine, kv=kv)
-    check_sequences(sequences)
+    given = LoadOptions(
+        threads=threads, context_length=context_length, engine=engine, kv=kv, sequences=sequences
+    )
     stated = None if device is None else find_device(device)
     flash = None if stated is None else stated.flash  # without a device, tables are cached
     if memory is not None:
@@ -126,50 +119,26 @@ def fit(
     else:
         allowed = available_memory() + own_memory() if stated is None else stated.memory
     bundle = open_bundle(path)
-    footprint = footprint_of(bundle.manifest, choose_engine(bundle, engine))
-    rates = bandwidth_of(stated, bandwidth, threads or usable_cpus())
-    hits, source = _hits(bundle, footprint)
-    limit = memory_limit() if stated is None else stated.memory
-    lengths = options.contexts(bundle)
+    chosen = choose_engine(bundle, engine)
+    rates = bandwidth_of(stated, bandwidth, given.cpus)
+    options = replace(given, memory=beside_mapped(bundle, chosen, given, allowed))
     # As load does, because the memory of the tokenizer counts.
-    left = allowed - open_text(bundle, replace(options, memory=allowed)).nbytes_to_come
-
-    def planned(kv: KvChoice) -> Fit:
-        sizes = footprint.with_kv(kv)
-        prefill = sizes.prefill_nbytes > 0 and not crowding(sizes, limit)
-        needs_at = partial(ENGINES[sizes.engine].needs, sizes, prefill=prefill)
-        plan, mapped = plan_within(bundle.path, needs_at, left, lengths, sequences)
-        needs = needs_at(plan.context_length)
-        return Fit(needs, plan, mapped, hits(plan.slots), source, rates, flash)
-
-    if kv != "auto" or footprint.caches.obstacle(SMALL_KV):
-        return planned(kv)
-    with suppress(MemoryPlanError):
-        usual = planned(kv)
-        if usual.plan.context_length >= min(USUAL_CONTEXT, lengths[0]):
-            return usual
-    return planned(SMALL_KV)
+    later = open_text(bundle, options).nbytes_to_come
+    found, _, plan = loader_of_kv(bundle, chosen, options, later)
+    needs = found.needs(plan.context_length)
+    hits, source = _hits(bundle, needs.footprint)
+    return Fit(needs, plan, needs.mapped, hits(plan.slots), source, rates, flash)
 
 
-def plan_within(
-    path: Path,
-    needs_at: Callable[[int], Needs],
-    memory: int,
-    lengths: Sequence[int],
-    sequences: int = 1,
-) -> tuple[MemoryPlan, int]:
-    """Return the plan of a load, and the mapped weights that `memory` holds beside it.
-
-    Raises MemoryPlanError.
-    """
-    mapped = needs_at(lengths[-1]).mapped
+def beside_mapped(bundle: Bundle, engine: str, options: LoadOptions, memory: int) -> int:
+    """Return what `memory` leaves beside the mapped weights that every token reads. Raises MemoryPlanError."""
+    mapped = loader(bundle, engine, options).needs(1).mapped
     if mapped >= memory:
         raise MemoryPlanError(
-            f"{path}: {format_size(memory)} are too little: every token reads {format_size(mapped)} of "
+            f"{bundle.path}: {format_size(memory)} are too little: every token reads {format_size(mapped)} of "
             "weights, at least which must stay in memory; allow more, or export with fewer bits"
         )
-    room = Room(own_memory(), 0, memory - mapped, sequences=sequences)
-    return plan_memory(path, lengths, needs_at, room), mapped
+    return memory - mapped
 
 
 def _hits(bundle: Bundle, footprint: Footprint) -> tuple[Callable[[int], float], str]:

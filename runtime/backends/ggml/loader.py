@@ -72,8 +72,8 @@ class GgmlLoader:
         return GgmlBackend(model)
 
 
-def needs(footprint: Footprint, context: int, threads: int, *, prefill: bool = False) -> Needs:
-    """Return the needs of a backbone on ggml, which has no graph for prompts. Weights stay in their file."""
+def needs(footprint: Footprint, context: int, threads: int) -> Needs:
+    """Return the needs of a backbone on ggml, whose weights stay in their file."""
     config = footprint.model
     heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
     # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stem_edge.bundle.footprint import Footprint, footprint_of
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.runtime.backends.engines import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
-from stem_edge.runtime.backends.memory_plan import Needs, Preparing
+from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding
-from stem_edge.runtime.backends.onnxruntime.prepared import LEAST_NBYTES, is_large, may_be_prepared
+from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
@@ -44,19 +44,6 @@ def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
     from stem_edge.runtime.backends.onnxruntime.providers.find import find_provider
 
     return DeviceLoader(bundle, options, find_provider(options.provider))
-
-
-def needs(footprint: Footprint, context: int, threads: int, *, prefill: bool) -> Needs:
-    """Return the needs on the CPU of a backbone that is prepared if it is large."""
-    large = footprint.backbone_nbytes + footprint.prefill_nbytes > LEAST_NBYTES
-    found = cpu_needs(footprint, context, threads, prepared=large, prefill=prefill, drafts=large)
-    return replace(found, preparing=_preparing(footprint, threads) if large else None)
-
-
-def _preparing(footprint: Footprint, threads: int) -> Preparing:
-    from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
-
-    return preparing_needs(footprint, threads)
 
 
 class OrtLoader:
@@ -123,7 +110,9 @@ class OrtLoader:
         )
         saving = f", or keep the weights in a file: stem-edge prepare {bundle.path}"
         if self._to_prepare:
-            needs = replace(needs, preparing=_preparing(footprint, threads))
+            from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
+
+            needs = replace(needs, preparing=preparing_needs(footprint, threads))
         return replace(needs, prefill_refused=refused, saving="" if prepared else saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:

@@ -21,13 +21,13 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.bandwidth import measured
 from stem_edge.measuring.device_profiles import find_device
-from stem_edge.measuring.fit import plan_within
+from stem_edge.measuring.fit import beside_mapped
 from stem_edge.measuring.limits import limited
 from stem_edge.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.backends.engines import choose_engine, loader
+from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import parse_size
@@ -100,9 +100,7 @@ def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | No
     cpus = given.threads or min(stated.cpus, usable_cpus())
     chosen = replace(chosen, threads=cpus, emulate_flash=given.emulate_flash or stated.flash)
     if given.memory is None and given.slots is None:
-        needs, lengths = loader(bundle, engine, chosen).needs, chosen.contexts(bundle)
-        _, mapped = plan_within(bundle.path, needs, stated.memory, lengths)
-        chosen = replace(chosen, memory=stated.memory - mapped)
+        chosen = replace(chosen, memory=beside_mapped(bundle, engine, chosen, stated.memory))
     return chosen
 
 

@@ -6,8 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
-from stem_edge.measuring.device_profiles import DEVICES
 from stem_edge.measuring.fit import fit, hit_rate
 from stem_edge.shown import parse_size
 
@@ -31,8 +28,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_load_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("measuring.fit", "runtime.load_plan"):
-        monkeypatch.setattr(f"stem_edge.{module}.own_memory", lambda: 30_000_000)
+    monkeypatch.setattr("stem_edge.runtime.load_plan.own_memory", lambda: 30_000_000)
     for memory in (50_000_000, 52_000_000, 90_000_000):
         found = fit(DEMO, memory, bandwidth="10GB")
         assert stem_edge.memory_plan(DEMO, memory) == found.plan
@@ -75,21 +71,6 @@ def test_hit_rates_are_those_of_the_best_records(slots: int, share: float) -> No
 def test_bad_input(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         fit(DEMO, bandwidth="10GB", **options)
-
-
-def test_prompts_take_the_matrices_that_decode_where_both_sets_do_not_fit(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rule is that of a load: with a device its memory counts, otherwise this machine's."""
-    out = tmp_path / "bundle"
-    tiny = stem_edge.export_bundle(tiny_checkpoint, out, type="int4", prefill_graph=True).path
-    options: dict[str, Any] = {"memory": "2GB", "bandwidth": "10GB"}
-    first = fit(tiny, **options)
-    both = first.footprint.step_nbytes + first.footprint.prefill_nbytes
-    for size in (both, both - 1):
-        monkeypatch.setitem(DEVICES, "pi4", replace(DEVICES["pi4"], memory=size))
-        there = fit(tiny, device="pi4", **options)
-        assert there.needs.prefill == (size == both)
 
 
 def test_the_command(capsys: Capture) -> None:
