@@ -8,7 +8,6 @@ it ends, because then the process that waits for it was killed.
 from __future__ import annotations
 
 import io
-import os
 import sys
 import threading
 import warnings
@@ -19,9 +18,7 @@ from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.exporter import export_bundle
 from stem_edge.graph.formats import EngineName
 from stem_edge.progress import tell
-from stem_edge.system.child import REFUSED
-
-INTERRUPTED = 130
+from stem_edge.system.child import INTERRUPTED, REFUSED, end_with_parent
 
 
 def main() -> int:
@@ -35,7 +32,7 @@ def main() -> int:
     kind, show = cast(EngineName, engine), {"True": True, "False": False}.get(shown)
     warnings.showwarning = lambda message, *_, **__: tell(f"note: {message}", show)
     try:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=end_with_parent, daemon=True).start()
         if not out:
             print(checkpoint_folder(checkpoint, show))
             return 0
@@ -46,11 +43,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
-
-
-def _end_with_parent() -> None:
-    os.read(0, 1)  # not by sys.stdin, whose lock would be held when the interpreter ends
-    os._exit(INTERRUPTED)  # at once: what is written counts as after a kill
 
 
 if __name__ == "__main__":

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from stem_edge import errors
 from stem_edge.errors import ExportError, OutOfMemoryError, StemEdgeError
 from stem_edge.graph.formats import EngineName
 from stem_edge.shown import printable
-from stem_edge.system.child import REFUSED, SIGKILL, last_line, module_command, signal_name
+from stem_edge.system.child import (
+    REFUSED,
+    SIGKILL,
+    last_line,
+    module_command,
+    run_worker,
+    signal_name,
+)
 
 WORKER = "stem_edge.export.worker"
 MAX_MESSAGE_CHARS = 2000
@@ -28,20 +34,12 @@ def fetched(name: str, show: bool | None) -> str:
 def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
     """Return what the worker prints; its progress goes to stderr."""
     command = module_command(WORKER, checkpoint, bundle, engine, str(show))
-    pipe = subprocess.PIPE  # stdin ends with this process, and the worker with it
-    try:  # in a session of its own, so that Ctrl-C leaves no traceback of its imports
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+    try:
+        status, said = run_worker(command)
     except OSError as error:
         raise ExportError(
             f"{checkpoint}: cannot start {command[0]} to make its bundle ({error.strerror}); free some memory and try again"
         ) from error
-    with process:
-        try:
-            said = b"" if process.stdout is None else process.stdout.read()
-            status = process.wait()
-        except BaseException:
-            process.terminate()
-            raise
     if status == -SIGKILL:
         raise OutOfMemoryError(
             f"{checkpoint}: the process that makes its bundle was killed, as a system does that has no "

@@ -80,6 +80,22 @@ def run_child(
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def run_worker(command: Sequence[str]) -> tuple[int, bytes]:
+    """Run a worker until it ends; return its exit status and stdout. Its stderr is ours.
+
+    It must watch for the end of this process, `end_with_parent`. Raises OSError if it cannot start.
+    """
+    pipe = subprocess.PIPE
+    # In a session of its own, so that Ctrl-C leaves no traceback of its imports.
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:
+        try:
+            said = b"" if process.stdout is None else process.stdout.read()
+            return process.wait(), said
+        except BaseException:
+            process.terminate()
+            raise
+
+
 def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
     """Limit memory and processor time of this process from now on, and disable core dumps.
 

@@ -134,13 +134,13 @@ def _sync(path: Path) -> None:
 
 
 def main() -> int:
-    """Run with the arguments BUNDLE FOLDER THREADS KV [TABLES]; an error is one line on stderr."""
+    """Run with the arguments BUNDLE FOLDER THREADS KV [TABLES]; an error is one line on stdout."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     path, folder, threads, kv, *tables = sys.argv[1:]
     try:
         make(open_bundle(path, *tables), Path(folder), int(threads), cast(KvType, kv))
     except (StemEdgeError, OSError, MemoryError) as error:
-        print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
+        print(" ".join(str(error).split()) or type(error).__name__)
         return 1
     return 0
 

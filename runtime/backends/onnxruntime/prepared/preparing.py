@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
-import tempfile
 import warnings
 from functools import partial
 from pathlib import Path
@@ -27,7 +25,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     read_prepared,
 )
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.system.child import last_line, module_command, signal_name
+from stem_edge.system.child import last_line, module_command, run_worker, signal_name
 
 WORKER = "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker"
 TEMPORARY = ".making-"  # begins the name of a folder that is being filled, or was until a kill
@@ -106,23 +104,16 @@ def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder in a child process. Raises BackendError."""
     arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
     arguments += [] if bundle.tables is None else [bundle.tables]
-    command, pipe = module_command(WORKER, *arguments), subprocess.PIPE
-    with tempfile.TemporaryFile() as output:
-        try:  # its stdin ends with this process, and the worker with it
-            worker = subprocess.Popen(command, stdin=pipe, stdout=output, stderr=output)
-        except OSError as error:
-            raise BackendError(
-                f"{bundle.path}: cannot start {command[0]} to prepare it ({error.strerror}); free some memory"
-            ) from error
-        try:
-            status = worker.wait()
-        finally:
-            worker.kill()  # needed only when interrupted; harmless to a process that has ended
-            worker.communicate()
-        output.seek(0)
-        if status:
-            reason = last_line(output.read()) if status > 0 else f"it died of {signal_name(status)}"
-            raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
+    command = module_command(WORKER, *arguments)
+    try:
+        status, said = run_worker(command)
+    except OSError as error:
+        raise BackendError(
+            f"{bundle.path}: cannot start {command[0]} to prepare it ({error.strerror}); free some memory"
+        ) from error
+    if status:
+        reason = last_line(said) if status > 0 else f"it died of {signal_name(status)}"
+        raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
 
 
 def remove(folder: Path) -> None:
