@@ -92,6 +92,8 @@ class Lookups:
         given: Sequence[RowLookup] | None = None,
     ) -> None:
         self._engine, self._tokens = engine, changes.of_token
+        # True if each token of the answer looks up its own row, and no other.
+        self.plain = engine.rows.plain and not self._tokens
         # Only for places of the prompt that look up other records than their tokens' own.
         self.places: Mapping[int, RowLookup] = (
             changes.of_prompt(prompt) if given is None else dict(enumerate(given))
@@ -123,7 +125,7 @@ class Lookups:
         first = max(0, last - rows.before)
         tokens = [*seen[first:], *drafts]
         own = self.prompt[first:].tolist()
-        own += map(self.of_token, tokens[len(own) :]) if self._tokens else tokens[len(own) :]
+        own += map(self.of_token, tokens[len(own) :])
         return rows.ids(np.array(tokens, np.int64), np.array(own, np.int64), last - first)
 
     def _make(self, lookups: Sequence[RowLookup]) -> list[int]:

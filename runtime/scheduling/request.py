@@ -166,8 +166,9 @@ class Request:
 
     def _choose(self, logits: F32, room: int) -> None:
         if goes_on := self.answer.choose(logits, room=room):
-            seen = self.answer.seen
-            self.last = Step(np.array(seen[-1:], np.int64), self.lookups.after(seen), 1)
+            seen, plain = self.answer.seen, self.lookups.plain
+            token = np.array(seen[-1:], np.int64)
+            self.last = Step(token, token if plain else self.lookups.after(seen), 1)
         self.goes_on = goes_on
 
     def hand_out(self) -> Chunk | None:
