@@ -102,7 +102,7 @@ def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
             endpoint=endpoint(),
             allow_patterns=[escape(file) for file in missing],
             max_workers=WORKERS,
-            tqdm_class=_SilentBar if snapshot.progress is False else _Bar,
+            tqdm_class=type("Bar", (_Bar,), {"hidden": snapshot.progress is False or None}),
             library_name="stem-edge",
             library_version=__version__,
         )
@@ -148,7 +148,3 @@ class _Bar(tqdm):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         options.pop("name", None)
         super().__init__(*args, **options | {"disable": self.hidden, "leave": False})
-
-
-class _SilentBar(_Bar):
-    hidden = True

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Never, Self, cast
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -87,7 +87,7 @@ def read_template(path: Path, *, tools: bool = False) -> tuple[str, dict[str, st
 
 
 class ChatTemplate:
-    """Chat template of a tokenizer_config.json; close it, or use it as a context manager.
+    """Chat template of a tokenizer_config.json; close it after use.
 
     Raises BundleError for a template that cannot work, naming the line; InputError if there is
     none; BackendError if its process cannot be started.
@@ -138,27 +138,36 @@ class ChatTemplate:
 
     def _render(self, request: dict[str, Any], seconds: float) -> str:
         request = {"template": self.source, "tokens": self.tokens, **request}
-        answer = self._ask(json.dumps(request).encode() + b"\n", seconds)
+        try:
+            answer = self._ask(json.dumps(request).encode() + b"\n", seconds)
+        except TimeoutError:
+            answer = {"error": f"it takes longer than {seconds} seconds"}
+        except (OSError, msgspec.MsgspecError):
+            raise self._broken("chat_template", "its process ended") from None
+        if "text" in answer:
+            return str(answer["text"])
+        reason = str(answer.get("refused", answer.get("error")))
+        reason = printable(" ".join(reason.split()))
         if "refused" in answer:
             raise InputError(
-                "the chat template of this bundle refuses these messages: "
-                f"{printable(' '.join(str(answer['refused']).split()))}; give others"
+                f"the chat template of this bundle refuses these messages: {reason}; give others"
             )
-        if "text" not in answer:
-            self._fail(str(answer.get("error")), answer.get("line"))
-        return str(answer["text"])
+        line = answer.get("line")
+        where = f"chat_template, line {line}" if isinstance(line, int) else "chat_template"
+        if not self._works:
+            raise self._broken(where, reason)
+        # Without a path, because servers tell it to their clients.
+        raise InputError(
+            f"{where}: the chat template of this bundle fails for these messages: {reason}; give others"
+        )
 
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         with self._lock:
-            worker = self._worker or self._start()
-            self._worker = None  # must not be asked again unless it answers
+            # It must not be asked again unless it answers.
+            worker, self._worker = self._worker or self._start(), None
             try:
                 answer = msgspec.json.decode(worker.ask(request, seconds), type=dict[str, Any])
                 self._worker = worker
-            except TimeoutError:
-                self._fail(f"it takes longer than {seconds} seconds")
-            except (OSError, msgspec.MsgspecError):
-                raise self._broken("chat_template", "its process ended") from None
             finally:
                 if self._worker is None:
                     worker.close()
@@ -173,16 +182,6 @@ class ChatTemplate:
                 f"({error.strerror or 'no reason given'}); free some memory and try again"
             ) from error
 
-    def _fail(self, reason: str, line: object = None) -> Never:
-        where = f"chat_template, line {line}" if isinstance(line, int) else "chat_template"
-        reason = printable(" ".join(reason.split()))
-        if not self._works:
-            raise self._broken(where, reason)
-        # Without a path, because servers tell it to their clients.
-        raise InputError(
-            f"{where}: the chat template of this bundle fails for these messages: {reason}; give others"
-        )
-
     def _broken(self, where: str, reason: str) -> BundleError:
         return BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
 
@@ -192,12 +191,6 @@ class ChatTemplate:
             if self._worker is not None:
                 self._worker.close()
             self._worker = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def worker(config: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
     worker.answers += [b'{"text": "a"}\n', b'{"text": "b"}\n']
-    with ChatTemplate(config, 3.0) as template:
+    with closing(ChatTemplate(config, 3.0)) as template:
         assert template.render([turn("a")]) == "a"
         assert template.render([turn("b")], False) == "b"
     (sample, first), (a, second), (b, _) = worker.asked
@@ -124,7 +125,7 @@ def test_invalid_answers(
     worker: Worker,
 ) -> None:
     worker.answers += [answer, b'{"text": "again"}\n']
-    with ChatTemplate(config) as template:
+    with closing(ChatTemplate(config)) as template:
         error = refused(lambda: template.render([turn()]), kind, named)
         assert (str(config) in error) == ("plain text" in error) == (kind is BundleError)
         ended = "error" not in str(answer) and answer != b"{}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -40,7 +41,7 @@ def children() -> list[psutil.Process]:
 
 
 def test_t10_a_template_renders_in_a_process_that_stays_and_ends(tmp_path: Path) -> None:
-    with ChatTemplate(write(tmp_path, TURNS)) as template:
+    with closing(ChatTemplate(write(tmp_path, TURNS))) as template:
         text = "<s><|im_start|>user\nHello<|im_end|>\n"
         assert template.render(HELLO, False) == text
         assert template.render(HELLO) == f"{text}<|im_start|>assistant\n"
@@ -48,7 +49,7 @@ def test_t10_a_template_renders_in_a_process_that_stays_and_ends(tmp_path: Path)
         assert template.render(HELLO, False) == text
         assert [p.pid for p in children()] == [first.pid]
     assert not children()
-    with ChatTemplate(write(tmp_path, TURNS)) as template:
+    with closing(ChatTemplate(write(tmp_path, TURNS))) as template:
         template.close()
         assert template.render(HELLO, False) == text  # a closed one can start again
 
@@ -69,7 +70,7 @@ def test_t10_a_template_renders_in_a_process_that_stays_and_ends(tmp_path: Path)
 def test_t10_nothing_is_reached_from_within(tmp_path: Path, template: str) -> None:
     path = write(tmp_path, template)
     try:
-        with ChatTemplate(path) as made:
+        with closing(ChatTemplate(path)) as made:
             text = made.render(HELLO)
     except BundleError as error:
         assert "line 1" in str(error)
@@ -89,14 +90,14 @@ def test_t11_loops_in_loops_end_at_a_deadline(tmp_path: Path, template: str) -> 
 @pytest.mark.slow
 def test_t11_after_a_deadline_the_template_works_for_others(tmp_path: Path) -> None:
     source = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}done"
-    with ChatTemplate(write(tmp_path, source), 1.0) as template:
+    with closing(ChatTemplate(write(tmp_path, source), 1.0)) as template:
         slow = [{"role": "user", "content": "slow"}]
         refused(lambda: template.render(slow), InputError, "longer than 1.0 seconds")
         assert template.render(HELLO) == "done"
 
 
 def test_t11_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    with ChatTemplate(write(tmp_path, TURNS)) as template:
+    with closing(ChatTemplate(write(tmp_path, TURNS))) as template:
         children()[0].kill()
         refused(lambda: template.render(HELLO), BundleError, "its process ended")
         assert template.render(HELLO).startswith("<s>")
@@ -106,7 +107,7 @@ def test_t11_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
 def test_t11_a_process_that_does_not_read_is_ended(tmp_path: Path) -> None:
     """A long message fills the pipe, so that writing to it could block for ever."""
-    with ChatTemplate(write(tmp_path, TURNS), 1.0) as template:
+    with closing(ChatTemplate(write(tmp_path, TURNS), 1.0)) as template:
         children()[0].send_signal(signal.SIGSTOP)
         long = [{"role": "user", "content": "x" * 400_000}]
         refused(lambda: template.render(long), InputError)
@@ -140,5 +141,5 @@ def test_t12_t13_t14_what_is_too_much_too_deep_or_wrong(
 
 def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:
     text = "{{ 7 * 7 }}{% for %}"
-    with ChatTemplate(write(tmp_path, "{{ messages[0].content }}")) as template:
+    with closing(ChatTemplate(write(tmp_path, "{{ messages[0].content }}"))) as template:
         assert template.render([{"role": "user", "content": text}]) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def write(folder: Path, given: object) -> Path:
 
 
 def test_one_of_several_templates_is_for_tools(tmp_path: Path) -> None:
-    with ChatTemplate(write(tmp_path, SEVERAL)) as chat:
+    with closing(ChatTemplate(write(tmp_path, SEVERAL))) as chat:
         assert chat.render(HELLO) == "plain" == chat.source
         assert chat.render(HELLO, tools=TOOLS) == "now2"
         assert chat.render(HELLO, tools=[]) == "plain"
@@ -46,7 +47,7 @@ def test_lists_without_a_template_for_every_conversation(tmp_path: Path, given: 
 
 def test_variables_for_a_template(tmp_path: Path) -> None:
     source = "{{ enable_thinking | default('unset') }} {{ eos_token }} {{ messages | length }}"
-    with ChatTemplate(write(tmp_path, source)) as chat:
+    with closing(ChatTemplate(write(tmp_path, source))) as chat:
         assert chat.render(HELLO) == "unset <e> 1"
         assert chat.render(HELLO, arguments={"enable_thinking": False}) == "False <e> 1"
 
