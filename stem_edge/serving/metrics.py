@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,29 +30,18 @@ class Metrics(Collector):
     """Counts what becomes of answers; in a registry of its own, so that several can be in a process."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._prompt = Counter(
-            "stem_edge_prompt_tokens", "Tokens of prompts that were answered", registry=registry
-        )
-        self._cached = Counter(
-            "stem_edge_cached_tokens", "Of these, found in kept prompts", registry=registry
-        )
-        self._new = Counter("stem_edge_new_tokens", "Tokens of answers", registry=registry)
-        self._outcomes = Counter(
-            "stem_edge_requests", "Answers by their end", ["outcome"], registry=registry
-        )
-        self._first = Histogram(
-            "stem_edge_first_token_seconds",
+        self._registry = CollectorRegistry()
+        given: dict[str, Any] = {"namespace": "stem_edge", "registry": self._registry}
+        self._prompt = Counter("prompt_tokens", "Tokens of prompts that were answered", **given)
+        self._cached = Counter("cached_tokens", "Of these, found in kept prompts", **given)
+        self._new = Counter("new_tokens", "Tokens of answers", **given)
+        self._outcomes = Counter("requests", "Answers by their end", ["outcome"], **given)
+        first, each = (
             "From the arrival of a request to its first token",
-            buckets=FIRST_TOKEN_SECONDS,
-            registry=registry,
+            "Between tokens of an answer",
         )
-        self._each = Histogram(
-            "stem_edge_token_seconds",
-            "Between tokens of an answer, on average",
-            buckets=TOKEN_SECONDS,
-            registry=registry,
-        )
+        self._first = Histogram("first_token_seconds", first, buckets=FIRST_TOKEN_SECONDS, **given)
+        self._each = Histogram("token_seconds", each, buckets=TOKEN_SECONDS, **given)
 
     def ended(self, reply: Reply) -> None:
         """Count an answer that has ended, from any thread."""

@@ -149,10 +149,8 @@ def _calls(where: str, calls: object) -> list[Object]:
 
 def _call(where: str, call: object) -> Object:
     form = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
-    optional = ("id", "type", "index")  # index: of a stream, whose parts a client put together
-    given = _object(where, call, ("function",), optional, form=form)
-    _expect_function(where, given)
-    function = _object(f"{where}.function", given["function"], ("name", "arguments"), form=form)
+    # index: of a stream, whose parts a client put together
+    given, function = _function(where, call, ("name", "arguments"), (), form)
     return {
         "id": _text(f"{where}.id", given.get("id", "")),
         "type": "function",
@@ -177,11 +175,9 @@ def _arguments(where: str, arguments: object) -> Object:
 
 def _tool(where: str, tool: object) -> Object:
     form = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
-    given = _object(where, tool, ("function",), ("type",), form=form)
-    _expect_function(where, given)
-    where += ".function"
     optional = ("description", "parameters", "strict")
-    function = _object(where, given["function"], ("name",), optional, form=form)
+    _, function = _function(where, tool, ("name",), optional, form)
+    where += ".function"
     checked: Object = {"name": _name(f"{where}.name", function["name"])}
     checked["description"] = _text(f"{where}.description", function.get("description", ""))
     parameters = _arguments(f"{where}.parameters", function.get("parameters", {}))
@@ -192,9 +188,14 @@ def _tool(where: str, tool: object) -> Object:
     return {"type": "function", "function": checked}
 
 
-def _expect_function(where: str, given: Object) -> None:
+def _function(
+    where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
+) -> tuple[Object, Object]:
+    """Return the values of an object about a function, and those of its function."""
+    given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {_shown(given['type'])}, expected 'function'")
+    return given, _object(f"{where}.function", given["function"], needed, optional, form=form)
 
 
 def _name(where: str, name: object) -> str:

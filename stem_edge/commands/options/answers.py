@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -143,11 +142,3 @@ def as_object(chunks: Sequence[Chunk], stats: GenerationStats) -> dict[str, obje
     if chunks[-1].logprobs is not None:
         result["logprobs"] = [asdict(one) for chunk in chunks for one in chunk.logprobs or []]
     return result
-
-
-def dim(text: str) -> str:
-    """Make a text for stderr pale where it stands between the texts of stdout on a terminal."""
-    colours = os.environ.get("NO_COLOR", "") == "" and os.environ.get("TERM") != "dumb"
-    if colours and sys.stdout.isatty() and sys.stderr.isatty():
-        return f"\033[2m{text}\033[0m"
-    return text

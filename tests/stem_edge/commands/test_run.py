@@ -199,7 +199,7 @@ def test_a_conversation_at_a_terminal(bundle: Path) -> None:
         terminal.until(f"{FRANCE}\r\n")
         assert len(terminal.until(" ")) < 200
         terminal.press(CTRL_C)
-        terminal.until("\x1b[2mprompt 6 tokens")
+        terminal.until("prompt 6 tokens")
         terminal.until("stopped")
         terminal.until("> ")
         terminal.press("/undo\n")

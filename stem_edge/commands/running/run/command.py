@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 model, conversation, params, interactive, args.json, figures, _explain
             )
             if interactive:
-                session.note(_welcome(model, params))
+                session.tell(_welcome(model, params))
             _converse(session, TypedLines(interactive))
         return 1 if session.failed and not interactive else 0
 
@@ -103,7 +103,7 @@ def _converse(session: Session, typed: TypedLines) -> None:
             if interrupted:
                 raise
             interrupted = True
-            session.note("Ctrl-C again or Ctrl-D ends")
+            session.tell("Ctrl-C again or Ctrl-D ends")
 
 
 def take(session: Session, typed: Typed) -> None:
@@ -120,4 +120,4 @@ def take(session: Session, typed: Typed) -> None:
         if not session.interactive:
             raise
         lost = not typed.is_command and len(messages) == count
-        session.note("stopped before an answer; the message is not kept" if lost else "stopped")
+        session.tell("stopped before an answer; the message is not kept" if lost else "stopped")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stem_edge.commands.options.answers import as_object, dim, write_text
+from stem_edge.commands.options.answers import as_object, write_text
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.conversations.conversation import Conversation
 from stem_edge.runtime.generation import Chunk
@@ -43,7 +43,7 @@ class Session:
         before = self.conversation.messages[-1:]
         self._print(self.conversation.retry(self.params))
         if self.conversation.messages[-1:] == before:
-            self.note(
+            self.tell(
                 "the same answer again; /set temperature 0.7, and give no --seed, to get others"
             )
 
@@ -59,10 +59,6 @@ class Session:
     def tell(self, text: str) -> None:
         """Print what is no answer, to stderr."""
         print(text, file=sys.stderr, flush=True)
-
-    def note(self, text: str) -> None:
-        """Tell what need not be read."""
-        self.tell(dim(text))
 
     def _print(self, chunks: Generator[Chunk]) -> None:
         """Print an answer as it comes, and its figures, also if it is cut short."""
@@ -87,7 +83,7 @@ class Session:
     def _fold(self, text: str) -> None:
         """Print what stands for thoughts, if somebody waits for the answer."""
         if self.interactive and not self.as_json:
-            sys.stderr.write(dim(text))
+            sys.stderr.write(text)
             sys.stderr.flush()
 
     def _complete(self, done: list[Chunk]) -> None:
@@ -97,7 +93,7 @@ class Session:
         else:
             write_text("\n")
         if self.figures:
-            self.note(_figures(self.model.stats) + self._why_cut(done))
+            self.tell(_figures(self.model.stats) + self._why_cut(done))
 
     def _why_cut(self, done: list[Chunk]) -> str:
         if done[-1].finish_reason != "length":

@@ -53,20 +53,20 @@ def _unknown(name: str) -> InputError:
 
 
 def _undo(session: Session, _: str) -> None:
-    session.note(f"taken back: {cut(printable(session.conversation.undo()), 60, '...')}")
+    session.tell(f"taken back: {cut(printable(session.conversation.undo()), 60, '...')}")
 
 
 def _new(session: Session, _: str) -> None:
     messages = session.conversation.messages
     messages[:] = [message for message in messages[:1] if message["role"] == "system"]
-    session.note("a new conversation")
+    session.tell("a new conversation")
 
 
 def _system(session: Session, text: str) -> None:
     messages = session.conversation.messages
     old = 1 if messages and messages[0]["role"] == "system" else 0
     messages[:old] = [{"role": "system", "content": text}] if text else []
-    session.note("the system message is set" if text else "there is no system message now")
+    session.tell("the system message is set" if text else "there is no system message now")
 
 
 def _set(session: Session, text: str) -> None:
@@ -84,9 +84,9 @@ def _set(session: Session, text: str) -> None:
         changed: dict[str, Any] = {field: _number(field, value.strip())}
         session.params = replace(session.params, **changed)
         if field in FILTERS and not session.params.temperature:
-            session.note(f"greedy, so {field} changes nothing until /set temperature 0.7")
+            session.tell(f"greedy, so {field} changes nothing until /set temperature 0.7")
     values = {name: getattr(session.params, name) for name in RANGES}
-    session.note(", ".join(f"{n} {value:g}" for n, value in values.items() if value is not None))
+    session.tell(", ".join(f"{n} {value:g}" for n, value in values.items() if value is not None))
 
 
 def _number(field: str, text: str) -> float:
@@ -112,16 +112,16 @@ def _save(session: Session, name: str) -> None:
             )
     session.model.save_conversation(path, session.conversation)
     session.files.add(path.resolve())
-    session.note(f"saved {len(session.conversation.messages)} messages as {printable(name)}")
+    session.tell(f"saved {len(session.conversation.messages)} messages as {printable(name)}")
 
 
 def _load(session: Session, name: str) -> None:
     messages, path = session.conversation.messages, _path(name)
     messages[:] = session.model.load_conversation(path).messages
     session.files.add(path.resolve())
-    session.note(f"loaded {len(messages)} messages")
+    session.tell(f"loaded {len(messages)} messages")
     for last in messages[-1:]:
-        session.note(f"the last, by {last['role']}: {shown_lines(last['content'])}")
+        session.tell(f"the last, by {last['role']}: {shown_lines(last['content'])}")
 
 
 def _help(session: Session, _: str) -> None:
