@@ -32,7 +32,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
     give_back_mapped,
     packed_places,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
 
@@ -42,7 +42,7 @@ MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
 # Code that graphs follow from, in the package; none of these files is there in a frozen program.
 BUILDERS = (
     *("*.py", "graph/**/*.py", "numerics/*.py", "tables/*.py"),
-    "runtime/backends/onnxruntime/providers/graphs.py",
+    *(f"runtime/backends/onnxruntime/providers/{name}.py" for name in ("graphs", "joined")),
 )
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -78,7 +78,7 @@ class Prepacked(NamedTuple):
     def _embedding(self, bundle: Bundle, kv: KvType) -> GraphSource:
         """Return the embedding's graph: as it was kept, because building it takes a tenth of a second."""
         if self.record.bundle != str(bundle.path.resolve()):
-            return joined_graphs(bundle, prefill=False, kv=kv)[EMBED]
+            return cpu_graphs(bundle, prefill=False, kv=kv)[EMBED]
         data = disk.read_file(self._file(EMBED), MAX_NBYTES)
         return GraphSource(EMBED, data, Path(self.record.weights), bundle.path)
 

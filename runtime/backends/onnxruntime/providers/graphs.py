@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,25 +20,17 @@ from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 
 
-def cpu_graphs(
-    bundle: Bundle, *, prefill: bool, without: Collection[str] = (), kv: KvType = "fp32"
-) -> dict[str, GraphSource]:
-    """Return the graphs for the CPU by name, in the order of a step.
-
-    without: names of graphs to leave out, because encoding takes time.
-    """
-    return sources(bundle, separate(bundle, prefill=prefill, without=without, kv=kv))
+def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
+    """Return the graphs for the CPU by name, in the order of a step."""
+    return sources(bundle, separate(bundle, prefill=prefill, kv=kv))
 
 
-def separate(
-    bundle: Bundle, *, prefill: bool, without: Collection[str] = (), kv: KvType
-) -> dict[str, Graph]:
+def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
     """Return the graphs of `cpu_graphs` before they are encoded."""
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     graphs = decoding(*described, kv=kv).graphs
     with_states_of(bundle, graphs[io.HEAD])
-    graphs |= prompts(*described, kv=kv).graphs if prefill else {}
-    return {name: graph for name, graph in graphs.items() if name not in without}
+    return graphs | (prompts(*described, kv=kv).graphs if prefill else {})
 
 
 def with_states_of(bundle: Bundle, graph: Graph) -> Graph:

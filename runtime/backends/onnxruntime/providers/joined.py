@@ -18,31 +18,24 @@ from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     format_of,
     separate,
-    sources,
     with_states_of,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.tables.rows import RecordLayout
 
 
-def joined_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
-    """Return graphs that compute the same bits in fewer runs, the joined one first."""
-    return sources(bundle, joined_parts(bundle, prefill=prefill, kv=kv))
-
-
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
-    """Return the graphs of `joined_graphs` before they are encoded.
+    """Return graphs that compute the bits of `separate` in fewer runs, the joined one first.
 
-    The joined graph has the weights of `rest` and `head`, too: these only complete `prefill` steps.
+    It has the weights of `rest` and `head`, too: these only complete `prefill` steps.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
-    if kv == "fp16" and io.REST in io.layer_graphs(bundle.manifest.model):
+    others = separate(bundle, prefill=prefill, kv=kv)
+    if kv == "fp16" and io.REST in others:
         # onnxruntime would give layers that borrow K and V the step's own before rounding.
-        return separate(bundle, prefill=prefill, kv=kv)
-    without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
-    others = separate(bundle, prefill=prefill, without=without, kv=kv)
-    step = {io.STEP: with_states_of(bundle, joined(*described, kv=kv))}
-    return step | others
+        return others
+    for name in (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD))):
+        others.pop(name, None)
+    return {io.STEP: with_states_of(bundle, joined(*described, kv=kv))} | others
 
 
 def joined(

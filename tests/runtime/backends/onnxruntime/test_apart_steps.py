@@ -25,7 +25,7 @@ from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import sources
-from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graphs, joined_parts
+from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.windows import last_rows
 
@@ -69,7 +69,7 @@ def opened(bundle: Bundle, kv: KvType, rows: Rows) -> tuple[OrtBackend, Any]:
     slots = ArraySlots(layout, min(5, layout.records)) if layout is not None else None
     step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
     later = sources(bundle, {apart_step(size): apart(step, size) for size in SIZES})
-    graphs = joined_graphs(bundle, prefill=False, kv=kv)
+    graphs = sources(bundle, joined_parts(bundle, prefill=False, kv=kv))
     ids = placeholder_rows(slots, LENGTH * config.lookups)
     if config.ngram_order:
         ids = ids.reshape(LENGTH, -1)

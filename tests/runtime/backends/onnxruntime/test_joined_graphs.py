@@ -15,8 +15,8 @@ from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
-from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import separate, sources
+from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
 from stem_edge.runtime.rows.slots import ArraySlots
 
 FAST = {"stem", "window", "all at once", GEMMA_3N}
@@ -38,8 +38,8 @@ def run(bundle: Bundle, *, joined: bool, prefill: bool = False, kv: KvType = "fp
     config, layout = bundle.manifest.model, bundle.manifest.tables
     slots = ArraySlots(layout, min(SLOTS, layout.records)) if layout is not None else None
     rows = placeholder_rows(slots, 64)
-    graphs = (joined_graphs if joined else cpu_graphs)(bundle, prefill=prefill, kv=kv)
-    backend = OrtBackend(config, graphs, slots, 1, kv)
+    parts = (joined_parts if joined else separate)(bundle, prefill=prefill, kv=kv)
+    backend = OrtBackend(config, sources(bundle, parts), slots, 1, kv)
     context, found, position = backend.open_context(64), list[F32](), 0
     for number, (count, wanted) in enumerate(STEPS):
         ids = np.arange(position, position + count)
@@ -73,5 +73,5 @@ def test_the_same_bits_with_borrowed_keys_of_other_types(kv: KvType, tmp_path: P
 
 def test_head_is_there_for_prompts_alone(tmp_path: Path) -> None:
     bundle = export("stem", tmp_path, "int4")
-    assert [*joined_graphs(bundle, prefill=False)] == ["step", "embed"]
-    assert [*joined_graphs(bundle, prefill=True)] == ["step", "embed", "head", "prefill"]
+    assert [*joined_parts(bundle, prefill=False)] == ["step", "embed"]
+    assert [*joined_parts(bundle, prefill=True)] == ["step", "embed", "head", "prefill"]
