@@ -140,7 +140,7 @@ class RowCache:
         return np.argpartition(order, count - 1)[:count]
 
     def forget(self, records: I64) -> None:
-        """Empty the slots of records whose numbers will mean other records."""
+        """Empty the slots of records that nobody will look up again."""
         slots, there = self._look_up(records)
         self._unlink(slots[there])
 

@@ -2,7 +2,7 @@
 
 Records of the table store keep their numbers, and made records are numbered after them. Only their
 lookups are held in memory: each read composes them from records of the store. Equal lookups share one
-number, which is freed when its last user releases it.
+number until its last user releases it; a number is never assigned again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class EditedStore:
         self._lookups: dict[int, RowLookup] = {}  # number of a made record -> its sources
         self._numbers: dict[RowLookup, int] = {}
         self._users: Counter[int] = Counter()  # number of a made record -> its users
-        self._free: list[int] = []  # numbers to assign again
         # A deque, because the garbage collector may close a generator at any point of any thread.
         self._released: deque[int] = deque()
 
@@ -65,12 +64,10 @@ class EditedStore:
             return token
         number = self._numbers.get(lookup)
         if number is None:
-            # Take the number first, so that an interrupt can lose one but never assign one twice.
-            if self._free:
-                number = self._free.pop()
-            else:
-                number = self.numbers
-                self.numbers += 1
+            number = self.numbers
+            self.numbers += (
+                1  # first, so that an interrupt can lose a number but never assign it twice
+            )
             self._lookups[number] = lookup
             self._numbers[lookup] = number
         self._users[number] += 1
@@ -92,14 +89,13 @@ class EditedStore:
         return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
 
     def forget(self, numbers: I64) -> None:
-        """Free numbers that are in no slot and in no read under way."""
+        """Forget the lookups of numbers without users; a read of them that is under way fails."""
         for number in numbers.tolist():
             lookup = self._lookups.get(number)
             if lookup is not None and self._numbers.get(lookup) == number:
                 del self._numbers[lookup]
             self._lookups.pop(number, None)
             self._users.pop(number, None)
-            self._free.append(number)
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:
         """Read as the store does; made records are always whole."""

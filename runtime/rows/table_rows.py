@@ -150,7 +150,7 @@ class TableRows(Rows):
         return asked
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Make row ids as Rows.make does, and free the records released since the last call."""
+        """Make row ids as Rows.make does, and forget the records released since the last call."""
         if lookups and not self._keys.editable:
             raise InputError(
                 "rows of this model belong to n-grams, and edits say which rows tokens look up; load it "
@@ -171,13 +171,10 @@ class TableRows(Rows):
         return made
 
     def _forget_unused(self, edits: EditedStore) -> None:
-        """Free the numbers of made records without users; an interrupt may end it anywhere."""
+        """Empty the slots of made records without users; an interrupt may end it anywhere."""
         gone = edits.unused()
         if not len(gone):
             return
-        if self._reading and np.isin(self._reading[0].numbers, gone).any():
-            wait([self._reading[1]], PATIENCE_SECONDS)  # because it reads these numbers
-            self._reading = None
         self._asked = None
         self.cache.forget(gone)
         edits.forget(gone)

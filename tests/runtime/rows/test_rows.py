@@ -195,21 +195,6 @@ def values(rows: TableRows, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32
     return found
 
 
-def test_a_read_under_way_is_waited_for_before_its_number_means_another_record(make: Make) -> None:
-    rows = make()
-    (first,) = rows.make([((1,), (2,))])
-    store_of(rows).gate.clear()
-    rows.expect(ids(first))
-    wait_until(lambda: bool(store_of(rows).reads))
-    rows.release([int(first)])
-    threading.Timer(0.02, store_of(rows).gate.set).start()
-    rows.make([])  # waits
-    assert store_of(rows).gate.is_set()
-    (second,) = rows.make([((3,), (4,))])
-    assert second == first
-    assert values(rows, rows.slots(ids(second))) == [7]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(3))
