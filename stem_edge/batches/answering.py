@@ -69,54 +69,43 @@ def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) 
     that cannot be answered gives an error as its result. Raises errors that end the model, such as a
     lost device.
     """
-    settings, tasks = settings or Settings(), dict[Request, _Task]()
+    settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
     scheduler = model.scheduler(settings.sequences, steady=True)
 
     def begin(row: Row) -> Result | None:
         try:
-            task = _task(model, row, settings)
+            request, events = _task(model, row, settings)
         except StemEdgeError as error:
             return failed(row, openai_error(error))
-        tasks[task.request] = task
-        scheduler.submit(task.request)
+        tasks[request] = row, events, Whole()
+        scheduler.submit(request)
         return None
 
     def push(request: Request, chunk: Chunk) -> Result | None:
         ended = chunk.finish_reason is not None
-        return (tasks.pop(request) if ended else tasks[request]).push(chunk)
+        row, events, whole = tasks.pop(request) if ended else tasks[request]
+        if isinstance(chunk.error, DeviceLostError):
+            raise chunk.error
+        if chunk.error is not None:
+            return failed(row, openai_error(chunk.error))
+        for event in events.push(chunk):
+            whole.add(event)
+        return _result(row, request, whole) if ended else None
 
     return run(scheduler, iter(rows), begin, push)
 
 
-class _Task:
-    """A row whose answer is being computed."""
-
-    def __init__(self, row: Row, request: Request, events: AnswerEvents) -> None:
-        self.row, self.request = row, request
-        self._events, self._whole = events, Whole()
-
-    def push(self, chunk: Chunk) -> Result | None:
-        """Take a piece of the answer; return the result with the last one. Raises DeviceLostError."""
-        if isinstance(chunk.error, DeviceLostError):
-            raise chunk.error
-        if chunk.error is not None:
-            return failed(self.row, openai_error(chunk.error))
-        for event in self._events.push(chunk):
-            self._whole.add(event)
-        return None if chunk.finish_reason is None else self._result()
-
-    def _result(self) -> Result:
-        whole, usage_ = self._whole, usage([self.request])
-        fields: dict[str, Any] = {"text": whole.text, "finish_reason": whole.reason}
-        fields["usage"] = usage_
-        if whole.thoughts:
-            fields["reasoning_content"] = whole.thoughts
-        if whole.logprobs is not None:
-            fields["logprobs"] = [asdict(each) for each in whole.logprobs]
-        return answered(self.row, fields, usage_["completion_tokens"])
+def _result(row: Row, request: Request, whole: Whole) -> Result:
+    tokens = usage([request])
+    fields: dict[str, Any] = {"text": whole.text, "finish_reason": whole.reason, "usage": tokens}
+    if whole.thoughts:
+        fields["reasoning_content"] = whole.thoughts
+    if whole.logprobs is not None:
+        fields["logprobs"] = [asdict(each) for each in whole.logprobs]
+    return answered(row, fields, tokens["completion_tokens"])
 
 
-def _task(model: Model, row: Row, settings: Settings) -> _Task:
+def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEvents]:
     """Make the request of a row. Raises InputError or RefusalError if something is wrong with it."""
     if row.wrong is not None:
         raise RefusalError(row.wrong)
@@ -126,8 +115,8 @@ def _task(model: Model, row: Row, settings: Settings) -> _Task:
     if (prompt is None) == (messages is None):
         raise RefusalError("a row has either a prompt or messages; give one of them")
     if messages is None:
-        return _Task(row, model.request(prompt, params), AnswerEvents())
+        return model.request(prompt, params), AnswerEvents()
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise RefusalError("messages is not a list of objects with role and content", "messages")
     (request,), events = prepare(model, messages, params)
-    return _Task(row, request, events())
+    return request, events()

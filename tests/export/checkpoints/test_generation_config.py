@@ -88,7 +88,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 def row(**given: object) -> Callable[[Model], SamplingParams]:
     """Return how a batch chooses tokens for a row."""
-    return lambda model: answering._task(model, Row(1, 1, given), Settings()).request.answer.params
+    return lambda model: answering._task(model, Row(1, 1, given), Settings())[0].answer.params
 
 
 # Where requests come in -> how their tokens are chosen; conversations first.
