@@ -205,7 +205,6 @@ def test_the_name_of_a_placeholder_in_a_prompt_is_text(multimodal: Path) -> None
 
 COMMANDS: list[list[str]] = [
     ["inspect", "OUT"],
-    ["inspect", "OUT", "--memory", "2GB"],
     ["inspect", "OUT", "--geometry"],
     ["fit", "OUT", "--memory", "4GB"],
     ["eval", "OUT", "--text", "TEXT", "--against", "CHECKPOINT"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -69,17 +68,6 @@ def test_eval_compares_bundles_of_two_engines(
     out = capsys.readouterr().out
     assert "computed by ggml" in out and f"reference {tiny_gguf} on ggml" in out
     assert main(["eval", str(tiny_gguf), "--text", str(text), "--prefill-graph"]) == 1
-
-
-def test_inspect_plans_memory_by_engine(
-    tiny_bundle: Path, tiny_gguf: Path, capsys: Capture
-) -> None:
-    plans = []
-    for path in (tiny_bundle, tiny_gguf):
-        assert main(["inspect", str(path), "--memory", "--json"]) == 0
-        plans.append(json.loads(capsys.readouterr().out))
-    assert [plan["engine"] for plan in plans] == ["onnxruntime", "ggml"]
-    assert plans[1]["weights"] < plans[0]["weights"]
 
 
 NO_ONNXRUNTIME = """

@@ -108,6 +108,8 @@ def _figures(one: Fit) -> list[str]:
         ("reads from memory", rate),
         ("upper bound of the speed", f"{format_rate(one.bound)} tokens/s"),
     ]
+    if plan.prefill_refused:
+        rows.append(("prefill graph not used", plan.prefill_refused))
     if plan.preparing is not None:
         rows.append(("preparing, at first", str(plan.preparing)))
     return table(rows, "l")

@@ -48,5 +48,5 @@ def test_where_all_matrices_do_not_fit_together(
             assert model.stats.line().endswith(f"; prefill graph not used: {said}") == bool(refused)
             assert model.stats.to_dict()["prefill_refused"] == said
     assert not np.array_equal(logits[0], logits[1])
-    assert main(["inspect", str(quantized), "--memory"]) == 0
+    assert main(["fit", str(quantized), "--bandwidth", "10GB"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
