@@ -6,7 +6,7 @@ question process its context once, and choices of a single token share everythin
 
 Reuse must not decide which choice wins, so every token is computed in the same way whatever its
 neighbours: by the graph for prompts, if that is loaded, and paired with the token beside it, at an
-even position and the next (kernels round an unpaired token differently; see steps.cut). A sequence
+even position and the next (kernels round an unpaired token differently; see engine.starts_of). A sequence
 of odd length is padded with its last token; the logits of the padding are not used. With reuse, only
 rounding in float32 still differs: with the demo model, logits by up to 4e-6, and in 99 of 100
 sequences not at all. Smaller keys and values enlarge this: with float16, choices moved by up to 0.15

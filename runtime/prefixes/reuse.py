@@ -32,7 +32,7 @@ def reusable(
 
     A fresh call gives the same bits where the same kernels run on the same ids and rows. So
     - up to there, ids and lookups are the same, and both prompts use the same graph;
-    - two tokens or more are left, because kernels round an unpaired one otherwise (steps.cut);
+    - two tokens or more are left, because kernels round an unpaired one otherwise (engine.starts_of);
     - "pairs": the number is even, as is the start of every step, so that pairs are the same;
     - "steps": the tokens of a step choose kernels, too, or what a window has dropped.
       Then both prompts begin a step there, and all their steps before are the same.
