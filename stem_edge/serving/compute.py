@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 
 from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import (
@@ -233,18 +233,17 @@ class Compute:
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""
-        failed = False
-        with ExitStack() as held:
-            try:
-                self._step(model, scheduler)
-            except Exception as error:  # none of these can go on
-                if isinstance(error, DeviceLostError):
-                    raise
-                held.enter_context(self._lock)  # until there is another scheduler
-                self._end_all(error)
+        told = None
+        try:
+            self._step(model, scheduler)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # none of the answers can go on
+            told = public(error).with_traceback(None)
+        if told is not None:  # not above, where the error would keep the memory of the batch
+            with self._lock:  # until there is another scheduler
+                self._end_all(told)
                 model.engine.check_usable()
-                failed = True
-            if failed:  # not above, where the error would keep the memory of the batch
                 self._found = model, model.scheduler(self.sequences)
         # One after the other, because each may hold a context.
         if self._jobs:
