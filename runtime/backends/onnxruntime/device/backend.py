@@ -100,7 +100,7 @@ class DeviceContext:
             shape = (length, layer.n_kv_heads * io.head_width(layer))
             for name in (f"{io.KEYS}{number}", f"{io.VALUES}{number}"):
                 what = f"the KV cache of {length:,} tokens"
-                self._kv[name] = self._memory.zeros(shape, np.float32, what)
+                self._kv[name] = self._memory.zeros(shape, what)
         self._graphs |= {name: BoundSession(one) for name, one in backend.sessions.items()}
         self._capacity = self._tokens = 0  # lines of the KV cache, tokens of a step, that are bound
         self._position = 0
@@ -226,7 +226,7 @@ class DeviceContext:
     def _hidden(self, tokens: int) -> ort.OrtValue:
         shape = (1, tokens, self._config.hidden_width)
         what = f"hidden states of {tokens:,} tokens"
-        return self._memory.empty(shape, np.float32, what).beginning(1)
+        return self._memory.empty(shape, what).beginning(1)
 
     def _seen(self, position: int, count: int) -> Arrays:
         """Return the RoPE tables and the masks, one for each window, of tokens at some positions."""

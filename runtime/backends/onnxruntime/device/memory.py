@@ -1,4 +1,4 @@
-"""Tensors in the memory of an execution provider's device.
+"""Tensors of float32 in the memory of an execution provider's device.
 
 A provider without its own memory (the CPU, and providers that compute on it) gets numpy arrays and
 the same copies, so that all code for devices runs there, too.
@@ -11,51 +11,44 @@ import weakref
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
+from stem_edge.bundle.footprint import FLOAT
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.onnxruntime.providers.errors import check_lost, reason
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, CUDA, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import new_session, onnxruntime_errors
 from stem_edge.system.memory import own_pages
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 
 class DeviceArray:
     """A tensor [*shape] on a device; its memory is freed when nothing refers to it any more."""
 
-    def __init__(self, place: Host, store: Any, shape: Shape, dtype: npt.DTypeLike) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self.nbytes = _nbytes(shape, self.dtype)
+    def __init__(self, place: Host, store: Any, shape: Shape) -> None:
+        self.shape, self.nbytes = shape, _nbytes(shape)
         self._place, self._store = place, store
 
-    def write(self, array: Array) -> None:
-        """Copy an array of the same shape and type to the device."""
-        if array.shape != self.shape or array.dtype != self.dtype:
-            raise ValueError(
-                f"array is {array.dtype} {array.shape}; expected {self.dtype} {self.shape}"
-            )
+    def write(self, array: F32) -> None:
+        """Copy an array of the same shape to the device."""
         with onnxruntime_errors("copying to the device"):
             self._place.write(self._store, np.asarray(array, order="C"))
 
-    def read(self) -> Array:
+    def read(self) -> F32:
         """Return a copy on the host."""
-        array = np.empty(self.shape, self.dtype)
+        array = np.empty(self.shape, np.float32)
         with onnxruntime_errors("copying from the device"):
             self._place.read(self._store, array)
         return array
 
     def beginning(self, count: int) -> ort.OrtValue:
         """Return a view of the first `count` along the first axis."""
-        if not 0 < count <= self.shape[0]:
-            raise ValueError(f"cannot view the first {count} of {self.shape}")
-        value = self._place.value(self._store, self.dtype, (count, *self.shape[1:]))
+        value = self._place.value(self._store, (count, *self.shape[1:]))
         value.owner = self  # needed because views do not keep a device's memory alive
         return value
 
@@ -89,27 +82,26 @@ class DeviceMemory:
         while self._retired:
             self._retired.pop()
 
-    def empty(self, shape: Shape, dtype: npt.DTypeLike, what: str) -> DeviceArray:
+    def empty(self, shape: Shape, what: str) -> DeviceArray:
         """Allocate an uninitialized array for `what`. Raises OutOfMemoryError, DeviceLostError."""
         self.collect()
-        dtype = np.dtype(dtype)
-        wanted = _nbytes(shape, dtype)
+        wanted = _nbytes(shape)
         if self.limit is not None and self.nbytes + wanted > self.limit:
             raise self._full(what, wanted, f"{self.limit:,} are allowed")
         try:
-            store = self._place.allocate(shape, dtype)
+            store = self._place.allocate(shape)
         except Exception as error:  # because onnxruntime's exceptions share no base class
             check_lost(error, f"while memory for {what} was allocated")
             raise self._full(what, wanted, reason(error)) from error
-        array = DeviceArray(self._place, store, shape, dtype)
+        array = DeviceArray(self._place, store, shape)
         self._arrays.add(array)
         return array
 
-    def zeros(self, shape: Shape, dtype: npt.DTypeLike, what: str) -> DeviceArray:
+    def zeros(self, shape: Shape, what: str) -> DeviceArray:
         """Allocate an array of zeros. Raises OutOfMemoryError, DeviceLostError."""
-        array = self.empty(shape, dtype, what)
+        array = self.empty(shape, what)
         if not self.shared:  # pages of this process are zeros
-            array.write(np.zeros(shape, dtype))
+            array.write(np.zeros(shape, np.float32))
         return array
 
     def _full(self, what: str, wanted: int, why: str) -> OutOfMemoryError:
@@ -122,16 +114,16 @@ class DeviceMemory:
 class Host:
     """Memory of this process; the system provides its pages as they are written."""
 
-    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
-        return own_pages(shape, dtype.type)
+    def allocate(self, shape: Shape) -> Any:
+        return own_pages(shape, np.float32)
 
-    def write(self, store: Any, array: Array) -> None:
+    def write(self, store: Any, array: F32) -> None:
         store[...] = array
 
-    def read(self, store: Any, array: Array) -> None:
+    def read(self, store: Any, array: F32) -> None:
         array[...] = store
 
-    def value(self, store: Any, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
+    def value(self, store: Any, shape: Shape) -> ort.OrtValue:
         """Return a view of the first values of a store."""
         return ort.OrtValue.ortvalue_from_numpy(store[: shape[0]])
 
@@ -144,24 +136,24 @@ class Cuda(Host):
     def __init__(self) -> None:
         # A graph y = x, needed because only the output of a session can be bound to given memory.
         graph = Graph()
-        graph.input("x", np.int32, ["n"])
-        graph.output(graph.add("Identity", ["x"], "y"), np.int32, ["n"])
+        graph.input("x", np.float32, ["n"])
+        graph.output(graph.add("Identity", ["x"], "y"), np.float32, ["n"])
         self._viewer = new_session(encode(graph), 1, [CPU])
 
-    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, "cuda", 0)
+    def allocate(self, shape: Shape) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.float32, "cuda", 0)
 
-    def write(self, store: ort.OrtValue, array: Array) -> None:
+    def write(self, store: ort.OrtValue, array: F32) -> None:
         store.update_inplace(array)
 
-    def read(self, store: ort.OrtValue, array: Array) -> None:
+    def read(self, store: ort.OrtValue, array: F32) -> None:
         array[...] = store.numpy()
 
-    def value(self, store: ort.OrtValue, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
-        """Return a view as another type: a bound output can be fetched without a run."""
+    def value(self, store: ort.OrtValue, shape: Shape) -> ort.OrtValue:
+        """Return a view: a bound output can be fetched without a run."""
         binding = self._viewer.io_binding()
         binding.bind_output(
-            "y", store.device_name(), self.device_id, dtype.type, list(shape), store.data_ptr()
+            "y", store.device_name(), self.device_id, np.float32, list(shape), store.data_ptr()
         )
         # Not get_outputs(), because that ties the value to the viewer's session.
         return ort.OrtValue(binding.get_outputs_as_ortvaluevector()[0])
@@ -174,26 +166,26 @@ class Plugged(Cuda):
         super().__init__()
         self._info, self.device_id = memory_info, memory_info.device_id
 
-    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue:
+    def allocate(self, shape: Shape) -> ort.OrtValue:
         """Allocate an array. Raises MemoryError if what is written to its start does not read back.
 
         A provider that is out of memory may raise nothing and return memory that cannot be written.
         """
         store = ort.OrtValue.ortvalue_from_shape_and_type(
-            list(shape), dtype.type, memory_info=self._info
+            list(shape), np.float32, memory_info=self._info
         )
-        for mark in np.array([[1], [2]], np.uint8):
-            start, found = self.value(store, mark.dtype, mark.shape), np.zeros_like(mark)
+        for mark in np.array([[1], [2]], np.float32):
+            start, found = self.value(store, mark.shape), np.zeros_like(mark)
             self.write(start, mark)
             self.read(start, found)
             if found != mark:
                 raise MemoryError("the device has no room")
         return store
 
-    def write(self, store: ort.OrtValue, array: Array) -> None:
+    def write(self, store: ort.OrtValue, array: F32) -> None:
         ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(array)], [store])
 
-    def read(self, store: ort.OrtValue, array: Array) -> None:
+    def read(self, store: ort.OrtValue, array: F32) -> None:
         ort.copy_tensors([store], [ort.OrtValue.ortvalue_from_numpy(array)])
 
 
@@ -205,5 +197,5 @@ def _place_of(provider: Provider) -> Host:
     return Cuda() if provider.full == CUDA else Host()
 
 
-def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
-    return math.prod(shape) * dtype.itemsize
+def _nbytes(shape: Shape) -> int:
+    return FLOAT * math.prod(shape)
