@@ -16,8 +16,7 @@ versions, names of special tokens that overlap in a text, and the character "▁
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +25,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import Value, read_keys
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tokenizers.comparison import Conversion, encode
-from stem_edge.export.tokenizers.ranks import merges
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -70,6 +67,9 @@ PRE = {
 
 
 AT = "tokenizer.ggml."
+MAX_TOKEN_CHARS = 4096
+# Characters in all cuts of all tokens; a vocabulary of 256,000 has 20 million.
+MAX_COMPARED = 1 << 27
 BYTE_LEVEL, SENTENCEPIECE, GEMMA4 = "gpt2", "llama", "gemma4"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Names of tokens that end a turn, which llama.cpp stops at, too, where files name only one.
@@ -80,7 +80,9 @@ ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<
 class GgufTokenizer(NamedTuple):
     """A tokenizer, and what belongs to it."""
 
-    conversion: Conversion
+    tokenizer: Tokenizer
+    bos: str | None
+    eos: str | None
     add_bos: bool
     ends: tuple[int, ...]  # ids that end a text
     template: str | None  # of chats
@@ -115,7 +117,9 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     ends += [names.index(name) for name in ENDS if name in special]
     template = keys.get("tokenizer.chat_template")
     return GgufTokenizer(
-        Conversion(tokenizer, partial(encode, tokenizer, True), bos, eos),
+        tokenizer,
+        bos,
+        eos,
         add_bos and bos is not None,
         tuple(dict.fromkeys(end for end in ends if end is not None)),
         template if isinstance(template, str) else None,
@@ -175,7 +179,27 @@ def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> li
     # Others are never made by merging: symbols are split off a text before.
     normal = [number for number, type in enumerate(types) if type == NORMAL]
     ranked = [names[number] for number in sorted(normal, key=lambda n: scores[n], reverse=True)]
-    return merges(ranked, set(ranked))
+    return _pairs(ranked, set(ranked))
+
+
+def _pairs(ranked: Iterable[str], known: Collection[str]) -> list[tuple[str, str]]:
+    """List every pair of known tokens that makes a ranked one, in the order of the ranks.
+
+    Raises ValueError for a vocabulary that would take minutes and gigabytes.
+    """
+    lengths, pairs, compared = {len(name) for name in known}, list[tuple[str, str]](), 0
+    for name in ranked:
+        if len(name) > MAX_TOKEN_CHARS:
+            raise ValueError(
+                f"a token has {len(name)} characters; expected up to {MAX_TOKEN_CHARS}"
+            )
+        cuts = [at for at in range(1, len(name)) if at in lengths and len(name) - at in lengths]
+        compared += len(cuts) * len(name)
+        if compared > MAX_COMPARED:
+            raise ValueError("its tokens are too long and too alike for one made by merging")
+        parts = ((name[:at], name[at:]) for at in cuts)
+        pairs += [(first, second) for first, second in parts if first in known and second in known]
+    return pairs
 
 
 def _sentencepiece(keys: dict[str, Value], names: list[str], types: list[int]) -> Tokenizer:

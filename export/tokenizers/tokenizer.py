@@ -1,33 +1,31 @@
 """Conversion of the trainer's tokenizer, whatever its kind, to one Hugging Face `tokenizer.json`.
 
-A token's id chooses its row, so the converted tokenizer must give the trainer's own ids. Where the
-public converters do not, this module corrects them, and the tests compare with the original.
+A token's id chooses its row, so the converted tokenizer must give the trainer's own ids: the tests
+compare them with the original's.
 
 Names of special tokens are recognised in a prompt, as Hugging Face users expect; the trainer reads
 them as ordinary text. `Tokenizer.encode_special_tokens = True` gives the trainer's reading.
-
-The difference that remains is named in ranks.py.
 """
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, processors
+import msgspec
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tokenizers.comparison import Conversion, compare, encode
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
-from stem_edge.export.tokenizers.ranks import convert_bytes, convert_ranks
 from stem_edge.system.memory import return_freed_memory
 from stem_edge.text.tokenizer_gate import check_json
 
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"  # of bytes
+SAMPLE = "The 12 caf\u00e9s of \u65e5\u672c:\n\tx == 0 \U0001f600"  # is encoded once, since some damage shows in use
 _HINT = "give the right file, or pass --tokenizer FILE"
 
 
@@ -43,6 +41,14 @@ class ExportedTokenizer:
     notes: tuple[str, ...] = ()  # on what was changed
 
 
+class _Model(msgspec.Struct):
+    dropout: float | None = None
+
+
+class _File(msgspec.Struct):
+    model: _Model
+
+
 def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
     """Convert the trainer's tokenizer of this kind from the file `path` (unused for "bytes").
 
@@ -55,19 +61,34 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
         with _reading(file, "a tokenizer as llama.cpp reads it"):
             made = read_gguf_tokenizer(file)
         return_freed_memory()  # of its lists, before the library takes as much
-        exported = _finish(file, made.conversion, made.add_bos, made.template)
+        exported = _finish(file, made.tokenizer, made.bos, made.eos, made.add_bos, made.template)
         return replace(exported, eos_ids=made.ends)
     if kind == "bytes":
-        return _finish(Path("bytes"), convert_bytes(), bool(add_bos))
-    if kind != "tiktoken":
-        raise CheckpointError(
-            f"tokenizer kind {kind!r} is unknown; expected one of bytes, tiktoken, json, gguf: pass "
-            "--tokenizer tokenizer.json, as the save_pretrained of a tokenizer of transformers writes it"
-        )
-    file = _file(kind, path)
-    with _reading(file, "a tiktoken rank file: lines of base64 and rank"):
-        conversion = convert_ranks(file)
-    return _finish(file, conversion, bool(add_bos))
+        return _finish(Path("bytes"), _of_bytes(), BOS, EOS, bool(add_bos))
+    raise CheckpointError(
+        f"tokenizer kind {kind!r} is not read; expected one of bytes, json, gguf: pass "
+        "--tokenizer tokenizer.json, as the save_pretrained of a tokenizer of transformers writes it"
+    )
+
+
+def _of_bytes() -> Tokenizer:
+    """Build the tokenizer that has the bytes of UTF-8 as its first 256 ids."""
+    # Byte-level instead of byte fallback, which decodes a whole run of bytes to U+FFFD when a
+    # single one of them is wrong.
+    vocab = {char: byte for byte, char in enumerate(_byte_chars())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (BOS, EOS)])
+    return tokenizer
+
+
+def _byte_chars() -> list[str]:
+    """List the characters that stand for bytes: itself where it is in the alphabet, else the next."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = {ord(char): char for char in alphabet if ord(char) < 256}
+    others = iter(char for char in alphabet if ord(char) >= 256)
+    return [own.get(byte) or next(others) for byte in range(256)]
 
 
 def _file(kind: str, path: Path | None) -> Path:
@@ -93,9 +114,13 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
 
 
 def _finish(
-    path: Path, made: Conversion, add_bos: bool, template: object = None
+    path: Path,
+    tokenizer: Tokenizer,
+    bos: str | None,
+    eos: str | None,
+    add_bos: bool,
+    template: object = None,
 ) -> ExportedTokenizer:
-    tokenizer, bos, eos = made.tokenizer, made.bos, made.eos
     with _reading(path, "a tokenizer that the tokenizers library can load and run"):
         bos_id, eos_id = (_special_id(tokenizer, name) for name in (bos, eos))
         if add_bos and bos is None:
@@ -107,7 +132,9 @@ def _finish(
             )
         written = check_json(tokenizer.to_str().encode()).json
         return_freed_memory()  # what checking took, since loading may take as much
-        compare(path, made, written, template)  # as it will be loaded
+        loaded = Tokenizer.from_buffer(written)
+        loaded.decode(loaded.encode(SAMPLE).ids)
+        del loaded
         text = tokenizer.to_str()  # made again, because loading takes memory beside it
     config: dict[str, object] = {"bos_token": bos, "eos_token": eos}
     config |= {"add_bos_token": add_bos, "add_eos_token": False}
@@ -126,14 +153,10 @@ def _special_id(tokenizer: Tokenizer, name: str | None) -> int | None:
 
 def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     with _reading(path, "a tokenizer.json of the tokenizers library"):
-        text = path.read_text("utf-8")
-        checked = check_json(text.encode())  # first, because the library trusts its numbers
-        tokenizer, original = Tokenizer.from_buffer(checked.json), Tokenizer.from_str(text)
-        original.no_padding()
-        original.no_truncation()
-        dropout = getattr(original.model, "dropout", None)
-        if dropout:
-            original.model.dropout = None
+        data = path.read_text("utf-8").encode()
+        checked = check_json(data)  # first, because the library trusts its numbers
+        tokenizer = Tokenizer.from_buffer(checked.json)
+        dropout = msgspec.json.decode(data, type=_File).model.dropout
     beside = path.with_name("tokenizer_config.json")
     config = _read_object(beside)
     template, jinja = config.get("chat_template"), path.with_name("chat_template.jinja")
@@ -142,10 +165,8 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
             template = jinja.read_text("utf-8")
     bos, eos = (_token_name(beside, config, key) for key in ("bos_token", "eos_token"))
     # add_bos_token is not read, since transformers, too, goes by the tokenizer.json alone.
-    adds = _adds(path, original, bos) if add_bos is None else add_bos
-    as_text, as_names = partial(encode, original, True), partial(encode, original, False)
-    conversion = Conversion(tokenizer, as_text, bos, eos, as_names)
-    exported = _finish(path, conversion, adds, template)
+    adds = _adds(path, tokenizer, bos) if add_bos is None else add_bos
+    exported = _finish(path, tokenizer, bos, eos, adds, template)
     stops = [*exported.eos_ids, *_stops(path, exported.vocab_size)]
     left_out = f"{path.name}: dropout of {dropout}, a setting of training, is left out"
     notes = (left_out,) if dropout else ()

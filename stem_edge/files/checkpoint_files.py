@@ -19,7 +19,6 @@ MARKS = (CONFIG, "params.json", "state_step*.pt", "best_model*.pt")
 # Names that tokenizers are read from, of every trainer.
 TOKENIZERS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("*.model", "*.tiktoken"),
 )
 # Models, tokenizers and adapters only: a training run may still be writing logs, a person notes.
 HUGGING_FACE = (

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import io
+import json
 import random
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
-
-from stem_edge.export.tokenizers import comparison
+from installed import DATA
 
 WORDS = [
     *["the", "of", "and", "to", "in", "capital", "city", "river", "Paris", "Ouagadougou", "12"],
@@ -39,7 +36,7 @@ def random_texts(count: int) -> list[str]:
     return ["".join(piece() for _ in range(rng.randint(1, 30))) for _ in range(count)]
 
 
-TEXTS = [*comparison.TEXTS, *random_texts(400)]
+TEXTS = [*json.loads((DATA / "texts.json").read_text("utf-8")), *random_texts(400)]
 
 
 def corpus() -> list[str]:
@@ -57,26 +54,3 @@ def train_sp(path: Path, **options: Any) -> sentencepiece.SentencePieceProcessor
     )
     path.write_bytes(written.getvalue())
     return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
-
-
-def train_ranks(size: int) -> dict[bytes, int]:
-    """Train byte pair merges on the corpus, after the single bytes in a shuffled order."""
-    order = [bytes([byte]) for byte in range(256)]
-    random.Random(1).shuffle(order)
-    ranks = {token: rank for rank, token in enumerate(order)}
-    words = [[bytes([b]) for b in word.encode()] for word in {f" {word}" for word in WORDS}]
-    while len(ranks) < size:
-        pairs = Counter(pair for word in words for pair in pairwise(word))
-        best = next(pair for pair, _ in pairs.most_common() if b"".join(pair) not in ranks)
-        ranks[b"".join(best)] = len(ranks)
-        for word in words:
-            for i in range(len(word) - 2, -1, -1):
-                if tuple(word[i : i + 2]) == best:
-                    word[i : i + 2] = [b"".join(best)]
-    return ranks
-
-
-def write_ranks(path: Path, ranks: dict[bytes, int]) -> Path:
-    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
-    path.write_text("".join(lines))
-    return path

@@ -56,7 +56,7 @@ def test_measuring_needs_no_extra(name: str) -> None:
 
 def test_exporting_loads_neither_torch_nor_the_trainers_tokenizers() -> None:
     loaded = loaded_after("import stem_edge.export.exporter")
-    assert not loaded & {"torch", "transformers", "onnx", "sentencepiece", "tiktoken"}
+    assert not loaded & {"torch", "transformers", "onnx", "sentencepiece"}
 
 
 def test_generating_loads_neither_torch_nor_onnx_nor_zarr() -> None:

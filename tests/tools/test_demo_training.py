@@ -51,7 +51,7 @@ def test_the_demo_ends_its_training_with_rounding(monkeypatch: pytest.MonkeyPatc
 def test_a_saved_model_is_the_trained_one(tmp_path: Path) -> None:
     tokenizer = DemoTokenizer(["The water of life is clear, and the ground below is dark."], 256)
     model, ids = fitted(2, tokenizer.vocab_size), [5, 70, 5, 260]
-    tokenizer.save_ranks(tmp_path / "tokenizer.model")
+    tokenizer.save(tmp_path / "tokenizer.json")
     save_checkpoint(model, tmp_path, "tiny", seed=0)
     found = read_checkpoint(tmp_path)
     logits: Any = model(torch.tensor([ids]))[0].detach().numpy()

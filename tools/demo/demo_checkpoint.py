@@ -27,14 +27,14 @@ def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> Non
         columns = {key: w.chunk(SHARDS, dim=1)[shard].clone() for key, w in tables.items()}
         torch.save(columns, folder / "stem_shards" / f"stem_model_mp{shard}.pt")
     sizes = asdict(model.config)
-    width, tokenizer = model.config.stem_embedding_dim, "tokenizer.model"
+    width, tokenizer = model.config.stem_embedding_dim, "tokenizer.json"
     params = {
         "name": name,
         "seed": seed,
         "distributed": {"model_dtype": "fp32", "stem_parallel_size": SHARDS},
         "model": sizes | {"stem_embedding_dim": width, "weight_tying": False},
         "data": {
-            "tokenizer": {"name": "tiktoken", "path": tokenizer},
+            "tokenizer": {"name": "json", "path": tokenizer},
             "add_bos": True,
             "add_eos": True,
         },

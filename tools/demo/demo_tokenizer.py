@@ -1,14 +1,13 @@
-"""The demo's byte-level BPE, saved as the tiktoken rank file that the public trainer reads."""
+"""The demo's byte-level BPE, saved as a tokenizer.json."""
 
 from __future__ import annotations
 
-import base64
+import json
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# These must equal what the trainer's tiktoken tokenizer has built in, because a rank file records neither
-# the split pattern nor the special tokens; <|begin_of_text|> and <|end_of_text|> are the first two.
+# As the public trainer cuts text; <|begin_of_text|> and <|end_of_text|> are its first special tokens.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -52,23 +51,14 @@ class DemoTokenizer:
         end = next((i for i, token in enumerate(tokens) if token >= self.bos), len(tokens))
         return self.bpe.decode(tokens[:end])
 
-    def save_ranks(self, path: Path) -> None:
-        """Write lines `base64(token bytes) rank`, in order of rank."""
-        byte_of = byte_by_symbol()
-        by_rank = sorted(self.bpe.get_vocab().items(), key=lambda item: item[1])
-        lines = (
-            base64.b64encode(bytes(byte_of[symbol] for symbol in token)) + b" %d\n" % rank
-            for token, rank in by_rank
-        )
-        path.write_bytes(b"".join(lines))
-
-
-def byte_by_symbol() -> dict[str, int]:
-    """Map the printable characters of byte-level BPE to the bytes that they stand for.
-
-    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100 in byte order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    symbols = {chr(byte): byte for byte in printable}
-    return symbols | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    def save(self, path: Path) -> None:
+        """Write a tokenizer.json with its special tokens, and their names beside it."""
+        names = [
+            "begin_of_text",
+            "end_of_text",
+            *(f"reserved_{n}" for n in range(2, SPECIAL_COUNT)),
+        ]
+        self.bpe.add_special_tokens([f"<|{name}|>" for name in names])
+        self.bpe.save(str(path))
+        config = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+        path.with_name("tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

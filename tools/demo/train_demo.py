@@ -47,7 +47,7 @@ def main() -> None:
     for name, texts in (("train.txt", "\n\n".join(documents)), ("heldout.txt", "\n".join(heldout))):
         (options.out / name).write_text(texts + "\n", encoding="utf-8")
     train(model, tokenizer.documents(documents), RECIPE, options.steps, options.seed)
-    tokenizer.save_ranks(checkpoint / "tokenizer.model")
+    tokenizer.save(checkpoint / "tokenizer.json")
     save_checkpoint(model, checkpoint, "countries", options.seed)
     print("share of facts known in held-out forms")
     for fact, share in accuracies(model, tokenizer, composer.prompts()).items():

@@ -128,8 +128,6 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], i
         in_folder, lambda path, record: later(path / "model.safetensors"), 2),
     "notes of a folder change": (
         in_folder, lambda path, record: (path / "notes.txt").write_text("new"), 1),
-    "ranks of tokens change": (
-        in_folder, lambda path, record: (path / "o200k.tiktoken").write_text("new"), 2),
     "a tokenizer of another name changes": (
         in_folder, lambda path, record: (path / "tokenizer.bin").write_text("new"), 2),
     "the chat template changes": (

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tokenizer_files import write
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from trained_tokenizers import train_ranks, write_ranks
 
 from stem_edge.errors import InputError
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
@@ -20,17 +19,9 @@ from stem_edge.runtime.text.codec import TextCodec
 EXTRA = 60  # rows of the model beyond the tokenizer's ids
 
 
-def exported(kind: str) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
-    def make(folder: Path) -> tuple[str, tuple[int, ...]]:
-        path: Path | None = folder / "tokenizer.model"
-        if kind == "tiktoken":
-            write_ranks(folder / "tokenizer.model", train_ranks(400))
-        else:
-            path = None
-        made = convert_tokenizer(kind, path, add_bos=True)
-        return made.json, tuple(made.eos_ids)
-
-    return make
+def exported(folder: Path) -> tuple[str, tuple[int, ...]]:
+    made = convert_tokenizer("bytes", None, add_bos=True)
+    return made.json, tuple(made.eos_ids)
 
 
 def metaspace(prepend: str) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
@@ -77,8 +68,7 @@ def unigram(pieces: list[str]) -> models.Model:
 
 
 KINDS = {
-    "bytes": exported("bytes"),
-    "tiktoken": exported("tiktoken"),
+    "bytes": exported,
     "sentencepiece": with_bytes(bpe),
     "unigram": with_bytes(unigram),
     "metaspace": metaspace("always"),
