@@ -23,7 +23,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from stem_edge.errors import BackendError, InputError
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.engine import Step, starts_of
@@ -150,10 +150,13 @@ class Scorer:
         size, most = self._engine.chunk_tokens, self._engine.logit_tokens
         if len(ids) - first > most:
             size = most
-        steps, end = list[Step](), context.position
-        for chunk in cut(np.asarray(ids[end:], np.int64), size):
-            end += len(chunk)
-            steps.append(Step(chunk, chunk, min(len(chunk), max(0, end - first))))
+        held, tokens = context.position, np.array(ids, np.int64)
+        looked_up = self._engine.rows.ids(tokens)
+        starts = [held + at for at in starts_of(len(ids) - held, size)]
+        steps = [
+            Step(tokens[at:end], looked_up[at:end], min(end - at, max(0, end - first)))
+            for at, end in pairwise([*starts, len(ids)])
+        ]
         for logits in run(self._engine, context, steps, prefill=True):
             yield context.position - len(logits), logits
 
@@ -179,9 +182,3 @@ def _sum_up(
                 sums[number] += float(row[request.targets[at]]) - total
                 greedy[number] &= request.targets[at] == best
     return [Score(*pair) for pair in zip(sums, greedy, strict=True)]
-
-
-def cut(token_ids: I64, size: int) -> list[I64]:
-    """Split ids into chunks that begin where starts_of says."""
-    starts = starts_of(len(token_ids), size)
-    return [token_ids[at:end] for at, end in pairwise([*starts, len(token_ids)])]

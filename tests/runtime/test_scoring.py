@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+import models
 import numpy as np
 import pytest
 from installed import DEMO
@@ -15,19 +16,24 @@ from prompt_graph import without_prompt_graph
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvType
 from stem_edge.runtime import Model
-from stem_edge.runtime.scoring import Pair, Score, Scorer, cut
+from stem_edge.runtime.engine import starts_of
+from stem_edge.runtime.scoring import Pair, Score, Scorer
 
 # Of a sum of log probabilities, per token. Where it was measured 1e-5 would do; kernels of other
 # processors may round lone tokens in another way, and int8 activations make steps of that. A wrong
 # position or prefix is off by far more.
 TOLERANCE = 0.05
+OWN_KEYS = "engram", "ngrams", "mixture"  # whose tokens look up rows by the tokens before them, too
 
 
-@pytest.fixture(params=["demo", "demo without prefill graph", "tiny", "dense"])
+@pytest.fixture(params=["demo", "demo without prefill graph", "tiny", "dense", *OWN_KEYS])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
-    """A model: quantized with two graphs or one, or float32 with or without tables."""
+    """A model: quantized with two graphs or one, or float32, with rows of tokens, of several or none."""
     name = request.param.split()[0]
-    bundle = DEMO if name == "demo" else request.getfixturevalue(f"{name}_bundle")
+    if name in OWN_KEYS:
+        bundle = models.bundle_of(name, models.ORT, tmp_path)
+    else:
+        bundle = DEMO if name == "demo" else request.getfixturevalue(f"{name}_bundle")
     if "without" in request.param:
         bundle = without_prompt_graph(bundle, tmp_path / "copy")
     with load_fixed(bundle) as loaded:
@@ -167,8 +173,7 @@ def test_bad_pairs_are_refused_before_anything_is_computed(
 
 def test_a_prompt_is_cut_into_pairs_with_no_token_left_alone() -> None:
     for length, size in product(range(1, 40), (4, 5, 6, 16, 17, 128)):
-        chunks = cut(np.arange(length), size)
-        assert np.concatenate(chunks).tolist() == list(range(length))
-        assert all(len(chunk) <= size for chunk in chunks)
-        assert all(len(chunk) % 2 == 0 for chunk in chunks[:-1])
-        assert len(chunks[-1]) > 1 or length == 1
+        counts = np.diff([*starts_of(length, size), length]).tolist()
+        assert sum(counts) == length and max(counts) <= size
+        assert all(count % 2 == 0 for count in counts[:-1])
+        assert counts[-1] > 1 or length == 1
