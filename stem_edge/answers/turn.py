@@ -102,17 +102,12 @@ def prompt_ids(
     if not model.has_chat_template:
         if tools:
             raise RefusalError("this model has no chat template, so it takes no tools", "tools")
-        return model.tokenize(joined(messages))
+        joined = "".join(message["content"] for message in checked_messages(messages))
+        if not joined:
+            raise RefusalError("the messages have no text; give some", "messages")
+        return model.tokenize(joined)
     text = model.chat_prompt(messages, tools=tools, template_arguments=template_arguments)
     return model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
-
-
-def joined(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the texts of messages, one after the other."""
-    text = "".join(message["content"] for message in checked_messages(messages))
-    if not text:
-        raise RefusalError("the messages have no text; give some", "messages")
-    return text
 
 
 def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:

@@ -7,9 +7,7 @@ the tasks that come after.
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -114,8 +112,7 @@ def _connected(address: str) -> Iterator[Any]:
         yield ray
         return
     try:
-        with _sigterm_kept():
-            _start(ray, address)
+        _start(ray, address)
         yield ray
     finally:
         ray.shutdown()
@@ -136,17 +133,6 @@ def _start(ray: Any, address: str) -> None:
             f"ray {shown(address)}: cannot connect ({one_line(error)}); give the host:port of a "
             "cluster that ray start --head began, auto for the one on this machine, or local"
         ) from error
-
-
-@contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM, which ray.init replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread() and before is not None:
-            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

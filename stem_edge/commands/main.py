@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import signal
@@ -11,25 +10,13 @@ import threading
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, TextIO, cast
+from types import ModuleType
+from typing import TextIO
 
 import stem_edge
 from stem_edge.commands.options.arguments import Parser, with_options
 from stem_edge.errors import FarError, StemEdgeError
 from stem_edge.shown import printable
-
-
-class Command(Protocol):
-    """Interface of the module of a command."""
-
-    DESCRIPTION: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments, and set the epilog of the help."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Do the work and return the exit status. Raises StemEdgeError."""
-
 
 # Command, which is also the name of its module -> the module's room, and the line in --help.
 COMMANDS = {
@@ -82,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _import(known)
         parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
         command.add_arguments(parser)
-        status = command.run(parser.parse_intermixed_args(rest))
+        status: int = command.run(parser.parse_intermixed_args(rest))
         if sys.stdout is not None:
             sys.stdout.flush()  # now, because Python's own flush at exit would print a traceback
         return status
@@ -171,10 +158,10 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
     return str(parser.parse_args(arguments[:1]).command), arguments[1:]
 
 
-def _import(name: str) -> Command:
+def _import(name: str) -> ModuleType:
     module = f"stem_edge.commands.{COMMANDS[name][0]}.{name}"
     try:
-        return cast(Command, import_module(module))
+        return import_module(module)
     except ImportError as error:
         if error.name is None or error.name.startswith("stem_edge") or name not in EXTRAS:
             raise
