@@ -28,7 +28,7 @@ from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import Output, write_file
-from stem_edge.export.job.job import Job, footprint, make_job
+from stem_edge.export.job.job import Job, flash_nbytes, make_job
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
@@ -150,8 +150,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         text_ids = read_token_ids(recipe.calibration, tokenizer, source.config.vocab_size)
     with publish(out, force=recipe.force) as folder:
         job = make_job(source, tokenizer, recipe, storage, text_ids, part)
-        sizes = footprint(source, job.storage, job.table_format, prefill=job.prefill)
-        check_free(out, sizes.flash_nbytes)
+        check_free(out, flash_nbytes(job))
         with Progress(0, "exporting", recipe.progress) as bar:
             _write(job, Output(folder, bar))
         own = [out, folder, folder.with_name(folder.name + LOCK)]

@@ -10,8 +10,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.expected import expected_footprint
-from stem_edge.bundle.footprint import Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.measured_types import choose_types
@@ -19,6 +17,8 @@ from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.storage import Format, Storage
 from stem_edge.export.job.table_plan import TablePlan, plan_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
+from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.formats import GgufFormat
 from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
@@ -78,14 +78,18 @@ def make_job(
     )
 
 
-def footprint(
-    source: Checkpoint, storage: Storage, tables: TableFormat | None, *, prefill: bool
-) -> Footprint:
-    """Return the sizes of a bundle. Raises GraphError."""
-    format = storage.format
-    if prefill:
+def flash_nbytes(job: Job) -> int:
+    """Return the bytes of the bundle's weights and tables. Raises GraphError."""
+    model, format, tables = job.source.config, job.format, job.table_format
+    nbytes = tables.nbytes(model.prompt_rows) if tables else 0
+    if isinstance(format, GgufFormat):
+        from stem_edge.ggml import gguf_schema  # for such bundles alone
+
+        return nbytes + sum(gguf_schema.backbone_nbytes(model, format.weights).values())
+    if job.prefill:
         format = msgspec.structs.replace(format, prefill=True)
-    return expected_footprint(format, source.config, tables)
+        nbytes += prompts(model, job.layout, format).plan.nbytes
+    return nbytes + decoding(model, job.layout, format).plan.nbytes
 
 
 def layers_nbytes(config: ModelConfig) -> int:

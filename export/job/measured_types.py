@@ -9,9 +9,8 @@ from typing import cast
 import numpy as np
 from msgspec.structs import replace as changed
 
-from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.storage import Storage
+from stem_edge.export.job.storage import Storage, kinds_of
 from stem_edge.export.quantization.calibration import guiding
 from stem_edge.export.quantization.sensitivity import Cost, costs
 from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind

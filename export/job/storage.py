@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from stem_edge.config import ModelConfig
 from stem_edge.export.job.recipe import BALANCED, KEEP, LOSSLESS, SMALL, Recipe
 from stem_edge.export.job.table_plan import ExportRows, RowStorage
 from stem_edge.graph.formats import (
+    MATRIX_KINDS,
     SMALL_KINDS,
+    VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
     GgufFormat,
@@ -16,6 +19,7 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
+from stem_edge.graph.layer import kind_of
 from stem_edge.tables.codecs import CODECS, RowType
 
 # Type of a backbone -> size of its blocks. With 4 bits, blocks of 64 are as fast as 128; with 8 bits,
@@ -80,6 +84,15 @@ def plain_format(weights: WeightType) -> BackboneFormat:
         quantizer="gptq" if weights == "int4" else "rtn",
         kv_peaks=True,
     )
+
+
+def kinds_of(model: ModelConfig) -> set[MatrixKind]:
+    """Return the kinds of matrices that a model has."""
+    shapes = model.backbone_shapes()
+    found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
+    if "qkv" in found:
+        found.add("v")
+    return found & set(MATRIX_KINDS) | set(VOCABULARY_KINDS)
 
 
 def row_storage(kind: ExportRows | RowType) -> RowStorage:

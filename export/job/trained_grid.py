@@ -13,10 +13,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.export.job.storage import Storage
+from stem_edge.export.job.storage import Storage, kinds_of
 from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
