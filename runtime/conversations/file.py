@@ -68,6 +68,7 @@ def load(prefixes: Prefixes, path: Path) -> str:
     Raises UnusableError, OSError.
     """
     with PrefixFile(path) as file:
+        file.check()
         saved = file.saved
         if file.own and saved.token_ids and saved.fingerprint == prefixes.fingerprint:
             prefix = prefixes.opened_for(PromptKey(saved.token_ids, {}, saved.starts))
@@ -76,5 +77,4 @@ def load(prefixes: Prefixes, path: Path) -> str:
                     restore(file, len(saved.token_ids), prefix.backend)
                     prefix.position = len(saved.token_ids)
                 prefixes.give_back(prefix)
-        file.check()
     return saved.messages

@@ -184,19 +184,16 @@ class PrefixFile:
         return found == [((*view.shape[:-2], count, view.shape[-1]), view.dtype) for view in views]
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield keys and values; after the last one, raise UnusableError for damaged bytes.
+        """Yield keys and values, after `check`.
 
         Each overwrites the one before, because all of them together would take the memory of
         another context.
         """
         tensors = self._tensors[len(FIRST) : -1]
         buffer = np.empty(max((tensor.nbytes for tensor in tensors), default=0), np.uint8)
-        crc = extend(0, self._read(0, self._tensors[len(FIRST)].offset))
         for tensor in tensors:
             data = self._fill(buffer[: tensor.nbytes], tensor.offset)
-            crc = extend(crc, data)
             yield data.view(tensor.dtype).reshape(tensor.shape)
-        self._compare(crc)
 
     def check(self) -> None:
         """Read everything, in pieces, because no context limits what a stranger's file has.
@@ -207,15 +204,12 @@ class PrefixFile:
         buffer = np.empty(PIECE_NBYTES, np.uint8)
         for at in range(0, end, PIECE_NBYTES):
             crc = extend(crc, self._fill(buffer[: end - at], at))
-        self._compare(crc)
+        if crc.to_bytes(4, "little") != self._read(end, 4).tobytes():
+            raise UnusableError("damaged")
         try:
             json.loads(self.saved.messages or "[]")
         except (ValueError, RecursionError) as error:
             raise UnusableError("its messages are no JSON") from error
-
-    def _compare(self, crc: int) -> None:
-        if crc.to_bytes(4, "little") != self._read(self._tensors[-1].offset, 4).tobytes():
-            raise UnusableError("damaged")
 
     def _read(self, offset: int, nbytes: int) -> U8:
         return self._fill(np.empty(nbytes, np.uint8), offset)
