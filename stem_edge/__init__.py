@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from stem_edge.errors import StemEdgeError
 
 if TYPE_CHECKING:
-    from stem_edge.batches.batch import batch
+    from stem_edge.apps.batches.batch import batch
+    from stem_edge.apps.editing.making import make_edit
+    from stem_edge.apps.measuring.fit import fit
+    from stem_edge.apps.measuring.quality.quality import evaluate
+    from stem_edge.apps.measuring.runs.measure import measure
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.opening import open_bundle
     from stem_edge.edit_files.file import Edit, read_edit
-    from stem_edge.editing.making import make_edit
     from stem_edge.export import export_bundle
-    from stem_edge.measuring.fit import fit
-    from stem_edge.measuring.quality.quality import evaluate
-    from stem_edge.measuring.runs.measure import measure
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.planning import memory_plan
@@ -64,16 +64,16 @@ __all__ = [
 
 # Module -> public names that it provides.
 _HOMES = {
-    "batches.batch": ("batch",),
+    "apps.batches.batch": ("batch",),
     "bundle.checksums": ("verify",),
     "bundle.opening": ("open_bundle",),
     "runtime.rows.table_arrays": ("open_tables",),
     "edit_files.file": ("Edit", "read_edit"),
-    "editing.making": ("make_edit",),
+    "apps.editing.making": ("make_edit",),
     "export": ("export_bundle",),
-    "measuring.fit": ("fit",),
-    "measuring.quality.quality": ("evaluate",),
-    "measuring.runs.measure": ("measure",),
+    "apps.measuring.fit": ("fit",),
+    "apps.measuring.quality.quality": ("evaluate",),
+    "apps.measuring.runs.measure": ("measure",),
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load"),
     "runtime.grammars.grammar": ("Grammar",),
     "runtime.planning": ("memory_plan",),

@@ -10,9 +10,9 @@ import pytest
 from installed import needs_ggml
 
 import stem_edge
+from stem_edge.apps.measuring.quality.consistency import verify_runs
+from stem_edge.apps.measuring.quality.quality import evaluate
 from stem_edge.commands.main import main
-from stem_edge.measuring.quality.consistency import verify_runs
-from stem_edge.measuring.quality.quality import evaluate
 
 Capture = pytest.CaptureFixture[str]
 pytestmark = [pytest.mark.slow, needs_ggml]
@@ -79,7 +79,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" els
 USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
     "memory_plan": "stem_edge.memory_plan({0!r})",
-    "verify_runs": "from stem_edge.measuring.quality.consistency import verify_runs\n"
+    "verify_runs": "from stem_edge.apps.measuring.quality.consistency import verify_runs\n"
     "assert 'kept prompts' in verify_runs({0!r}, max_new_tokens=2)",
     "fit": "stem_edge.fit({0!r}, '100MB', bandwidth='1GB')",
     "evaluate": "stem_edge.evaluate({0!r}, {1!r})",

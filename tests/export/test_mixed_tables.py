@@ -9,11 +9,11 @@ import pytest
 from loading import load_fixed
 
 import stem_edge
+from stem_edge.apps.measuring.quality.consistency import verify_runs
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.measuring.quality.consistency import verify_runs
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.reference import forward
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import stem_edge
 
-PAGE = Path(stem_edge.__file__).parent / "serving" / "page"
+PAGE = Path(stem_edge.__file__).parent / "apps" / "serving" / "page"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

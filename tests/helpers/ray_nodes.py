@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stem_edge.batches import on_ray
+from stem_edge.apps.batches import on_ray
 
 NODE = {
     "num_cpus": 1,

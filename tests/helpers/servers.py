@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from stem_edge import Model
-from stem_edge.serving.compute import Compute
-from stem_edge.serving.connections import Server
+from stem_edge.apps.serving.compute import Compute
+from stem_edge.apps.serving.connections import Server
 
 SECONDS = 30.0
 THREAD = "server of a test"  # which runs its event loop

@@ -47,7 +47,9 @@ def test_every_file_of_the_demo_model_is_package_data() -> None:
     package = ROOT / "stem_edge"
     listed = {p for pattern in TOOL["package-data"]["stem_edge"] for p in package.glob(pattern)}
     files = {p for p in (package / "demo_model").rglob("*") if p.is_file()}
-    files |= {p for p in (package / "measuring").rglob("*") if p.suffix in (".onnx", ".txt")}
+    files |= {
+        p for p in (package / "apps" / "measuring").rglob("*") if p.suffix in (".onnx", ".txt")
+    }
     assert len(files) > 5
     assert files <= listed
 

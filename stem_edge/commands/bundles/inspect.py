@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
+from stem_edge.apps.measuring.analysis import cost_figures, cost_table, geometry, geometry_table
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_figures, bundle_table
 from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.errors import InputError
-from stem_edge.measuring.analysis import cost_figures, cost_table, geometry, geometry_table
 
 DESCRIPTION = """\
 Show what a bundle is made of: architecture, parameters, bytes on flash and of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
+from stem_edge.apps.measuring.quality.consistency import verify_runs
 from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
-from stem_edge.measuring.quality.consistency import verify_runs
 from stem_edge.progress import show_status
 from stem_edge.runtime.first_load.safety import check_safety
 from stem_edge.shown import printable

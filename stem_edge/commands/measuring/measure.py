@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stem_edge.apps.measuring.device_profiles import DEVICES
+from stem_edge.apps.measuring.runs.measure import ROUNDS, measure
+from stem_edge.apps.measuring.runs.plots import check_plot, plot
+from stem_edge.apps.measuring.runs.report import report_table, to_dict
+from stem_edge.apps.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.commands.options.keywords import values_of
 from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading, loading_options
 from stem_edge.errors import InputError
-from stem_edge.measuring.device_profiles import DEVICES
-from stem_edge.measuring.runs.measure import ROUNDS, measure
-from stem_edge.measuring.runs.plots import check_plot, plot
-from stem_edge.measuring.runs.report import report_table, to_dict
-from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
 
 DESCRIPTION = """\

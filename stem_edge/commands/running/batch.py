@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import cast
 
-from stem_edge.batches.batch import Batch, BatchKeywords, batch
+from stem_edge.apps.batches.batch import Batch, BatchKeywords, batch
 from stem_edge.commands.options.answers import add_sampling, sampling_options
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.text_table import format_rate

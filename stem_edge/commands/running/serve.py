@@ -16,6 +16,9 @@ from typing import Any
 from anyio import to_thread
 from starlette.applications import Starlette
 
+from stem_edge.apps.serving import app
+from stem_edge.apps.serving.compute import END_SECONDS, REQUESTS_NBYTES, Compute
+from stem_edge.apps.serving.connections import Server, log_to_stderr
 from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
@@ -24,9 +27,6 @@ from stem_edge.progress import show_status
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions, check_sequences
 from stem_edge.runtime.loading import open_or_make
-from stem_edge.serving import app
-from stem_edge.serving.compute import END_SECONDS, REQUESTS_NBYTES, Compute
-from stem_edge.serving.connections import Server, log_to_stderr
 from stem_edge.shown import format_size, parse_size
 
 SEQUENCES = 8  # answers computed together, if memory allows

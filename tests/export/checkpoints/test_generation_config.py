@@ -14,11 +14,11 @@ from loading import load_fixed
 from msgspec.structs import replace
 
 import stem_edge
-from stem_edge.answers.openai.chat import ChatBody
-from stem_edge.answers.openai.completion import CompletionBody
-from stem_edge.batches import answering
-from stem_edge.batches.answering import Settings
-from stem_edge.batches.rows import Row
+from stem_edge.apps.answers.openai.chat import ChatBody
+from stem_edge.apps.answers.openai.completion import CompletionBody
+from stem_edge.apps.batches import answering
+from stem_edge.apps.batches.answering import Settings
+from stem_edge.apps.batches.rows import Row
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder

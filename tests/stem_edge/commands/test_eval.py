@@ -11,8 +11,8 @@ from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 
 import stem_edge
+from stem_edge.apps.measuring.quality.quality import Quality
 from stem_edge.commands.main import main
-from stem_edge.measuring.quality.quality import Quality
 
 Capture = pytest.CaptureFixture[str]
 

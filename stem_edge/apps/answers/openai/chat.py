@@ -1,0 +1,142 @@
+"""Chat completions: requests, and answers as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from stem_edge.apps.answers.events import Whole
+from stem_edge.apps.answers.openai.options import MOST_LOGPROBS, Options, head, usage
+from stem_edge.apps.answers.refusals import RefusalError
+from stem_edge.apps.answers.token_texts import TokenTexts
+from stem_edge.apps.answers.turn import Prepared, ToolChoice, prepare
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.request import Request
+from stem_edge.text.messages import FIELDS
+from stem_edge.text.tool_calls.parser import Call
+
+# Field -> what to do instead; refused, because an answer without it would be another one.
+UNSUPPORTED = {
+    "audio": "this model answers with text alone",
+    "functions": "give tools instead",
+    "function_call": "give tool_choice instead",
+    "web_search_options": "this server searches nothing",
+    "continue_final_message": "ask for the rest in a message of the user",
+}
+
+
+class ChatBody(Options, kw_only=True):
+    """A request of a chat completion."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    continue_final_message: bool | None = None
+
+    def prepared(self, model: Model) -> Prepared:
+        """Return requests for the answers, and a function that makes a reader of one of them.
+
+        Raises InputError, RefusalError that names the field.
+        """
+        for name, instead in UNSUPPORTED.items():
+            if getattr(self, name) not in (None, False):
+                raise RefusalError(f"{name} is not supported; {instead}", name)
+        if set(self.modalities or ["text"]) != {"text"}:
+            raise RefusalError("modalities: this model answers with text alone", "modalities")
+        choice, tool = self._choice()
+        return prepare(
+            model,
+            [_message(message) for message in self.messages],
+            self.params(model, self._most(model), self._logprobs()),
+            self.count,
+            grammar_field=self.grammar_field,
+            tools=self.tools or (),
+            choice=choice,
+            tool_name=tool,
+            parallel=self.parallel_tool_calls is not False,
+            template_arguments=self.chat_template_kwargs,
+        )
+
+    def _most(self, model: Model) -> int:
+        """Most tokens of the answer; default: what the context holds."""
+        most, name = self.max_completion_tokens, "max_completion_tokens"
+        if most is None:
+            most, name = self.max_tokens, "max_tokens"
+        if most is None:
+            return model.plan.context_length
+        if most < 1:
+            raise RefusalError(f"{name} is {most}; expected at least 1", name)
+        return min(most, model.plan.context_length)
+
+    def _logprobs(self) -> int | None:
+        top = self.top_logprobs
+        if top is None:
+            return 0 if self.logprobs else None
+        if not self.logprobs:
+            raise RefusalError("top_logprobs needs logprobs: true", "top_logprobs")
+        if not 0 <= top <= MOST_LOGPROBS:
+            raise RefusalError(
+                f"top_logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "top_logprobs"
+            )
+        return top
+
+    def _choice(self) -> tuple[ToolChoice, str | None]:
+        match self.tool_choice:
+            case None:
+                return "auto", None
+            case "none" | "auto" | "required" as choice:
+                return choice, None
+            case {"type": "function", "function": {"name": str(name)}}:
+                return "auto", name
+        raise RefusalError(
+            "tool_choice is of an unknown form; expected none, auto, required, or "
+            '{"type": "function", "function": {"name": "..."}}',
+            "tool_choice",
+        )
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the known fields of a message; clients send back all fields of an answer."""
+    for name in ("audio", "function_call"):
+        if given.get(name) is not None:
+            raise RefusalError(f"messages have {name}, which is not supported", "messages")
+    return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
+
+
+def completion(
+    name: str, answers: Sequence[Whole], requests: Sequence[Request], texts: TokenTexts
+) -> dict[str, Any]:
+    """Return all answers to one conversation as one object. name: of the model."""
+    return head(name, "chatcmpl", "chat.completion") | {
+        "choices": [_choice(index, each, texts) for index, each in enumerate(answers)],
+        "usage": usage(requests, len(requests)),
+    }
+
+
+def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
+    calls, found = [call_object(call) for call in answer.calls], answer.logprobs
+    content = answer.text or (None if calls else "")
+    message = {"role": "assistant", "content": content, "refusal": None}
+    thoughts = {"reasoning_content": answer.thoughts} if answer.thoughts else {}
+    return {
+        "index": index,
+        "message": message | thoughts | ({"tool_calls": calls} if calls else {}),
+        "logprobs": None if found is None else texts.chat_logprobs(found),
+        "finish_reason": answer.reason,
+    }
+
+
+def call_object(call: Call) -> dict[str, Any]:
+    """Return a call of a tool in OpenAI's form."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

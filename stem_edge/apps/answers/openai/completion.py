@@ -1,0 +1,133 @@
+"""Completions: requests, and answers as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from stem_edge.apps.answers.events import Whole
+from stem_edge.apps.answers.openai.options import MOST_LOGPROBS, Options, head, usage
+from stem_edge.apps.answers.refusals import RefusalError
+from stem_edge.apps.answers.token_texts import TokenTexts
+from stem_edge.apps.answers.turn import check_grammar, seeded
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling import TokenLogprobs
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Request
+
+DEFAULT_TOKENS = 16  # as OpenAI's
+
+
+class CompletionBody(Options, kw_only=True):
+    """A request of a completion: of one prompt, or of a list of them."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts. Raises RefusalError."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [each for each in self.prompt if isinstance(each, int)]
+        others = [each for each in self.prompt if not isinstance(each, int)]
+        if not self.prompt or (ids and others):
+            raise RefusalError(
+                "prompt is empty, or mixes token ids with others; give a text, a list of texts, token "
+                "ids, or a list of lists of them",
+                "prompt",
+            )
+        return [ids] if ids else others
+
+    def sampling(self, model: Model) -> SamplingParams | None:
+        """Return what to sample by; None for no new tokens. Raises RefusalError."""
+        if self.suffix:
+            raise RefusalError("suffix is not supported: this model continues texts", "suffix")
+        if self.best_of is not None and self.best_of > max(1, self.count):
+            raise RefusalError("best_of is not supported; give n", "best_of")
+        most = DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+        if most < 0:
+            raise RefusalError(f"max_tokens is {most}; expected at least 0", "max_tokens")
+        held = model.plan.context_length
+        params = self.params(model, min(max(most, 1), held), self._top())
+        return params if most else None
+
+    def _top(self) -> int | None:
+        top = self.logprobs
+        if top is not None and not 0 <= top <= MOST_LOGPROBS:
+            raise RefusalError(f"logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "logprobs")
+        return top
+
+
+# Text before an answer, nothing or the prompt; and its tokens, the first without log probabilities.
+Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that is tokenized and can be submitted: `count` answers to each prompt in turn."""
+
+    body: CompletionBody
+    texts: TokenTexts
+    requests: list[Request]
+    echoes: list[Echo]  # of each prompt
+    count: int
+    generates: bool  # whether new tokens are asked for
+
+    def choice(
+        self,
+        number: int,
+        text: str,
+        found: list[TokenLogprobs] | None = None,
+        *,
+        first: bool,
+        offset: int = 0,
+        reason: str | None = None,
+    ) -> dict[str, Any]:
+        """Return a choice, or a piece of one. first: after the echo. offset: characters before."""
+        before, tokens = self.echoes[number // self.count] if first else ("", [])
+        tokens = [*tokens, *(found or ())]
+        logprobs = self.texts.logprobs(tokens, offset) if tokens else None
+        text = before + text
+        return {"text": text, "index": number, "logprobs": logprobs, "finish_reason": reason}
+
+    def completion(self, name: str, answers: Sequence[Whole]) -> dict[str, Any]:
+        """Return all answers as one object. name: of the model. answers: none if nothing is new."""
+        if self.generates:
+            found = [(each.text, each.logprobs, each.reason) for each in answers]
+        else:
+            found = [("", None, "length")] * len(self.requests)
+        choices = [
+            self.choice(number, text, logprobs, first=True, reason=reason)
+            for number, (text, logprobs, reason) in enumerate(found)
+        ]
+        return head(name, "cmpl", "text_completion") | {
+            "choices": choices,
+            "usage": usage(self.requests, self.count),
+        }
+
+
+def prepare(
+    model: Model,
+    texts: TokenTexts,
+    body: CompletionBody,
+    prompts: Sequence[str | list[int]],
+    params: SamplingParams | None,
+) -> Asked:
+    """Tokenize prompts, and make their requests. params: None for no new tokens. Raises InputError."""
+    count, echoes, requests = body.count, list[Echo](), list[Request]()
+    if params is not None:
+        check_grammar(model, params, body.grammar_field)
+    for prompt in prompts:
+        each = [model.request(prompt, one) for one in seeded(params or SamplingParams(), count)]
+        requests += each
+        ids, text = each[0].prompt, ""
+        if body.echo:
+            text = model.detokenize(ids, skip_special_tokens=False)
+            text = prompt if isinstance(prompt, str) else text
+        scored = body.echo and body.logprobs is not None
+        echoes.append((text, [ids[0]] if scored else []))
+    return Asked(body, texts, requests, echoes, count, params is not None)

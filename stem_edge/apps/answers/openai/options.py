@@ -1,0 +1,198 @@
+"""What completions and chat completions share: options of requests, and parts of answers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+import stem_edge
+from stem_edge.apps.answers.refusals import RefusalError
+from stem_edge.apps.answers.turn import naming, params_of
+from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Request
+
+MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
+MOST_ANSWERS = 128  # as OpenAI allows
+MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
+SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alone
+API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
+# Names that Python and the command have for what is called otherwise here; they would be ignored.
+OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "schema": "response_format or json_schema",
+    "regex": "guided_regex",
+}
+FINGERPRINT = f"b{stem_edge.__version__}"
+DONE = b"data: [DONE]\n\n"
+# Field -> what makes a grammar of it.
+GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
+    "grammar": Grammar.of_text,
+    "json_schema": Grammar.of_schema,
+    "guided_json": Grammar.of_schema,
+    "guided_regex": Grammar.of_regex,
+    "guided_grammar": Grammar.of_text,
+}
+
+
+class StreamOptions(msgspec.Struct):
+    """Parts of a stream beside the answer."""
+
+    include_usage: bool | None = None
+
+
+class Options(msgspec.Struct):
+    """Fields of both kinds of requests; others are ignored, as OpenAI does.
+
+    Those after `stream_options` are not OpenAI's, but llama.cpp's or vLLM's.
+    """
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    timings_per_token: bool | None = None
+    max_new_tokens: Any = None
+    schema: Any = None
+    regex: Any = None
+
+    @property
+    def count(self) -> int:
+        """Answers to each prompt. Raises RefusalError."""
+        count = 1 if self.n is None else self.n
+        if not 1 <= count <= MOST_ANSWERS:
+            raise RefusalError(f"n is {count}; expected 1 to {MOST_ANSWERS}", "n")
+        return count
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the usage. Raises RefusalError."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
+        return bool(self.stream_options.include_usage)
+
+    def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
+        """Return what to sample by, where nothing is given the model's own. Raises RefusalError that names the field."""
+        for name, right in OTHER_NAMES.items():
+            if getattr(self, name) is not None:
+                raise RefusalError(f"{name} is no field of this interface; give {right}", name)
+        penalty = self.repetition_penalty
+        fields = {
+            "temperature": self.temperature,
+            "top_p": self.top_p and max(self.top_p, SMALLEST_TOP_P),
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": None if self.logit_bias is None else biases(self.logit_bias),
+            "seed": None if self.seed is None else self.seed % 2**64,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "top_k": self.top_k and max(self.top_k, 0),  # -1: off, as vLLM says
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty if penalty is None else penalty,
+            "logprobs": logprobs,
+            "grammar": self.answer_grammar(),
+        }
+        if self.top_p == 0:
+            fields["top_p"] = SMALLEST_TOP_P
+        given = {name: value for name, value in fields.items() if value is not None}
+        return params_of(model, API_NAMES, max_new_tokens=max_new_tokens, **given)
+
+    @property
+    def grammar_field(self) -> str:
+        """The field that gives the grammar, if one does."""
+        given = (name for name in GRAMMARS if getattr(self, name) not in (None, ""))
+        return next(given, "response_format")
+
+    def answer_grammar(self) -> Grammar | None:
+        """Return the texts that the answer may be, if any is asked for. Raises RefusalError."""
+        found = {
+            "response_format": _schema_of(self.response_format or {}),
+            **{name: getattr(self, name) for name in GRAMMARS},
+        }
+        given = {name: each for name, each in found.items() if each not in (None, "")}
+        if len(given) > 1:
+            raise RefusalError(f"give only one of {' and '.join(given)}", list(given)[-1])
+        if not given:
+            return None
+        ((name, each),) = given.items()
+        with naming(name):
+            return GRAMMARS.get(name, Grammar.of_schema)(each)
+
+
+def biases(given: Mapping[str, float]) -> dict[int, float]:
+    """Return biases by token id, which are texts in JSON. Raises RefusalError."""
+    if wrong := [key for key in given if not key.isdecimal() or len(key) > MOST_DIGITS]:
+        raise RefusalError(f"logit_bias has {wrong[0][:80]!a}; expected token ids", "logit_bias")
+    return {int(key): value for key, value in given.items()}
+
+
+def _schema_of(given: Mapping[str, Any]) -> object:
+    """Return the JSON Schema of a response_format; None for any text."""
+    match given:
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return schema
+        case {"type": "json_object"}:
+            return given.get("schema") or {"type": "object"}  # llama.cpp's clients give one
+    if not given or given.get("type") == "text":
+        return None
+    raise RefusalError(
+        f"response_format.type is {given.get('type')!a}; expected text, json_object, or json_schema "
+        "with json_schema.schema",
+        "response_format",
+    )
+
+
+def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
+    """Return the first fields of an answer, and of every chunk of a stream.
+
+    name: of the model.
+    """
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": unix_time(),
+        "model": name,
+        "system_fingerprint": FINGERPRINT,
+    }
+
+
+def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
+    """Return counts of tokens. count: answers to each prompt; a prompt's tokens count once."""
+    prompt = sum(request.prompt_tokens for request in requests[::count])
+    cached = sum(request.cached_tokens for request in requests[::count])
+    new = sum(request.new_tokens for request in requests)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def unix_time() -> int:
+    """Return the date as seconds since 1970. It may jump, so no duration is taken from it."""
+    return int(datetime.now(UTC).timestamp())

@@ -1,0 +1,139 @@
+"""Requests for answers to a conversation, with errors that name the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+from stem_edge.apps.answers.events import AnswerEvents
+from stem_edge.apps.answers.refusals import RefusalError
+from stem_edge.errors import InputError
+from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Request
+from stem_edge.sampling import CONVERSATION
+from stem_edge.text.messages import checked_messages, checked_tools
+from stem_edge.text.thoughts import LAST_TOKENS
+from stem_edge.text.tool_calls.families import Family
+from stem_edge.text.tool_calls.grammar import calls_grammar
+from stem_edge.text.tool_calls.parser import CallParser
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"]
+Prepared: TypeAlias = tuple[list[Request], Callable[[], AnswerEvents]]
+
+
+def prepare(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    params: SamplingParams,
+    count: int = 1,
+    *,
+    grammar_field: str = "grammar",
+    tools: Sequence[Mapping[str, Any]] = (),
+    choice: ToolChoice = "auto",
+    tool_name: str | None = None,
+    parallel: bool = True,
+    template_arguments: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Return requests for `count` answers to a conversation, and a function that makes a reader of one of them.
+
+    messages, tools: in the form of OpenAI's chat completions. grammar_field: field that gave the grammar
+    of params. tool_name: the only tool that may be called, and must be. parallel: allow several calls.
+    Raises InputError.
+    """
+    check_grammar(model, params, grammar_field)
+    offered = checked_tools(tools) if choice != "none" else None
+    must_call = choice == "required" or tool_name is not None
+    ids = prompt_ids(model, messages, offered, template_arguments)
+    family = _family(model, params) if offered else None
+    if family is not None and offered:
+        if must_call:
+            lark = calls_grammar(family, offered, name=tool_name, parallel=parallel)
+            params = replace(params, grammar=Grammar("lark", lark))
+            check_grammar(model, params, "tools")
+    elif must_call:
+        raise RefusalError("tool_choice demands a call, but tools is empty", "tool_choice")
+    # A grammar holds from the first token on, so it leaves no place for thoughts.
+    thoughts = model.chat.thoughts if params.grammar is None else None
+    kept = [*params.kept_special_tokens, *(thoughts.special if thoughts else ())]
+    params = replace(params, kept_special_tokens=[*kept, *(family.special if family else ())])
+    requests = [model.request(ids, each) for each in seeded(params, count)]
+    end = model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
+    return requests, lambda: AnswerEvents(
+        thoughts.parser(end) if thoughts is not None else None,
+        CallParser(family, offered) if family is not None else None,
+    )
+
+
+def _family(model: Model, params: SamplingParams) -> Family:
+    """Return how this model writes calls. Raises RefusalError if it may not write any."""
+    if model.tool_family is None:
+        raise RefusalError(
+            "this model's chat template writes no calls that are known here", "tools"
+        )
+    if params.grammar is not None:  # which leaves no place for calls
+        raise RefusalError(
+            "both tools and a format of the answer are given (such as response_format); give one of "
+            "them, or tool_choice: none",
+            "tools",
+        )
+    return model.tool_family
+
+
+def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """Return params for several answers to one prompt: the same, with seeds that follow each other."""
+    if params.seed is None:
+        return [params] * count
+    return [replace(params, seed=(params.seed + number) % 2**64) for number in range(count)]
+
+
+def prompt_ids(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Return the token ids of a conversation by the bundle's template, else of the joined texts."""
+    if not messages:
+        raise RefusalError("messages is empty; give at least one message", "messages")
+    if not model.has_chat_template:
+        if tools:
+            raise RefusalError("this model has no chat template, so it takes no tools", "tools")
+        joined = "".join(message["content"] for message in checked_messages(messages))
+        if not joined:
+            raise RefusalError("the messages have no text; give some", "messages")
+        return model.tokenize(joined)
+    text = model.chat_prompt(messages, tools=tools, template_arguments=template_arguments)
+    return model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
+
+
+def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
+    """Return the sampling params, with what is not given as the model has it. Raises RefusalError.
+
+    names: field of SamplingParams -> its name in the interface, where they differ.
+    """
+    try:
+        return model.chosen(SamplingParams(**fields), CONVERSATION)
+    except InputError as error:
+        name, _, rest = str(error).partition(" ")
+        name = names.get(name, name)
+        raise RefusalError(f"{name} {rest}", name) from None
+
+
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Raise InputError as a RefusalError that names the field at fault."""
+    try:
+        yield
+    except InputError as error:
+        raise RefusalError(f"{field}: {error}", field) from None
+
+
+def check_grammar(model: Model, params: SamplingParams, field: str) -> None:
+    """Compile the grammar that a field gave, if any, which is kept. Raises RefusalError."""
+    if params.grammar is not None:
+        with naming(field):
+            model.check_grammar(params.grammar)

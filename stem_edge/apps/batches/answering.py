@@ -1,0 +1,122 @@
+"""Rows to results with a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, TypeAlias, cast
+
+from stem_edge.apps.answers.events import AnswerEvents, Whole
+from stem_edge.apps.answers.openai.options import biases, usage
+from stem_edge.apps.answers.refusals import RefusalError, openai_error
+from stem_edge.apps.answers.turn import prepare
+from stem_edge.apps.batches.rows import Result, Row, answered, failed
+from stem_edge.errors import DeviceLostError, StemEdgeError
+from stem_edge.runtime.backends.options import check_sequences
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.scheduling.many import run
+from stem_edge.runtime.scheduling.request import Request
+
+# Computes a batch: takes rows as it needs them, and yields a result for each, in any order.
+Answers: TypeAlias = Callable[[Iterable[Row]], Iterator[Result]]
+
+SEQUENCES = 8  # answers computed together, if memory allows
+GRAMMARS = ("grammar", "schema", "regex")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings for all rows; can be pickled.
+
+    options: sampling options of rows that do not have their own. seed: each sampled row without a
+    seed derives one from this and its id, so that a repeat gives the same answer; None: a random
+    one. sequences: answers computed together at most. Raises InputError.
+    """
+
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    seed: int | None = 0
+    sequences: int = SEQUENCES
+
+    def __post_init__(self) -> None:
+        check_sequences(self.sequences)
+        params_of(None, {**self.options, "seed": self.seed})
+
+    def params(self, row: Row, given: dict[str, Any]) -> SamplingParams:
+        """Return the sampling params of a row with these fields. Raises InputError."""
+        own = {name: value for name, value in given.items() if value is not None}
+        if "logit_bias" in own:
+            own["logit_bias"] = biases(own["logit_bias"])
+        others: dict[str, Any] = {**self.options}
+        if any(name in own for name in GRAMMARS):
+            others = {name: value for name, value in others.items() if name not in GRAMMARS}
+        params = params_of(None, cast(SamplingOptions, others | own))
+        return params if params.seed is not None else replace(params, seed=self._seed_of(row))
+
+    def _seed_of(self, row: Row) -> int | None:
+        if self.seed is None:
+            return None
+        given = self.seed.to_bytes(8, "little") + repr(row.key).encode()
+        return int.from_bytes(blake2b(given, digest_size=8).digest(), "little")
+
+
+def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
+    """Yield a result for each row, in the order of completion.
+
+    Rows are taken as sequences become free; decoding waits while the next row is not there yet. A row
+    that cannot be answered gives an error as its result. Raises errors that end the model, such as a
+    lost device.
+    """
+    settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
+    scheduler = model.scheduler(settings.sequences, steady=True)
+
+    def begin(row: Row) -> Result | None:
+        try:
+            request, events = _task(model, row, settings)
+        except StemEdgeError as error:
+            return failed(row, openai_error(error))
+        tasks[request] = row, events, Whole()
+        scheduler.submit(request)
+        return None
+
+    def push(request: Request, chunk: Chunk) -> Result | None:
+        ended = chunk.finish_reason is not None
+        row, events, whole = tasks.pop(request) if ended else tasks[request]
+        if isinstance(chunk.error, DeviceLostError):
+            raise chunk.error
+        if chunk.error is not None:
+            return failed(row, openai_error(chunk.error))
+        for event in events.push(chunk):
+            whole.add(event)
+        return _result(row, request, whole) if ended else None
+
+    return run(scheduler, iter(rows), begin, push)
+
+
+def _result(row: Row, request: Request, whole: Whole) -> Result:
+    tokens = usage([request])
+    fields: dict[str, Any] = {"text": whole.text, "finish_reason": whole.reason, "usage": tokens}
+    if whole.thoughts:
+        fields["reasoning_content"] = whole.thoughts
+    if whole.logprobs is not None:
+        fields["logprobs"] = [asdict(each) for each in whole.logprobs]
+    return answered(row, fields, tokens["completion_tokens"])
+
+
+def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEvents]:
+    """Make the request of a row. Raises InputError or RefusalError if something is wrong with it."""
+    if row.wrong is not None:
+        raise RefusalError(row.wrong)
+    given = dict(row.fields)
+    prompt, messages = given.pop("prompt", None), given.pop("messages", None)
+    params = settings.params(row, given)  # first, because a misspelt prompt is an unknown option
+    if (prompt is None) == (messages is None):
+        raise RefusalError("a row has either a prompt or messages; give one of them")
+    if messages is None:
+        return model.request(prompt, params), AnswerEvents()
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise RefusalError("messages is not a list of objects with role and content", "messages")
+    (request,), events = prepare(model, messages, params)
+    return request, events()

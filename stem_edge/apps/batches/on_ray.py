@@ -1,0 +1,151 @@
+"""Rows to results on the machines of a Ray cluster: each task of Ray answers some rows.
+
+Ray repeats a task whose process or machine is lost. A process keeps the model that it has loaded for
+the tasks that come after.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
+from typing import Any, cast
+
+from stem_edge.apps.batches.answering import Settings, answer
+from stem_edge.apps.batches.rows import Result, Row
+from stem_edge.errors import StemEdgeError
+from stem_edge.files.strict_json import one_line
+from stem_edge.runtime import Model, load
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.planning import memory_plan
+from stem_edge.shown import format_size, shown
+from stem_edge.system.memory import own_memory, usable_cpus
+
+AUTO, LOCAL = "auto", "local"
+ROWS_PER_SEQUENCE = 8  # of a task: sequences stand idle at its end alone
+TRIES = 3  # after which a task whose process dies each time is an error
+ANSWER_SECONDS = 10
+PROCESS_NBYTES = 256 << 20  # the most that a process of Ray takes before it loads a model
+LOCAL_STORE_NBYTES = 128 << 20  # rows and results are small
+
+
+def ray_answers(
+    bundle: str, keywords: LoadKeywords, settings: Settings, address: str, rows: Iterable[Row]
+) -> Generator[Result]:
+    """Answer rows on a cluster.
+
+    keywords: of stem_edge.load. address: "auto" for the cluster that runs here, its host:port, or
+    "local" for this machine alone. Each machine must have the bundle under the same path, or it is
+    named as on a hub, with its commit. Raises what load raises, and StemEdgeError for Ray's errors.
+    """
+    nbytes = memory_plan(bundle, **keywords).total - own_memory() + PROCESS_NBYTES
+    with _connected(address) as ray, _own_errors(ray):
+        cpus, places = _places(ray, nbytes)
+        threads = min(keywords.get("threads") or cpus, cpus)
+        # What one process may take: by default, each would plan with all that is free there.
+        memory = nbytes if keywords.get("memory") is None else keywords["memory"]
+        given = {**keywords, "threads": threads, "memory": memory, "progress": False}
+        task = ray.remote(_answer_rows).options(
+            num_cpus=cpus, memory=nbytes, max_retries=TRIES, scheduling_strategy="SPREAD"
+        )
+        groups, waiting = _groups(rows, settings.sequences * ROWS_PER_SEQUENCE), list[Any]()
+        while True:
+            for group in islice(groups, 2 * places - len(waiting)):  # one more each is on its way
+                waiting.append(task.remote(bundle, tuple(sorted(given.items())), settings, group))
+            if not waiting:
+                return
+            done, waiting = ray.wait(waiting, num_returns=1)
+            for results in ray.get(done):
+                yield from results
+
+
+def _answer_rows(
+    bundle: str, keywords: tuple[tuple[str, object], ...], settings: Settings, rows: list[Row]
+) -> list[Result]:
+    return list(answer(_model(bundle, keywords), rows, settings))
+
+
+@lru_cache(maxsize=1)
+def _model(bundle: str, keywords: tuple[tuple[str, object], ...]) -> Model:
+    return load(bundle, **cast(LoadKeywords, dict(keywords)))
+
+
+def _groups(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
+    left = iter(rows)
+    while group := list(islice(left, count)):
+        yield group
+
+
+def _places(ray: Any, nbytes: int) -> tuple[int, int]:
+    """Return the CPUs of a task, and how many tasks run at a time. Raises StemEdgeError.
+
+    nbytes: memory of a task. Machines with less are left out.
+    """
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fit = [int(has["CPU"]) for has in alive if has.get("CPU") and has.get("memory", 0) >= nbytes]
+    if not fit:
+        most = format_size(int(max((has.get("memory", 0) for has in alive), default=0)))
+        raise StemEdgeError(
+            f"ray: none of {len(alive)} machines has a CPU and {format_size(nbytes, up=True)} of "
+            f"memory, the most is {most}; give less with --memory, or start machines with more "
+            "(ray start --memory)"
+        )
+    cpus = min(fit)
+    return cpus, sum(each // cpus for each in fit)
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Connect this process to a cluster, and yield ray; a connection that it has stays."""
+    # Ray would count uses and send them off; its processes inherit this setting.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise StemEdgeError(
+            f"ray is not installed ({error}); install it with: pip install 'stem-edge[ray]'"
+        ) from error
+    if ray.is_initialized():
+        yield ray
+        return
+    try:
+        _start(ray, address)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _start(ray: Any, address: str) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        size = {"num_cpus": usable_cpus(), "object_store_memory": LOCAL_STORE_NBYTES}
+        quiet |= {**size, "include_dashboard": False}
+    try:
+        if address not in (AUTO, LOCAL):  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+        ray.init(address, **quiet)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise StemEdgeError(
+            f"ray {shown(address)}: cannot connect ({one_line(error)}); give the host:port of a "
+            "cluster that ray start --head began, auto for the one on this machine, or local"
+        ) from error
+
+
+@contextmanager
+def _own_errors(ray: Any) -> Iterator[None]:
+    """Raise what a task raised as if it were raised here, and Ray's errors as StemEdgeError."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, (StemEdgeError, OSError)):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        raise StemEdgeError(
+            f"ray: {one_line(error)}; look at the cluster with ray status, and start again: what is "
+            "finished is kept"
+        ) from error

@@ -1,0 +1,131 @@
+"""Sources of logits: a loaded bundle, or a checkpoint through the plain reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stem_edge.apps.measuring.quality.reference import is_bundle, model_folder, open_checkpoint
+from stem_edge.apps.measuring.quality.scores import Logits, ScoringTask, split
+from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.config import ModelConfig
+from stem_edge.edit_files.file import Edit
+from stem_edge.errors import BundleError, InputError
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import head_forward, hidden_states
+from stem_edge.runtime import Model
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import load_with
+from stem_edge.shown import parse_size
+from stem_edge.system.memory import own_memory
+
+if TYPE_CHECKING:
+    from stem_edge.export.checkpoints.checkpoint import Checkpoint
+
+# Logits of the reference model at a time; not fewer, because its head is read anew for each piece.
+PIECE_NBYTES = 128 << 20
+
+
+def open_sources(
+    stack: ExitStack,
+    bundle: str | Path,
+    options: LoadOptions,
+    against: str | Path | None,
+    edits: Sequence[Edit],
+    *,
+    prefill: bool,
+) -> tuple[list[str | None], list[Logits]]:
+    """Load a bundle and its reference, if any; return their engines (None: a checkpoint) and logits.
+
+    stack: closes them. options: of the bundle; another bundle gets half of the memory. prefill: use the
+    bundle's graph for prompts. Raises what stem_edge.load raises.
+    """
+    engines, references = list[str | None](), list[Logits]()
+    if against is not None and is_bundle(path := model_folder(against)):
+        limit = None if options.memory is None else parse_size(options.memory)
+        usual = LoadOptions(
+            memory=limit and limit // 2,
+            threads=options.threads,
+            context_length=options.context_length,
+            warm_start=False,
+            progress=options.progress,
+        )
+        other = stack.enter_context(load_with(path, usual))
+        other.engine.uses_prefill = False
+        # The bundle is planned with this process's memory as it is, so only what the reference has
+        # planned and not yet taken must be left out.
+        taken = max(0, other.plan.total - own_memory())
+        options = replace(options, memory=limit and limit - taken)
+        engines, references = [other.plan.engine], [partial(bundle_logits, other)]
+    elif against is not None:
+        source = open_checkpoint(path)
+        engines, references = [None], [partial(checkpoint_logits, source)]
+    model = stack.enter_context(load_with(bundle, options))
+    model.engine.uses_prefill = prefill
+    stack.enter_context(model.edited(*edits))
+    return [model.plan.engine, *engines], [partial(bundle_logits, model), *references]
+
+
+def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F32]:
+    """Yield logits of a loaded bundle. Raises BundleError for NaN and infinity."""
+    for piece in model.logits_chunks(token_ids):
+        if not np.isfinite(piece).all():
+            raise BundleError(
+                f"{model.bundle.path}: computes NaN or infinite logits; check it with "
+                "stem-edge verify, or export again with --type fp32 --rows fp32 to see "
+                "whether quantization is the cause"
+            )
+        if first < len(piece):
+            yield piece[first:]
+        first = max(0, first - len(piece))
+
+
+def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> Iterator[F32]:
+    """Yield logits of a checkpoint by the reference model in float32, like the exporter's probe.
+
+    Only the rows of a window's tokens are read from the tables; the backbone is read once a window.
+    Raises CheckpointError for NaN and infinity.
+    """
+    from stem_edge.export.checkpoints.checkpoint import check_finite
+
+    hidden = hidden_states(source.config, source.backbone, source.rows, token_ids)
+    step = max(1, PIECE_NBYTES // (4 * source.config.vocab_size))
+    for at in range(first, len(hidden), step):
+        logits = head_forward(source.config, source.backbone, hidden[at : at + step])
+        yield check_finite(f"{source.path}: logits", at, logits)
+
+
+def check_reference(path: Path, bundle: Bundle, task: ScoringTask) -> None:
+    """Raise InputError if a reference's distributions cannot be compared with a bundle's."""
+    if is_bundle(path):
+        _check_bundle(open_bundle(path), bundle, task)
+    else:
+        _check_vocabulary(path, open_checkpoint(path).config, bundle)
+
+
+def _check_bundle(reference: Bundle, bundle: Bundle, task: ScoringTask) -> None:
+    """Raise InputError if another bundle cannot be the reference."""
+    path, model = reference.path, reference.manifest.model
+    _check_vocabulary(path, model, bundle)
+    if task.window > model.max_context:
+        raise InputError(f"window is {task.window} tokens; {path} takes 1 to {model.max_context}")
+    if [ids for _, ids in split(reference, task.text, lines=task.lines)] != task.token_ids:
+        raise InputError(
+            f"{path}: its tokenizer gives other ids for this text than that of {bundle.path}; "
+            "compare bundles of one model"
+        )
+
+
+def _check_vocabulary(path: Path, reference: ModelConfig, bundle: Bundle) -> None:
+    found, expected = reference.vocab_size, bundle.manifest.model.vocab_size
+    if found != expected:
+        raise InputError(
+            f"{path}: has {found:,} tokens, {bundle.path} has {expected:,}; distributions can only "
+            "be compared over one vocabulary"
+        )

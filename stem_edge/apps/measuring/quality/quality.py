@@ -1,0 +1,176 @@
+"""Quality of a bundle: perplexity on a text, divergence from a reference.
+
+Divergence says more than perplexity, which can fall by chance if a model is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from stem_edge.apps.measuring.quality.logit_source import check_reference, open_sources
+from stem_edge.apps.measuring.quality.reference import model_folder
+from stem_edge.apps.measuring.quality.scores import Scores, make_task, read_text, score
+from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.edit_files.file import Edit
+from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
+from stem_edge.numerics.quantize import F64
+from stem_edge.progress import Progress
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Next-token distributions of a bundle against a reference's: KL(reference || bundle), nats."""
+
+    reference: str
+    reference_engine: str | None  # None for a checkpoint
+    reference_perplexity: float
+    mean: float
+    median: float
+    percentile_99: float
+    greatest: float
+    agreement: float  # share of tokens where the same one is the most probable to both
+    # Mean of log P(bundle) - log P(reference) of the text's tokens, in nats, and its standard error
+    # if tokens were independent (None for a single token).
+    log_likelihood_difference: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures of a bundle on a text."""
+
+    bundle: str
+    documents: int
+    tokens: int  # predicted and scored, each once
+    nbytes: int  # of the documents, in UTF-8
+    characters: int
+    window: int  # tokens seen at once
+    window_asked: int  # greater than window if no document has that many tokens
+    stride: int  # tokens between the starts of windows
+    engine: str
+    prefill_graph: bool  # the graph for prompts computed this
+    edits: int  # number of edits in effect
+    ids_sha256: str  # of the token ids: perplexities over other tokens cannot be compared
+    log_likelihood: float  # mean over tokens, nats
+    perplexity: float  # exp(-log_likelihood)
+    bits_per_byte: float
+    bits_per_character: float
+    divergence: Divergence | None
+
+
+def evaluate(
+    bundle: str | Path,
+    text: str | Path,
+    *,
+    lines: bool = False,
+    window: int | None = None,
+    stride: int | None = None,
+    against: str | Path | None = None,
+    edits: Sequence[Edit] = (),
+    prefill_graph: bool = False,
+    **options: Unpack[LoadKeywords],
+) -> Quality:
+    """Score every token of a text but the first with a bundle.
+
+    The first sentence of each keyword, and its default, are also the help of the command.
+
+    text: file in UTF-8 to predict.
+    lines: take every line that is not blank as a document of its own, from an empty context and closed
+        by the end-of-text token; otherwise, the text is one document. Documents begin with the
+        begin-of-text token if the model was trained with it.
+    window: tokens seen at once. Default: the model's context, up to 2048.
+    stride: tokens between the starts of two windows: every token has at least window - stride + 1
+        tokens of context, or all, so small is exact and slow. Default: half the window.
+    against: reference to compare distributions with: a bundle, or a checkpoint that an export
+        takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
+    edits: of the bundle, not of `against`, with scope everywhere, to see their side effects.
+    prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
+    options: of stem_edge.load, for the bundle; `against` runs on the CPU with the usual ones. memory is a
+        limit for both. Logits of some tokens and, for a checkpoint, the arrays of a window come on top.
+
+    Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
+    vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
+    """
+    bundle, against = pinned(bundle), None if against is None else pinned(against)
+    opened = open_bundle(bundle)
+    _check(opened, edits, prefill_graph=prefill_graph)
+    task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
+    if against is not None:
+        check_reference(model_folder(against), opened, task)
+    chosen = LoadOptions(**options | {"context_length": task.window}, warm_start=False)
+    title = f"scoring {bundle}"
+    with Progress(task.nbytes, title, options.get("progress")) as bar, ExitStack() as stack:
+        engines, sources = open_sources(
+            stack, bundle, chosen, against, edits, prefill=prefill_graph
+        )
+        per_token = task.nbytes / task.predicted
+        scores, nats = score(task, sources, lambda tokens: bar.advance(tokens * per_token))
+    likelihood = float(scores[0].likelihood.mean())
+    divergence = None
+    if against is not None:
+        divergence = _divergence(str(against), engines[1], scores, nats)
+    bits = -likelihood * task.predicted / math.log(2)
+    return Quality(
+        bundle=str(bundle),
+        documents=len(task.token_ids),
+        tokens=task.predicted,
+        nbytes=task.nbytes,
+        characters=task.characters,
+        window=task.window,
+        window_asked=task.window_asked,
+        stride=task.stride,
+        engine=str(engines[0]),
+        prefill_graph=prefill_graph,
+        edits=len(edits),
+        ids_sha256=sha256(repr(task.token_ids).encode()).hexdigest(),
+        log_likelihood=likelihood,
+        perplexity=math.exp(-likelihood),
+        bits_per_byte=bits / task.nbytes,
+        bits_per_character=bits / task.characters,
+        divergence=divergence,
+    )
+
+
+def _check(bundle: Bundle, edits: Sequence[Edit], *, prefill_graph: bool) -> None:
+    if prefill_graph and not bundle.manifest.has_prefill:
+        raise InputError(
+            f"{bundle.path}: has no graph for prompts; measure without it, or export again with it"
+        )
+    if any(edit.scope != "everywhere" for edit in edits):
+        raise InputError(
+            "an edit at positions belongs to a prompt; give edits of scope everywhere only"
+        )
+
+
+def _divergence(
+    reference: str,
+    engine: str | None,
+    scores: list[Scores],
+    nats: F64,
+) -> Divergence:
+    found, expected = scores
+    gain = found.likelihood - expected.likelihood
+    error = float(gain.std(ddof=1) / math.sqrt(len(gain))) if len(gain) > 1 else None
+    return Divergence(
+        reference=reference,
+        reference_engine=engine,
+        reference_perplexity=math.exp(-expected.likelihood.mean()),
+        mean=float(nats.mean()),
+        median=float(np.median(nats)),
+        percentile_99=float(np.percentile(nats, 99)),
+        greatest=float(nats.max()),
+        agreement=float((found.top == expected.top).mean()),
+        log_likelihood_difference=float(gain.mean()),
+        standard_error=error,
+    )

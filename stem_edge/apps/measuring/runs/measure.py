@@ -1,0 +1,227 @@
+"""Time and memory of a bundle, alone or against other ways of running, on the same tokens.
+
+Each run has a process of its own, which is watched from here. Subjects alternate, A B A B, so that
+other load on the machine meets all of them; ratios are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import psutil
+
+import stem_edge
+from stem_edge.apps.measuring.bandwidth import measured
+from stem_edge.apps.measuring.device_profiles import find_device
+from stem_edge.apps.measuring.fit import beside_mapped
+from stem_edge.apps.measuring.limits import limited
+from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
+from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
+from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
+from stem_edge.apps.measuring.workload import Workload, make_workload
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
+from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.runtime.backends.engines import choose_engine
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.shown import parse_size
+from stem_edge.system.memory import usable_cpus
+from stem_edge.system.page_cache import drop_pages
+from stem_edge.system.processor import cpu_info
+
+ROUNDS = 3
+SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token
+INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+
+
+def measure(
+    bundle: str | Path,
+    text: str | Path | None = None,
+    *,
+    against: Iterable[str] = (),
+    cases: Iterable[str] = (),
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    rounds: int = ROUNDS,
+    device: str | None = None,
+    limit: int | str | None = None,
+    cold: bool = False,
+    notify: Callable[[str], None] = lambda what: None,
+    **options: Unpack[LoadKeywords],
+) -> Report:
+    """Load a bundle, process a prompt and decode, each time in a new process that is watched from here.
+
+    text: a text in UTF-8, or token ids (.npy, .int32), which decide what rows are read, how often. The
+        first tokens are the prompt, those after it are decoded one by one. Default: the text inside
+        this package.
+    against: what to compare with: other bundles, and GGUF files, which llama.cpp runs. Words after
+        commas say how: FILE.gguf,lazy,no-repack (stem_edge.apps.measuring.runs.subjects.LLAMA_MODES).
+    cases: the same bundle with other options of load, each like "engine=ggml,slots=1000" or "resident".
+    prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
+    rounds: how often each subject runs. Default: 3.
+    device: name of a device (stem_edge.apps.measuring.device_profiles): run with its memory plan, as many
+        threads, and the delays of its flash.
+    limit: memory that each process gets, mapped files included, in a cgroup of its own (Linux).
+    cold: take all files out of the page cache before each run; always done for a device and a limit.
+    notify: called with what is going on, in words; at the end with an empty text.
+    options: of stem_edge.load, for every subject whose name does not imply others.
+
+    A subject that fails, but the bundle itself, keeps its rounds before. Raises InputError,
+    BackendError, what loading raises, and MemoryPlanError if the bundle cannot run on the device.
+    """
+    given = LoadOptions(**options)
+    opened = given.open(bundle)
+    if rounds < 1:
+        raise InputError(f"rounds is {rounds}; expected at least 1")
+    work = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
+    chosen = _chosen(opened, given, work, device)
+    subjects = make_subjects(opened, chosen, cases, against)
+    asked = None if limit is None else parse_size(limit)
+    runs = _Runs(subjects, chosen, work, device, asked, cold, notify)
+    try:
+        return runs.report(opened, rounds)
+    finally:
+        notify("")
+
+
+def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | None) -> LoadOptions:
+    """Fill in what the options leave open. Raises MemoryPlanError."""
+    engine = choose_engine(bundle, given.engine)
+    chosen = replace(given, engine=engine, context_length=given.context_length or work.tokens)
+    if device is None:
+        return replace(chosen, threads=given.cpus)
+    stated = find_device(device)
+    cpus = given.threads or min(stated.cpus, usable_cpus())
+    chosen = replace(chosen, threads=cpus, emulate_flash=given.emulate_flash or stated.flash)
+    if given.memory is None and given.slots is None:
+        chosen = replace(chosen, memory=beside_mapped(bundle, engine, chosen, stated.memory))
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of all subjects."""
+
+    subjects: Sequence[Subject]
+    options: LoadOptions
+    work: Workload
+    device: str | None
+    limit: int | None
+    cold: bool
+    notify: Callable[[str], None]
+
+    def report(self, bundle: Bundle, rounds: int) -> Report:
+        """Run all rounds. Raises what the first subject raises in its first round."""
+        if self._fresh:
+            drop_pages(())  # raises where that is not possible
+        with limited(self.limit):  # first, because it may be refused
+            pass
+        found = {subject.name: SubjectResult() for subject in self.subjects}
+        bandwidth = list[float]()
+        for subject in self.subjects:
+            self._load_once(subject)
+        for turn in range(rounds):
+            if self.options.provider == "cpu":
+                bandwidth.append(measured(self.options.cpus))
+            for subject in self.subjects:
+                what, result = f"round {turn + 1} of {rounds}: {subject.name}", found[subject.name]
+                if result.failed:
+                    continue
+                self.notify(what)
+                try:
+                    with limited(self.limit) as confine, self._open(subject, confine) as worker:
+                        result.rounds.append(self._round(worker))
+                except StemEdgeError as error:
+                    first = subject is self.subjects[0] and not result.rounds
+                    if first or isinstance(error, InputError):
+                        raise
+                    result.failed = f"{what}: {error}"
+                    continue
+                if subject is self.subjects[0]:
+                    samples = worker.sampler.samples
+        settings = {
+            "text": self.work.source,
+            "prompt_tokens": len(self.work.prompt),
+            "new_tokens": len(self.work.following),
+            "rounds": rounds,
+            "context_length": self.options.context_length,
+            "threads": self.options.cpus,
+            "device": self.device,
+            "limit": self.limit,
+            "cold": self._fresh,
+            "options": load_options(self.options),
+        }
+        return Report(
+            bundle=str(bundle.path),
+            machine=machine(),
+            versions={"stem-edge": stem_edge.__version__, "python": platform.python_version()},
+            settings=settings,
+            subjects=found,
+            bandwidth=bandwidth,
+            token_nbytes=token_nbytes(bundle, self.options, self.work),
+            samples=samples,
+        )
+
+    @property
+    def _fresh(self) -> bool:
+        """True if each run begins with no file in the page cache."""
+        return self.cold or self.device is not None or self.limit is not None
+
+    def _open(self, subject: Subject, confine: Callable[[int], None]) -> WorkerProcess:
+        if self._fresh:
+            drop_pages(subject.files())
+        return WorkerProcess(subject, confine)
+
+    def _load_once(self, subject: Subject) -> None:
+        """Load without limits and unmeasured, so that later loads find a prepared backbone."""
+        if subject.kind != "stem-edge" or subject.options.get("resident"):
+            return
+        self.notify(f"preparing {subject.name}")
+        with WorkerProcess(subject) as worker:
+            for name, what in self._loading(subject):
+                worker.ask(name, name, **what)
+
+    def _loading(self, subject: Subject) -> list[tuple[str, dict[str, Any]]]:
+        return subject.loading(self.options.context_length or self.work.tokens, self.options.cpus)
+
+    def _round(self, worker: WorkerProcess) -> Round:
+        """Run all phases in order."""
+        phases, prompt, following = list[Phase](), self.work.prompt, self.work.following
+        before = counters = dict[str, float]()
+        for name, what in [
+            *self._loading(worker.subject),
+            ("first", {"do": "prompt", "ids": prompt[:SHORT_PROMPT]}),
+            ("prompt", {"ids": prompt}),
+            ("decode", {"ids": following}),
+        ]:
+            answer = worker.ask(name, **{"do": name} | what)
+            before, counters = counters, answer.counters
+            caches = [int(counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")]
+            memory, tokens = worker.sampler.phases[name], len(what.get("ids", ()))
+            phases.append(Phase(name, answer.seconds, tokens, memory, *caches))
+        return Round(phases, answer.steps, before, counters)
+
+
+def token_nbytes(bundle: Bundle, options: LoadOptions, work: Workload) -> int:
+    """Return the bytes that a decode step reads from memory, in the middle of the decoded text."""
+    engine = choose_engine(bundle, options.engine)
+    footprint = footprint_of(bundle.manifest, engine).with_kv(options.kv)
+    record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
+    position = len(work.prompt) + len(work.following) // 2
+    return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record
+
+
+def machine() -> str:
+    """Describe processor and memory, as far as the system tells."""
+    told = cpu_info()
+    name = " ".join(told.get("model name", [])) or platform.processor() or platform.machine()
+    flags = told.get("flags", [])
+    extras = ", ".join(extra for extra in INTEGER_PRODUCTS if extra in flags) or "no VNNI"
+    memory = psutil.virtual_memory().total / 1e9
+    return f"{os.cpu_count()} x {name}{f' ({extras})' if flags else ''}, {memory:.0f} GB"

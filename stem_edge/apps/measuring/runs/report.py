@@ -1,0 +1,149 @@
+"""A measurement as tables for people, and as JSON for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from stem_edge.apps.measuring.runs.results import Phase, Report, Round
+from stem_edge.shown import format_size
+from stem_edge.text_table import format_rate, seconds, table, wrapped
+
+LABELS = {
+    "anonymous": "anonymous",
+    "swap": "swap",
+    "backbone": "mapped: backbone",
+    "tables": "mapped: tables",
+    "libraries": "mapped: libraries",
+    "other_files": "mapped: other files",
+    "shared": "shared",
+}
+# Title, unit, name of the figure, digits, factor from the figure to the unit.
+COLUMNS = (
+    ("prompt", "tok/s", "prompt", 0, 1.0),
+    ("decode", "tok/s", "decode", 1, 1.0),
+    ("by step", "tok/s", "median_step", 1, 1.0),
+    ("load", "s", "load_seconds", 2, 1.0),
+    ("first", "s", "first_token_seconds", 2, 1.0),
+    ("anon", "MB", "peak_anonymous", 0, 1e-6),
+    ("file", "MB", "mapped", 0, 1e-6),
+    ("flash", "B/tok", "flash_bytes_per_token", 0, 1.0),
+    ("stall", "ms/tok", "stall_seconds_per_token", 2, 1e3),
+    ("hits", "%", "hit_rate", 1, 100.0),
+    ("slots", "", "slots", 0, 1.0),
+)
+LEGEND = (
+    "medians over the rounds; by step: by the median step; first: from nothing to a first token; anon: "
+    "peak of anonymous memory and swap; file: mapped from backbone and tables; slots: records that "
+    "the row cache holds"
+)
+NO_COMPARISON = (
+    "These are speeds, not a comparison: llama.cpp has weights of its own, and how far each side is from "
+    "the checkpoint is not measured here (tools/experiments/quality_table.py)."
+)
+
+
+def to_dict(report: Report) -> dict[str, object]:
+    """Return everything measured, for JSON. Sizes in bytes, times in seconds."""
+    ratios = {
+        name: {rate: asdict(spread) for rate, spread in rates.items()}
+        for name, rates in report.ratios().items()
+    }
+    figures = {name: result.figures() for name, result in report.subjects.items()}
+    per_round = {
+        name: [each.figures for each in result.rounds] for name, result in report.subjects.items()
+    }
+    derived = {"figures": figures, "rounds": per_round, "ratios": ratios, "bound": report.bound}
+    return derived | asdict(report)
+
+
+def report_table(report: Report) -> str:
+    """Return the report for people, 80 columns wide where that is enough."""
+    sections = [_head, _phases, _subjects, _ratios, _end]
+    texts = ("\n".join(section(report)) for section in sections)
+    return "\n\n".join(text for text in texts if text)
+
+
+def _head(report: Report) -> Iterator[str]:
+    settings = report.settings
+    yield report.bundle
+    yield f"{report.machine}, {settings['threads']} threads"
+    cold = ", no file in the page cache" * settings["cold"]
+    yield (
+        f"{settings['text']}: prompt of {settings['prompt_tokens']} tokens, "
+        f"{settings['new_tokens']} decoded; {settings['rounds']} rounds{cold}"
+    )
+    if "provider" in settings["options"]:
+        yield f"provider {settings['options']['provider']}"
+    for name in ("device", "limit"):
+        if (given := settings[name]) is not None:
+            yield f"{name} {format_size(given) if name == 'limit' else given}"
+
+
+def _last(report: Report) -> Round:
+    """Return the last round of the bundle."""
+    return next(iter(report.subjects.values())).rounds[-1]
+
+
+def _phases(report: Report) -> list[str]:
+    """Return time and memory of the bundle's last round, phase by phase; memory is at the end of each."""
+    phases = _last(report).phases
+
+    def sizes(label: str, value: Callable[[Phase], int | None]) -> list[tuple[str, ...]]:
+        values = [value(phase) for phase in phases]
+        if not any(values):
+            return []
+        return [(label, *("?" if v is None else format_size(v) for v in values))]
+
+    rows = [
+        ("last round", *(phase.name for phase in phases)),
+        ("time", *(seconds(phase.seconds) for phase in phases)),
+    ]
+    for kind, label in LABELS.items():
+        rows += sizes(label, lambda phase, kind=kind: getattr(phase.memory.at_end, kind))  # type: ignore[misc]
+        if kind == "anonymous":
+            rows += sizes("  in it: KV cache", lambda phase: phase.kv_cache)
+            rows += sizes("  in it: row cache", lambda phase: phase.row_cache)
+    rows += sizes("peak, anon. and swap", lambda phase: phase.memory.peak_unevictable)
+    return table(rows)
+
+
+def _subjects(report: Report) -> list[str]:
+    """Return the figures of each subject; columns that none has are left out."""
+    figures = {name: result.figures() for name, result in report.subjects.items()}
+    columns = [c for c in COLUMNS if any(c[2] in of for of in figures.values())]
+    rows = [("", *(title for title, *_ in columns)), ("", *(unit for _, unit, *_ in columns))]
+    for name, of in figures.items():
+        cells = (
+            f"{of[figure] * factor:,.{digits}f}" if figure in of else ""
+            for *_, figure, digits, factor in columns
+        )
+        rows.append((Path(name).name, *cells))
+    return [*table(rows), *wrapped(LEGEND)]
+
+
+def _ratios(report: Report) -> Iterator[str]:
+    for name, rates in report.ratios().items():
+        spreads = (f"{rate.replace('_', ' ')} {s.median:.3f}" for rate, s in rates.items())
+        step = rates["median_step"]
+        yield f"bundle / {Path(name).name}: {', '.join(spreads)} ({step.least:.3f} to {step.most:.3f})"
+    if any(name.partition(",")[0].endswith(".gguf") for name in report.subjects):
+        yield from wrapped(NO_COMPARISON)
+    yield from (f"failed in {r.failed}" for r in report.subjects.values() if r.failed)
+
+
+def _end(report: Report) -> Iterator[str]:
+    figures = next(iter(report.subjects.values())).figures()
+    if report.bound is not None:
+        rate = median(report.bandwidth)
+        yield (
+            f"a token reads {format_size(report.token_nbytes)} of memory at {rate / 1e9:.3g} GB/s: upper "
+            f"bound {format_rate(report.bound)} tokens/s, {figures['median_step'] / report.bound:.0%} reached"
+        )
+    planned = int(_last(report).counters["planned"])
+    yield (
+        f"needs {format_size(int(figures['peak_anonymous']))} of RAM that cannot be reclaimed "
+        f"(planned for a full context: at most {format_size(planned)})"
+    )

@@ -1,0 +1,132 @@
+"""Results of a measurement: phases of each run, medians over the rounds, ratios within them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from stem_edge.apps.measuring.sampler import PhaseMemory, Sample
+
+RATES = ("prompt", "decode", "median_step")  # names of figures in tokens a second
+LOADING = ("import", "load")
+TO_FIRST_TOKEN = ("start", *LOADING, "first")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a run. Sizes in bytes."""
+
+    name: str  # start, import, load, first, prompt or decode
+    seconds: float
+    tokens: int  # processed by the model
+    memory: PhaseMemory
+    kv_cache: int
+    row_cache: int
+
+    @property
+    def mapped(self) -> int | None:
+        """Pages mapped from backbone and tables at the end; None if the system does not tell."""
+        at_end = self.memory.at_end
+        return None if at_end.backbone is None else at_end.backbone + (at_end.tables or 0)
+
+
+@dataclass(frozen=True)
+class Round:
+    """A run of a subject in its own process."""
+
+    phases: list[Phase]
+    steps: list[float]  # seconds of each decode step
+    before: dict[str, float]  # counters before decoding
+    counters: dict[str, float]  # after it
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """Figures of the run; those that were not counted are missing."""
+        phases = {phase.name: phase for phase in self.phases}
+        found = {
+            "load_seconds": sum(phases[name].seconds for name in LOADING),
+            "first_token_seconds": sum(phases[name].seconds for name in TO_FIRST_TOKEN),
+            "prompt": phases["prompt"].tokens / phases["prompt"].seconds,
+            "decode": len(self.steps) / sum(self.steps),
+            "median_step": 1 / median(self.steps),
+            "peak_anonymous": max(phase.memory.peak_unevictable for phase in self.phases),
+        }
+        mapped = [phase.mapped for phase in self.phases if phase.mapped is not None]
+        found |= {"mapped": max(mapped)} if mapped else {}
+        return found | self._of_rows()
+
+    def _of_rows(self) -> dict[str, float]:
+        """Return hit rate, reads and stalls of decoding; empty for a dense model."""
+        count = len(self.steps)
+        grown = {name: now - self.before.get(name, 0) for name, now in self.counters.items()}
+        if not (used := grown.get("hits", 0) + grown.get("misses", 0)):
+            return {}
+        return {
+            "hit_rate": grown["hits"] / used,
+            "flash_bytes_per_token": grown["bytes_read"] / count,
+            "stall_seconds_per_token": grown["stall_seconds"] / count,
+            "network_bytes_per_token": grown.get("network_bytes", 0) / count,
+            "slots": self.counters["slots"],
+        }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number in several rounds."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass
+class SubjectResult:
+    """All rounds of a subject."""
+
+    rounds: list[Round] = field(default_factory=list)
+    failed: str = ""  # the round without figures, and why
+
+    def figures(self) -> dict[str, float]:
+        """Return the medians over the rounds; of peaks, the greatest."""
+        names = self.rounds[0].figures if self.rounds else {}
+        of = {name: [each.figures[name] for each in self.rounds] for name in names}
+        return {
+            name: max(values) if name.startswith("peak") else median(values)
+            for name, values in of.items()
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of a measurement. Sizes in bytes, times in seconds, rates a second."""
+
+    bundle: str
+    machine: str
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    subjects: dict[str, SubjectResult]  # the first one is the bundle
+    bandwidth: list[float]  # of the machine's memory, before each round; empty for an accelerator
+    token_nbytes: int  # that a decode step reads from memory, in the middle of the text
+    samples: list[Sample]  # memory by kind over time, in the bundle's last round
+
+    def ratios(self) -> dict[str, dict[str, Spread]]:
+        """Return subject -> rate -> that of the bundle over the subject's, in the same rounds."""
+        (_, bundle), *others = self.subjects.items()
+        return {
+            name: {rate: _spread(bundle, other, rate) for rate in RATES}
+            for name, other in others
+            if other.rounds
+        }
+
+    @property
+    def bound(self) -> float | None:
+        """Upper bound of tokens a second: a step reads its bytes at the memory's bandwidth."""
+        return median(self.bandwidth) / self.token_nbytes if self.bandwidth else None
+
+
+def _spread(bundle: SubjectResult, other: SubjectResult, rate: str) -> Spread:
+    rounds = zip(bundle.rounds, other.rounds, strict=False)
+    found = [mine.figures[rate] / its.figures[rate] for mine, its in rounds]
+    return Spread(median(found), min(found), max(found))

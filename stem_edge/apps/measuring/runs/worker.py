@@ -1,0 +1,65 @@
+"""Process of one subject that is measured: it reads requests and writes answers, a line of JSON each.
+
+The memory is that of one engine, from its first import on. stem_edge.apps.measuring.runs.workers starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+# Kind of subject -> module and class of its model.
+KINDS = {
+    "stem-edge": ("stem_edge.apps.measuring.runs.stem", "StemEdge"),
+    "llama.cpp": ("stem_edge.apps.measuring.runs.llama", "LlamaModel"),
+}
+
+
+def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[float]]:
+    """Carry out a request; return the model, once it is loaded, and the seconds of each decode step."""
+    steps = list[float]()
+    match do:
+        case "import":  # before loading, so that both are timed apart
+            import_module(request["module"])
+        case "load":
+            module, name = KINDS[request.pop("kind")]
+            options = request.pop("options")
+            model = getattr(import_module(module), name)(**request, **options)
+        case "prompt":
+            model.clear()
+            model.choose(request["ids"])
+        case "decode":
+            for token in request["ids"]:
+                started = time.perf_counter()
+                model.choose([token])
+                steps.append(time.perf_counter() - started)
+    return model, steps
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    # Only answers may go to the pipe, so what libraries print to stdout goes to stderr instead.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    model = None
+    try:
+        for line in sys.stdin:
+            try:
+                request = json.loads(line)
+                model, steps = carry_out(model, request.pop("do"), request)
+                answer = {"steps": steps, "counters": {} if model is None else model.counters()}
+            except Exception as error:  # any error: the other end must hear of it
+                answer = {"error": str(error), "type": type(error).__name__}
+            print(json.dumps(answer), file=out, flush=True)
+    except BrokenPipeError:  # the other end was killed
+        os._exit(1)
+    # Without closing the model, because that would save the counts of this text for warm starts.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Worker processes: start one, send it requests, and watch its memory meanwhile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from stem_edge import errors
+from stem_edge.apps.measuring.runs.worker import KINDS
+from stem_edge.apps.measuring.sampler import MemorySampler
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.errors import StemEdgeError
+from stem_edge.files.names import cache_folder
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
+from stem_edge.system.child import SIGKILL, code_command
+from stem_edge.system.page_cache import files_in
+from stem_edge.system.process_memory import FileKinds, MemoryReader
+
+# Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
+# something; it also ends them.
+COMMAND = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from stem_edge.apps.measuring.runs.worker import main; main()"
+)
+END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine that is measured, the file or folder that it loads, and the options."""
+
+    name: str
+    kind: str  # key of KINDS
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
+
+    @property
+    def module(self) -> str:
+        """Name of the module that is imported before loading."""
+        engine = ENGINES.get(self.options.get("engine", ""))
+        return KINDS[self.kind][0] if engine is None else f"{engine.folder}.loader"
+
+    def loading(self, context: int, threads: int) -> list[tuple[str, dict[str, Any]]]:
+        """Return the phases of a load, each with what a worker is asked for."""
+        load = {"kind": self.kind, "path": self.path, "options": self.options}
+        sizes = {"context": context, "threads": threads}
+        return [("start", {}), ("import", {"module": self.module}), ("load", load | sizes)]
+
+    @property
+    def prepared(self) -> Path:
+        """Folder of prepared backbones, from which files are mapped, too."""
+        return cache_folder(self.options.get("cache_dir")) / PREPARED
+
+    def files(self) -> list[Path]:
+        """Return all files that loading may read."""
+        path = Path(self.path)
+        own = [path] if path.is_file() else files_in(path)
+        return [*own, *files_in(self.prepared)]
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    """Answer of a worker to one request."""
+
+    seconds: float  # until it came
+    steps: list[float] = field(default_factory=list)  # seconds of each decode step
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+class WorkerProcess:
+    """A worker and a sampler of its memory.
+
+    Requests raise what the engine raised, or StemEdgeError if the process died.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        confine: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        """Start the process. `confine` is called with its pid before any work."""
+        self.subject, self._began = subject, time.perf_counter()
+        self._process = subprocess.Popen(
+            code_command(COMMAND),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            files = FileKinds(Path(subject.path) / TABLES, (Path(subject.path), subject.prepared))
+            self.sampler = MemorySampler(MemoryReader(self._process.pid, files))
+            confine(self._process.pid)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
+        """Send a request of stem_edge.apps.measuring.runs.worker, and wait for the answer.
+
+        The first one counts from the start of the process on.
+        """
+        began, self._began = self._began or time.perf_counter(), 0.0
+        try:
+            with self.sampler.phase(phase):
+                line = self._send(json.dumps({"do": do, **what}))
+                seconds = time.perf_counter() - began
+        except OSError:  # the process has ended
+            line = ""
+        if not line.endswith("\n"):  # no answer, or only a part because it ended meanwhile
+            raise StemEdgeError(self._died(phase))
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._error(answer["type"], answer["error"], phase)
+        return WorkerAnswer(seconds, **answer)
+
+    def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, StemEdgeError):
+            return known(words)
+        # Name the class, because messages of other exceptions may be empty, as MemoryError's, and
+        # join their lines, of which there may be many.
+        return StemEdgeError(
+            f"{self.subject.name} failed in phase {phase}: {' '.join([kind, *words.split()])}; "
+            "if it needs more memory than there is, give it a shorter context"
+        )
+
+    def _send(self, line: str) -> str:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            return ""
+        print(line, file=stdin, flush=True)
+        return stdout.readline()
+
+    def _died(self, phase: str) -> str:
+        begin = f"{self.subject.name} ended while it was measured, in phase {phase}: "
+        status = self._status()
+        if status is None:
+            return f"{begin}its memory cannot be read, or it stopped answering; see what it printed"
+        if status == -SIGKILL:
+            return (
+                f"{begin}the system killed it, most likely because it ran out of memory; "
+                "allow more memory or a shorter context"
+            )
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"{begin}{how}; see what it printed"
+
+    def close(self) -> None:
+        """End the process, which stops when its stdin is closed."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self._status()
+
+    def _status(self) -> int | None:
+        """Return the exit status; None if the process did not end in time and was killed."""
+        try:
+            return self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an error it may be busy for minutes with a request that is not needed any more.
+        if kind is not None:
+            self._process.kill()
+        self.close()

@@ -1,0 +1,25 @@
+"""A server for programs and people: OpenAI's chat and completions, and a chat page.
+
+| file | has |
+|---|---|
+| program.py | `app`: all of it as an ASGI program |
+| service.py | what the routes share: the model, its name, the limits, and threads for work on requests |
+| compute.py | the one thread that computes the answers of all clients, and scores of texts |
+| reply.py | the answers to a request, as they reach the event loop |
+| routes/ | the paths: OpenAI's, the state, and the chat page |
+| metrics.py | counts of all answers |
+| http.py | bodies, responses, streams of events, and clients that leave |
+| access.py | who may ask, from where, and how much |
+| connections.py | how many connections there may be, and how long they may wait |
+| page/ | the chat page: files for the browser |
+
+Requests are read, rendered and tokenized in the threads of HTTP; the compute thread gets token ids.
+Nothing here is needed to load or to run a model from Python. What bodies mean, and what answers look like,
+is in stem_edge.apps.answers, which batches of files share.
+"""
+
+from __future__ import annotations
+
+from stem_edge.apps.serving.program import app
+
+__all__ = ["app"]

@@ -1,0 +1,147 @@
+"""Who may ask, from where, and how much."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stem_edge.apps.answers.refusals import BUSY, RefusalError
+from stem_edge.apps.serving.http import error_response, path_in
+from stem_edge.apps.serving.routes import pages
+from stem_edge.apps.serving.service import Service
+
+# Paths that need no key: programs watch the first, and people type theirs into the page.
+OPEN_PATHS = frozenset({"/health", *pages.PATHS})
+HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
+LOCALHOST = "localhost"
+TOGETHER_NBYTES = 24 << 20  # of the bodies of all requests and their JSON
+SMALL_NBYTES = 64 << 10  # a request that takes less is never refused because of others
+# What "localhost" means as an origin: pages of this machine, of whatever port.
+LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]+)?")
+
+
+class Access:
+    """Middleware that refuses requests, and starts the service with the first one.
+
+    The program may be mounted in another, which does not tell it when that starts.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._held = 0  # bytes of all requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, most = path_in(scope), self._service.body_nbytes
+        try:
+            check(self._service, path, Headers(scope=scope))
+        except RefusalError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        self._service.compute.start()
+        held = 0  # bytes of this request, until it is answered
+
+        def hold(nbytes: int) -> None:
+            nonlocal held
+            held += nbytes
+            self._held += nbytes
+            if nbytes and held > SMALL_NBYTES and self._held > TOGETHER_NBYTES:
+                raise RefusalError(
+                    "other large requests are answered; try again later", status=BUSY
+                )
+
+        async def received() -> Message:
+            message = await receive()
+            nbytes = len(message.get("body", b""))
+            if held + nbytes > most:
+                raise _too_large(most)
+            hold(nbytes)
+            return message
+
+        scope["hold"] = hold
+        try:
+            await self._app(scope, received, send)
+        finally:
+            self._held -= held
+
+
+def check(service: Service, path: str, headers: Headers) -> None:
+    """Raise a RefusalError unless a request with these headers may be read."""
+    host = headers.get("host", "")
+    if not _is_ours(host, service.hosts):
+        raise RefusalError(
+            f"the header Host is {host[:200]!r}, which is no name of this server; ask by its address, "
+            "or start it with --allow-host",
+            status=403,
+        )
+    origin = headers.get("origin")
+    if origin is not None and not _may_ask(origin, host, service.origins):
+        raise RefusalError(
+            f"pages of {origin[:200]!r} may not ask this server; start it with --cors-origin",
+            status=403,
+        )
+    if service.key is not None and path not in OPEN_PATHS and not _has_key(headers, service.key):
+        raise RefusalError(
+            "this server needs its API key, as Authorization: Bearer KEY", status=401
+        )
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # A proxy before this server may believe the other of the two.
+        raise RefusalError("the request has Content-Length beside chunks; send one of them")
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > service.body_nbytes:
+        raise _too_large(service.body_nbytes)
+
+
+def _is_ours(host: str, names: tuple[str, ...]) -> bool:
+    """Tell whether a Host is this server's, so that no page can rename it (DNS rebinding).
+
+    An address always is: a page can give its own name another address, but not change the name that
+    the browser sends.
+    """
+    name = host_name(host)
+    return "*" in names or name in (LOCALHOST, *names) or _is_address(name)
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, without port, brackets and a last dot, in lower case.
+
+    Empty for what is no Host at all.
+    """
+    found = HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found is not None else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
+    """Return whether a page may ask: this server's own page, or an allowed one."""
+    try:
+        own = urlsplit(origin).netloc == host
+    except ValueError:  # such as a malformed address
+        own = False
+    local = LOCALHOST in origins and LOCAL_ORIGIN.fullmatch(origin) is not None
+    return own or local or "*" in origins or origin in origins
+
+
+def _has_key(headers: Headers, key: str) -> bool:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    # In full, so that the time does not tell how much is right.
+    return hmac.compare_digest(token.strip().encode(), key.encode()) and scheme.lower() == "bearer"
+
+
+def _too_large(most: int) -> RefusalError:
+    return RefusalError(f"the body is larger than {most:,} bytes; send less", status=413)

@@ -1,0 +1,299 @@
+"""The one thread that computes the answers of all clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import nullcontext, suppress
+
+from stem_edge.apps.answers.events import AnswerEvents
+from stem_edge.apps.answers.refusals import (
+    BUSY,
+    UNAVAILABLE,
+    RefusalError,
+    failed,
+    public,
+)
+from stem_edge.apps.serving.reply import Replies, Reply
+from stem_edge.errors import DeviceLostError, StemEdgeError
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.rows.rows import RowCounters
+from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.scheduler import Scheduler
+from stem_edge.system.memory import own_memory, return_freed_memory
+
+log = logging.getLogger(__name__)
+UNUSABLE = "the model cannot be used; the log of the server says why"
+REST_SECONDS = 0.2  # after the last answer, by when its request has let go of what it made
+END_SECONDS = 10.0  # for a load that is under way at the end
+REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the model
+
+
+class Compute:
+    """Loads a model in its own thread, and steps a scheduler there while there are requests.
+
+    sequences: most that decode together. waiting: most requests that have not begun. closes: whether
+    the model ends with it. ended: called once for each reply when it ends or its client leaves.
+    """
+
+    def __init__(
+        self,
+        open_model: Callable[[], Model],
+        *,
+        sequences: int,
+        waiting: int,
+        closes: bool,
+        ended: Callable[[Reply], None],
+    ) -> None:
+        self.sequences, self._waiting = sequences, waiting
+        self._open_model, self._closes, self._ended = open_model, closes, ended
+        self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
+        self._replies = dict[Request, Reply]()  # that have not ended
+        self.failure: Exception | None = None  # why there is no model, or none any more
+        self.memory_limit = 0  # on anonymous memory: what model and requests may take
+        self.counters = RowCounters()  # of all rows, after the last step
+        # Other work than answers: a piece at each `next`; the future is told of its end.
+        self._jobs = deque[tuple[Generator[object], Future[None]]]()
+        self._lock = threading.RLock()  # of accepted work, so that all of it learns of the end
+        self._wake = threading.Event()
+        self.draining = False  # True: take no more requests; those that wait or run go on
+        self._ending, self._deadline = False, math.inf  # until which `end` waits
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to load, once."""
+        with self._lock:
+            if self._thread is None and not self._ending:
+                self._thread = threading.Thread(
+                    target=self._run, name="stem-edge compute", daemon=True
+                )
+                self._thread.start()
+
+    @property
+    def model(self) -> Model:
+        """The model. Raises RefusalError until it is loaded, or if that failed."""
+        return self._loaded()[0]
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, for the compute thread. Raises as `model`."""
+        return self._loaded()[1]
+
+    @property
+    def loaded(self) -> Model | None:
+        """The model if it can be used."""
+        return self._found[0] if self._found is not None and self.failure is None else None
+
+    def give_back(self) -> None:
+        """Give freed memory back to the system if the model's plan needs it."""
+        if own_memory() > self.memory_limit - REQUESTS_NBYTES:
+            return_freed_memory()
+
+    @property
+    def busy(self) -> int:
+        """Count of answers and other work that have not ended."""
+        return len(self._replies) + len(self._jobs)
+
+    @property
+    def queued(self) -> int:
+        """Count of requests that have not begun."""
+        return self._found[1].waiting if self._found is not None else 0
+
+    def check(self, more: int) -> tuple[Model, Scheduler]:
+        """Return what computes if there is room for more requests; see `submit` for errors.
+
+        Called before requests are made, too, so that no client can have too many made.
+        """
+        if self.draining:
+            raise RefusalError("the server is ending; ask another, or later", status=UNAVAILABLE)
+        found, most = self._loaded(), self.sequences + self._waiting
+        if more > most:
+            raise RefusalError(
+                f"{more} answers are asked for; at most {most} can run and wait here"
+            )
+        if self.busy + more > most:
+            raise RefusalError(
+                f"{self.busy} requests run or wait, of at most {most}; try again in a moment",
+                status=BUSY,
+            )
+        return found
+
+    def submit(
+        self, requests: Sequence[Request], events: Callable[[], AnswerEvents] = AnswerEvents
+    ) -> Replies:
+        """Queue requests that `model.request` made, all or none; from the event loop.
+
+        events: makes the reader of an answer.
+
+        Raises RefusalError if too many wait, and while it drains.
+        """
+        with self._lock:
+            _, scheduler = self.check(len(requests))
+            replies = Replies(self._leave, self._ended)
+            try:
+                for request in requests:
+                    self._replies[request] = replies.add(request, events(), self.counters)
+                    scheduler.submit(request)
+            except BaseException:
+                replies.close()
+                self._wake.set()  # so that those queued leave the queue
+                raise
+        self._wake.set()
+        return replies
+
+    async def run_job(self, work: Generator[object]) -> None:
+        """Run a generator, each piece by a turn of the compute thread between steps.
+
+        Cancelling this ends the work after a piece under way. Errors as for submit.
+        """
+        done = Future[None]()
+        with self._lock:
+            self.check(1)
+            self._jobs.append((work, done))
+        self._wake.set()
+        try:
+            await asyncio.wrap_future(done)
+        finally:
+            self._wake.set()
+
+    def end(self, seconds: float | None = None) -> None:
+        """Take no more requests, tell those under way, and wait for the thread.
+
+        seconds: at most, in all calls together; the thread does not keep the process from ending.
+        """
+        self.draining = self._ending = True
+        if seconds is not None:
+            self._deadline = min(self._deadline, time.monotonic() + seconds)
+            seconds = max(0.0, self._deadline - time.monotonic())
+        self._wake.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+
+    def _loaded(self) -> tuple[Model, Scheduler]:
+        if self.failure is not None:
+            raise failed(UNUSABLE)
+        if self._found is None:
+            told = "the model is being loaded; try again in a moment"
+            raise RefusalError(told, status=UNAVAILABLE, retry=True)
+        return self._found
+
+    def _run(self) -> None:
+        try:
+            model = self._open_model()
+            with model if self._closes else nullcontext():
+                self._serve(model)
+        except BaseException as error:
+            self._fail(error)
+
+    def _serve(self, model: Model) -> None:
+        """Step until the end, and tell all that is left then."""
+        told = RefusalError("the server has ended before this answer did", status=UNAVAILABLE)
+        try:
+            self.memory_limit = model.plan.total + REQUESTS_NBYTES
+            model.limit_texts(self.memory_limit)
+            self.counters = model.engine.rows.counters()
+            self._found = model, model.scheduler(self.sequences)
+            worked = False  # since what answers left behind was given back
+            while not self._ending:
+                if not self._wake.wait(REST_SECONDS if worked else None):
+                    self.give_back()
+                    worked = False
+                    continue
+                self._wake.clear()
+                while not self._ending and (self._found[1].busy or self._jobs):
+                    self._turn(*self._found)
+                worked = True
+        except BaseException as error:
+            self._fail(error)  # first, so that nothing is taken on any more
+            told = failed()
+        finally:
+            with self._lock:
+                self._end_all(told)
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep why there is no model: /health and every request tell it.
+
+        Rust panics derive from BaseException: they are caught and reported, too.
+        """
+        self.failure = error if isinstance(error, Exception) else failed(repr(error))
+        log.error(
+            "the model cannot be used: %s",
+            error,
+            exc_info=None if isinstance(error, StemEdgeError) else error,
+        )
+
+    def _turn(self, model: Model, scheduler: Scheduler) -> None:
+        """Do a step of the answers and one of other work."""
+        told = None
+        try:
+            self._step(model, scheduler)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # none of the answers can go on
+            told = public(error).with_traceback(None)
+        if told is not None:  # not above, where the error would keep the memory of the batch
+            with self._lock:  # until there is another scheduler
+                self._end_all(told)
+                model.engine.check_usable()
+                self._found = model, model.scheduler(self.sequences)
+        # One after the other, because each may hold a context.
+        if self._jobs:
+            self._advance(*self._jobs[0])
+
+    def _advance(self, work: Generator[object], done: Future[None]) -> None:
+        """Do a piece of the first work, which is dropped at its end."""
+        error: Exception | None = None
+        try:
+            if not done.cancelled():
+                next(work)
+                return
+        except StopIteration:
+            pass
+        except Exception as raised:  # ends this work alone
+            error = raised
+        self._jobs.popleft()
+        _finish(work, done, error)
+
+    def _step(self, model: Model, scheduler: Scheduler) -> None:
+        found = scheduler.step()
+        self.counters = model.engine.rows.counters()
+        for request, chunk in found:
+            take = self._replies.get if chunk.finish_reason is None else self._replies.pop
+            if (reply := take(request, None)) is None:
+                continue  # cancelled meanwhile
+            reply.push(chunk)
+            if isinstance(chunk.error, DeviceLostError):
+                raise chunk.error
+
+    def _leave(self, reply: Reply) -> None:
+        """Cancel an answer after its client has left, unless it has ended."""
+        if self._found is not None:
+            self._found[1].cancel(reply.request)
+        if self._replies.pop(reply.request, None) is not None:
+            self._ended(reply)
+
+    def _end_all(self, error: Exception) -> None:
+        """End all answers and other work with an error."""
+        told = public(error)
+        if self._found is not None:
+            self._found[1].close()
+        for request in list(self._replies):
+            if (reply := self._replies.pop(request, None)) is not None:
+                reply.push(Chunk("", [], None, "error", told))
+        while self._jobs:
+            _finish(*self._jobs.popleft(), told)
+
+
+def _finish(work: Generator[object], done: Future[None], error: Exception | None) -> None:
+    work.close()
+    with suppress(InvalidStateError):  # cancelled: no caller waits any more
+        done.set_exception(error) if error is not None else done.set_result(None)

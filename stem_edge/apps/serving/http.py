@@ -1,0 +1,179 @@
+"""Bodies of requests, responses, streams of events, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, closing
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from stem_edge.apps.answers.refusals import (
+    RefusalError,
+    failed,
+    openai_error,
+    public,
+    refusal_of,
+)
+from stem_edge.apps.serving.reply import Replies
+from stem_edge.errors import StemEdgeError
+
+T = TypeVar("T")
+CLIENT_LEFT = 499  # nginx's status; only a log sees it
+MOST_VALUES = 1 << 17  # of a request's JSON, roughly
+VALUE_NBYTES = 120  # that each takes at most, roughly
+# How messages of msgspec name a field.
+PLACE = re.compile(r" - at `\$\.?(.*)`$")
+MISSING = re.compile(r"missing required field `(.*?)`")
+FLOAT = "got `float`"  # in msgspec's words, where a whole number belongs
+COMMENT = b":\n\n"  # an event that clients skip
+STREAM_HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would hold events back
+}
+
+
+async def read(request: Request, kind: type[T]) -> T:
+    """Return the body of a request as a struct. Raises RefusalError, which names the field at fault."""
+    body = await request.body()
+    values = sum(map(body.count, (b",", b"[", b"{")))
+    if values > MOST_VALUES:
+        raise RefusalError(
+            f"request too complex: about {values:,} JSON values, limit {MOST_VALUES:,}; send less"
+        )
+    request.scope["hold"](values * VALUE_NBYTES)
+    return decoded(body, kind)
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Return JSON as a struct, 40.0 as 40 in it. Raises RefusalError that names the field at fault."""
+    try:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            if FLOAT not in str(error):
+                raise
+            # Clients that have floats alone write 40 as 40.0.
+            return msgspec.json.decode(body, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        place = PLACE.search(str(error)) or MISSING.search(str(error))
+        param = place[1] if place is not None else None
+        message = PLACE.sub("", str(error))
+        raise RefusalError(f"{param}: {message}" if param else message, param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusalError(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise RefusalError("the body is nested too deeply") from None
+
+
+def json_response(data: object) -> Response:
+    """Return a response of JSON."""
+    return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+async def respond(
+    request: Request,
+    replies: Replies,
+    answer: AsyncGenerator[bytes] | Coroutine[Any, Any, object],
+) -> Response:
+    """Return answers as a stream of events, or as one object."""
+    if isinstance(answer, AsyncGenerator):
+        return EventStream(answer, replies)
+    with closing(replies):
+        return json_response(await until_left(request, answer))
+
+
+def event(data: object) -> bytes:
+    """Return a server-sent event of JSON."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events; answers are cancelled as soon as their client leaves."""
+
+    def __init__(self, events: AsyncGenerator[bytes], replies: Replies) -> None:
+        super().__init__(_with_error(events), 200, STREAM_HEADERS, "text/event-stream")
+        self._replies = replies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        with closing(self._replies):
+            try:
+                await super().__call__(scope, receive, send)
+            except (ClientDisconnect, OSError):  # servers since ASGI 2.4
+                return
+
+
+async def _with_error(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the events, and one that tells of the error that ended them."""
+    async with aclosing(events):
+        try:
+            async for data in events:
+                yield data
+        except Exception as error:
+            yield event(openai_error(public(error)))
+
+
+async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; cancel it and raise ClientDisconnect once the client leaves.
+
+    The body of the request must have been read.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:  # what is cancelled gives back what it holds
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def error_response(error: StemEdgeError) -> Response:
+    """Return the response for an error."""
+    found = refusal_of(error)
+    headers = {"retry-after": "1"} if found.retry else {}
+    return JSONResponse(openai_error(found), found.status, headers)
+
+
+def path_in(scope: Any) -> str:
+    """Return the path of a request inside this program, wherever that is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if root else path
+
+
+async def tell_error(request: Request, error: Exception) -> Response:
+    """Respond to what a route raised."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_LEFT)
+    if isinstance(error, HTTPException):
+        response = error_response(_of_router(request, error))
+        response.headers.update(error.headers or {})
+        return response
+    # What is no StemEdgeError is logged by Starlette.
+    return error_response(public(error) if isinstance(error, StemEdgeError) else failed())
+
+
+def _of_router(request: Request, error: HTTPException) -> RefusalError:
+    path = path_in(request.scope)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return RefusalError(f"there is no {path} here", status=404)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return RefusalError(f"{path} has no method {request.method}", status=405)
+    return RefusalError(str(error.detail))

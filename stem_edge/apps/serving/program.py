@@ -1,0 +1,115 @@
+"""All of the server as an ASGI program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+
+from stem_edge.apps.serving.access import LOCAL_ORIGIN, LOCALHOST, Access
+from stem_edge.apps.serving.compute import END_SECONDS, Compute
+from stem_edge.apps.serving.http import tell_error
+from stem_edge.apps.serving.metrics import Metrics
+from stem_edge.apps.serving.routes import chat, completions, pages, state
+from stem_edge.apps.serving.service import Service
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.runtime.backends.options import check_sequences
+from stem_edge.runtime.model import Model
+from stem_edge.shown import shown
+
+# Errors of routes; of all others the log has a traceback, too.
+TOLD = (StemEdgeError, ClientDisconnect, HTTPException, Exception)
+# As browsers name origins; one of another form would never be that of a page.
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#]+|null|localhost|\*")
+ROUTES = (*state.ROUTES, *chat.ROUTES, *completions.ROUTES, *pages.ROUTES)
+
+
+def app(
+    model: Model | Callable[[], Model],
+    *,
+    name: str | None = None,
+    sequences: int = 8,
+    waiting: int = 64,
+    api_key: str | None = None,
+    hosts: Iterable[str] = (),
+    origins: Iterable[str] = (),
+    body_nbytes: int = 4 << 20,
+) -> Starlette:
+    """Return a program that serves a model; run it with any ASGI server, or mount it in a program.
+
+    model: a loaded one, which the caller closes, or a function that loads one, which is called in the
+        compute thread, and whose model ends with the server.
+    name: of the model, as clients see it; default: the name of the bundle's folder.
+    sequences: most answers that are computed together, see Model.generate_many.
+    waiting: most requests that wait for a place; more get status 429.
+    api_key: that clients must give; None: none.
+    hosts: names of this server beside localhost and its addresses; "*": any.
+    origins: of pages elsewhere that may ask, like https://example.org; "localhost": those of this
+        machine, "*": any.
+    body_nbytes: of the largest request.
+
+    It loads, or starts its thread, when the server starts, or if it is mounted, at the first request.
+    It ends with the server; if mounted, call `program.state.service.compute.end()`. Raises InputError.
+    """
+    check_sequences(sequences)
+    if waiting < 0:
+        raise InputError(f"waiting is {waiting}; expected at least 0")
+    if api_key == "":  # such as a variable of the environment that is not set
+        raise InputError("api_key is empty; give a key, or None to let everybody ask")
+    if isinstance(hosts, str) or isinstance(origins, str):
+        raise InputError("hosts and origins are lists of names; put a single one into a list, too")
+    names, others = tuple(map(str.lower, hosts)), tuple(origins)
+    if wrong := [each for each in others if not ORIGIN.fullmatch(each)]:
+        raise InputError(
+            f"origins: {shown(wrong[0])} is none; give one like https://example.org, localhost, or *"
+        )
+    metrics = Metrics()
+    compute = Compute(
+        model if callable(model) else lambda: model,
+        sequences=sequences,
+        waiting=waiting,
+        closes=callable(model),
+        ended=metrics.ended,
+    )
+    metrics.watch(compute)
+    service = Service(compute, metrics, name, api_key, names, others, body_nbytes)
+    program = Starlette(
+        routes=ROUTES,
+        middleware=_middleware(service),
+        exception_handlers=dict.fromkeys(TOLD, tell_error),
+        lifespan=_lifespan,
+    )
+    program.state.service = service
+    return program
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    access = Middleware(Access, service=service)
+    if not service.origins:
+        return [access]
+    # First, so that pages may read refusals, too.
+    elsewhere = Middleware(
+        CORSMiddleware,
+        allow_origins=service.origins,
+        allow_origin_regex=LOCAL_ORIGIN.pattern if LOCALHOST in service.origins else None,
+        allow_methods=["*"],
+        allow_headers=["*"],
+    )
+    return [elsewhere, access]
+
+
+@asynccontextmanager
+async def _lifespan(program: Starlette) -> AsyncIterator[None]:
+    compute: Compute = program.state.service.compute
+    compute.start()
+    try:
+        yield
+    finally:
+        await to_thread.run_sync(compute.end, END_SECONDS)

@@ -1,0 +1,105 @@
+"""Answers as they reach the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from stem_edge.apps.answers.events import AnswerEvent, AnswerEvents, Whole
+from stem_edge.runtime.generation import Chunk, FinishReason
+from stem_edge.runtime.rows.rows import RowCounters
+from stem_edge.runtime.scheduling.request import Request
+
+KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, often after a minute
+
+
+class Reply:
+    """An answer under way. The compute thread calls `push` alone.
+
+    counters: of all rows, when it was submitted. deliver: hands it and a chunk to the event loop.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        request: Request,
+        events: AnswerEvents,
+        counters: RowCounters,
+        deliver: Callable[[Reply, Chunk], None],
+    ) -> None:
+        self.number, self.request, self.events = number, request, events
+        self.counters, self._deliver = counters, deliver
+        self.submitted = time.perf_counter()
+        self.first_at = 0.0  # when the first token came
+        self.outcome: FinishReason | None = None  # None also for a cancelled answer
+
+    def push(self, chunk: Chunk) -> None:
+        """Take more of the answer."""
+        if chunk.token_ids:
+            self.first_at = self.first_at or time.perf_counter()
+        self.outcome = chunk.finish_reason
+        self._deliver(self, chunk)
+
+
+class Replies:
+    """All answers to one request, made in the event loop; `close` cancels those under way.
+
+    ended: called once for each answer, when it ends.
+    """
+
+    def __init__(self, cancel: Callable[[Reply], None], ended: Callable[[Reply], None]) -> None:
+        self._made, self._cancel, self._ended = list[Reply](), cancel, ended
+        self._loop = asyncio.get_running_loop()
+        self._chunks: asyncio.Queue[tuple[Reply, Chunk]] = asyncio.Queue()
+
+    def add(self, request: Request, events: AnswerEvents, counters: RowCounters) -> Reply:
+        """Make one more."""
+        self._made.append(Reply(len(self._made), request, events, counters, self._deliver))
+        return self._made[-1]
+
+    def _deliver(self, reply: Reply, chunk: Chunk) -> None:
+        if chunk.finish_reason is not None:
+            self._ended(reply)  # first, so that its client finds it counted
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, (reply, chunk))
+
+    def __getitem__(self, number: int) -> Reply:
+        return self._made[number]
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that are answered."""
+        return [each.request for each in self._made]
+
+    def close(self) -> None:
+        """Cancel all that have not ended; may be called again."""
+        for each in self._made:
+            self._cancel(each)
+
+    async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent] | None]:
+        """Yield (number of the answer, event) as they come; None after seconds without any.
+
+        The last event of each answer is `End`. Raises the error that ended an answer.
+        """
+        left = len(self._made)
+        while left:
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                    reply, chunk = await self._chunks.get()
+            except TimeoutError:
+                yield None
+                continue
+            if chunk.error is not None:
+                raise chunk.error
+            for event in reply.events.push(chunk):
+                yield reply.number, event
+            left -= chunk.finish_reason is not None
+
+    async def whole(self) -> list[Whole]:
+        """Return the answers once all have ended. Raises the error that ended one."""
+        found = [Whole() for _ in self._made]
+        async for each in self.events():
+            if each is not None:
+                found[each[0]].add(each[1])
+        return found

@@ -1,0 +1,118 @@
+"""Completions of texts, and log probabilities of given ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stem_edge.apps.answers.events import AnswerEvent, End, Text
+from stem_edge.apps.answers.openai.completion import Asked, CompletionBody, prepare
+from stem_edge.apps.answers.openai.options import DONE, head, usage
+from stem_edge.apps.answers.refusals import RefusalError
+from stem_edge.apps.serving.http import COMMENT, event, read, respond, until_left
+from stem_edge.apps.serving.reply import Replies
+from stem_edge.apps.serving.service import Service, service_of
+from stem_edge.runtime.scoring import Scorer
+
+MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
+
+
+async def completions(request: Request) -> Response:
+    """Continue prompts, or give the log probabilities of given ones, or both."""
+    service = service_of(request)
+    body = await read(request, CompletionBody)
+    with_usage = body.with_usage
+    asked = await service.prompts.run(lambda: _prepare(service, body))
+    if body.echo and body.logprobs is not None:
+        await until_left(request, service.compute.run_job(_scores(service, asked)))
+    replies = service.compute.submit(asked.requests if asked.generates else [])
+    if not body.stream:
+        return await respond(request, replies, _whole(service, asked, replies))
+    return await respond(request, replies, _events(service, asked, replies, with_usage=with_usage))
+
+
+def _scores(service: Service, asked: Asked) -> Generator[None]:
+    """Find the log probabilities of the prompts, in the compute thread: of some tokens at a time."""
+    scorer, compute = Scorer(service.model, reuse=False), service.compute
+    for (_, found), request in zip(asked.echoes, asked.requests[:: asked.count], strict=True):
+        while (room := compute.scheduler.room(request.prompt_tokens)) is None:
+            yield  # for memory
+        if request.prompt_tokens > 1:
+            with room:
+                for logprobs in scorer.text(request.prompt, asked.body.logprobs or 0):
+                    found.extend(logprobs)
+                    yield
+
+
+def _prepare(service: Service, body: CompletionBody) -> Asked:
+    """Tokenize prompts that are not too many. Raises InputError, and what Compute.check raises."""
+    params, prompts = body.sampling(service.model), body.prompts()
+    answers = len(prompts) * body.count
+    service.compute.check(1 if params is None else answers)
+    if answers > MOST_SCORED:
+        raise RefusalError(f"{answers} texts are given; at most {MOST_SCORED} at once", "prompt")
+    return prepare(service.model, service.token_texts, body, prompts, params)
+
+
+async def _whole(service: Service, asked: Asked, replies: Replies) -> dict[str, Any]:
+    """Return all answers as one object."""
+    found = await replies.whole()
+    figures = {"timings": service.timings(replies[0])} if found else {}
+    # In a thread: thousands of tokens' texts, if log probabilities are asked for.
+    body = await service.answers.run(lambda: asked.completion(service.name, found))
+    return body | figures
+
+
+async def _events(
+    service: Service, asked: Asked, replies: Replies, *, with_usage: bool
+) -> AsyncGenerator[bytes]:
+    """Yield the chunks of a stream."""
+    base = head(service.name, "cmpl", "text_completion") | ({"usage": None} if with_usage else {})
+    offsets = dict[int, int]()  # characters so far, of choices that have begun
+    for number in () if asked.generates else range(len(asked.requests)):
+        choice = await _choice(service, asked, number, End("length"), offsets)
+        yield event(base | {"choices": [choice]})
+    async for found in replies.events():
+        if found is None:
+            yield COMMENT
+            continue
+        choice = await _choice(service, asked, *found, offsets)
+        chunk: dict[str, Any] = base | {"choices": [choice]}
+        if choice["finish_reason"] is not None or asked.body.timings_per_token:
+            chunk["timings"] = service.timings(replies[found[0]])
+        yield event(chunk)
+    if with_usage:
+        yield event(base | {"choices": [], "usage": usage(asked.requests, asked.count)})
+    yield DONE
+
+
+async def _choice(
+    service: Service, asked: Asked, number: int, piece: AnswerEvent, offsets: dict[int, int]
+) -> dict[str, Any]:
+    """Return the choice of a chunk; in a thread if it has the texts of many tokens."""
+    if asked.body.logprobs is None:
+        return _piece(asked, number, piece, offsets)
+    return await service.answers.run(lambda: _piece(asked, number, piece, offsets))
+
+
+def _piece(
+    asked: Asked, number: int, piece: AnswerEvent, offsets: dict[int, int]
+) -> dict[str, Any]:
+    text = piece.text if isinstance(piece, Text) else ""
+    found = list(piece.logprobs or ()) if isinstance(piece, Text) else None
+    reason = piece.reason if isinstance(piece, End) else None
+    offset = offsets.get(number, 0)
+    choice = asked.choice(
+        number, text, found, first=number not in offsets, offset=offset, reason=reason
+    )
+    if choice["logprobs"] is not None:
+        offset += sum(map(len, choice["logprobs"]["tokens"]))
+    offsets[number] = offset
+    return choice
+
+
+ROUTES = (Route("/v1/completions", completions, methods=["POST"]),)

@@ -1,0 +1,88 @@
+"""Health, metrics, properties of the model, and the list of models, which has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import stem_edge
+from stem_edge.apps.answers.refusals import RefusalError
+from stem_edge.apps.serving.compute import UNUSABLE
+from stem_edge.apps.serving.service import Service, service_of
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.sampling import CONVERSATION, RANGES
+
+
+async def health(request: Request) -> Response:
+    """Tell whether answers can be asked for: 200, or 503 with the reason."""
+    compute = service_of(request).compute
+    if compute.failure is not None:
+        return JSONResponse({"status": "error", "error": UNUSABLE}, 503)
+    if compute.draining:
+        return JSONResponse({"status": "ending"}, 503)
+    if compute.loaded is None:
+        return JSONResponse({"status": "loading model"}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    """Return figures of all answers, rows and memory for Prometheus."""
+    return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def props(request: Request) -> Response:
+    """Return properties of the model and of the server."""
+    service = service_of(request)
+    model = service.model
+    usual = model.chosen(SamplingParams(), CONVERSATION)
+    return JSONResponse(
+        {
+            "model": service.name,
+            "context_length": model.plan.context_length,
+            "has_chat_template": model.has_chat_template,
+            "tools": model.tool_family is not None,
+            "engine": model.plan.engine,
+            "memory_limit": service.compute.memory_limit,
+            "build_info": stem_edge.__version__,
+            "slots": service.compute.scheduler.size,
+            "sampling": {name: getattr(usual, name) for name in RANGES},
+        }
+    )
+
+
+async def models(request: Request) -> Response:
+    """List the model."""
+    return JSONResponse({"object": "list", "data": [_described(service_of(request))]})
+
+
+async def model(request: Request) -> Response:
+    """Describe the model, if it has the name asked for."""
+    service, name = service_of(request), request.path_params["name"]
+    if name != service.name:
+        told = f"there is no model {name!r} here; this is {service.name!r}"
+        raise RefusalError(told, "model", status=404)
+    return JSONResponse(_described(service))
+
+
+def _described(service: Service) -> dict[str, Any]:
+    model = service.model
+    about = {
+        "n_vocab": model.config.vocab_size,
+        "n_ctx": model.plan.context_length,
+        "n_ctx_train": model.config.max_context,
+    }
+    described = {"id": service.name, "object": "model", "created": service.created}
+    return described | {"owned_by": "stem-edge", "meta": about}
+
+
+ROUTES = (
+    Route("/health", health),
+    Route("/metrics", metrics),
+    Route("/props", props),
+    Route("/v1/models", models),
+    Route("/v1/models/{name:path}", model),
+)

@@ -1,0 +1,120 @@
+"""State that the routes share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar, cast
+
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import HTTPConnection
+
+from stem_edge.apps.answers.openai.options import unix_time
+from stem_edge.apps.answers.refusals import BUSY, RefusalError
+from stem_edge.apps.answers.token_texts import TokenTexts
+from stem_edge.apps.serving.compute import Compute
+from stem_edge.apps.serving.metrics import Metrics
+from stem_edge.apps.serving.reply import Reply
+from stem_edge.hub.names import shown_name
+from stem_edge.runtime.model import Model
+from stem_edge.system.memory import own_memory
+
+T = TypeVar("T")
+
+
+class RequestThreads:
+    """Threads for work on requests.
+
+    most: under way at a time. waiting: most that wait for one; what waits holds a connection, and
+    memory for what was made of its body. after: called in the thread after each piece of work.
+    """
+
+    def __init__(self, most: int, waiting: int, after: Callable[[], None]) -> None:
+        self._limiter, self._room, self._inside = CapacityLimiter(most), most + waiting, 0
+        self._after = after
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of work that one of the threads did. Raises RefusalError if too much waits."""
+
+        def done() -> T:
+            try:
+                return work()
+            finally:
+                self._after()
+
+        if self._inside >= self._room:
+            raise RefusalError("too many requests wait for a thread; try again later", status=BUSY)
+        self._inside += 1  # the limiter's own count is late by a turn of the event loop
+        try:
+            return await to_thread.run_sync(done, limiter=self._limiter)
+        finally:
+            self._inside -= 1
+
+
+@dataclass
+class Service:
+    """A model that is served, and how."""
+
+    compute: Compute
+    metrics: Metrics
+    given_name: str | None = None  # of the model
+    key: str | None = None  # API key; None: not needed
+    hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any
+    origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
+    body_nbytes: int = 4 << 20  # of the largest request
+    created: int = field(default_factory=unix_time)
+
+    def __post_init__(self) -> None:
+        """Make threads, which give back what requests leave behind."""
+        after = self.compute.give_back
+        self.prompts = RequestThreads(2, 64, after)
+        # Answers are never refused for waiting: Compute limits their number.
+        self.answers = RequestThreads(1, sys.maxsize - 1, after)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Texts of single tokens."""
+        return TokenTexts(self.model)
+
+    def timings(self, reply: Reply) -> dict[str, float]:
+        """Return the figures of an answer so far: times in milliseconds, sizes in bytes.
+
+        Rows and flash are those of all answers since this one was submitted.
+        """
+        request, before, now = reply.request, reply.counters, self.compute.counters
+        computed = request.prompt_tokens - request.cached_tokens
+        return {
+            "prompt_n": computed,
+            "cache_n": request.cached_tokens,
+            "prompt_ms": request.prompt_seconds * 1e3,
+            "prompt_per_second": _rate(computed, request.prompt_seconds),
+            "predicted_n": request.new_tokens,
+            "predicted_ms": request.decode_seconds * 1e3,
+            "predicted_per_second": _rate(request.new_tokens - 1, request.decode_seconds),
+            "row_hits": now.hits - before.hits,
+            "row_misses": now.misses - before.misses,
+            "flash_bytes": now.bytes_read - before.bytes_read,
+            "memory_bytes": own_memory(),
+            "memory_limit": self.compute.memory_limit,
+        }
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the model, as clients see it. Raises RefusalError until it is loaded."""
+        return self.given_name or shown_name(self.model.bundle.path)
+
+    @property
+    def model(self) -> Model:
+        """The model. Raises RefusalError until it is loaded."""
+        return self.compute.model
+
+
+def service_of(connection: HTTPConnection) -> Service:
+    """Return the service of the program that handles a request."""
+    return cast(Service, connection.app.state.service)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

@@ -1,0 +1,85 @@
+"""The file of results: what is cut is dropped, nothing else is lost, one process writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faulty_disk import CHANGES, Failing, watch
+
+from stem_edge.apps.batches.output import ResultFile
+from stem_edge.apps.batches.rows import Result, parse_result
+from stem_edge.errors import InputError
+
+LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}}\n']
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (b"", 0),
+        (LINES[0], 1),
+        (LINES[0] + LINES[1][:-1], 1),  # even what lacks its end alone
+        (LINES[0] + LINES[1][:3], 1),
+        (LINES[1][:1], 0),
+        (LINES[0] + bytes(9000), 1),  # as after a power cut
+        (LINES[0] + LINES[1][:9] + bytes(90), 1),
+        (LINES[0] + bytes(90) + LINES[1][9:-1], 1),
+        (bytes(9000), 0),
+        (b"".join(LINES), 2),
+    ],
+)
+def test_a_cut_line_is_dropped(data: bytes, kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(data)
+    with ResultFile(path) as found:
+        assert len(found) == kept
+        assert found.append(Result("new", 3, b'{"id":"new"}'))
+        assert not found.append(Result("new", 3, b'{"id":"again"}'))
+    assert path.read_bytes() == b"".join(LINES[:kept]) + b'{"id":"new"}\n'
+
+
+@pytest.mark.parametrize("data", [b"text", b"text\n", b"{}\n", LINES[0] + b"\0\0\n" + LINES[1]])
+def test_other_files_stay_as_they_are(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="is no result of a batch"):
+        ResultFile(path)
+    assert path.read_bytes() == data
+
+
+def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
+    with ResultFile(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
+        ResultFile(tmp_path / "out")
+    ResultFile(tmp_path / "out").close()
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_failing_disk_loses_no_result(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"".join(LINES) + LINES[0][:5])
+    with monkeypatch.context() as patch:
+        failing = Failing(at, 28)
+        watch(patch, CHANGES, failing)
+        try:
+            with ResultFile(path) as found:
+                found.append(Result("b", 3, b'{"id":"b"}'))
+        except InputError as error:
+            assert "cannot write results (No space left on device)" in str(error)
+        assert failing.failed == (at < 4), failing.count.names
+    with ResultFile(path) as found:
+        assert "a" in found
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "is_error"),
+    [
+        (b'{"id":"a","text":""}', "a", False),
+        (b'{"id":"a","line":4,"error":{}}', "a", True),
+        (b'{"id":null,"line":4,"error":{}}', (4,), True),
+    ],
+)
+def test_a_line_names_its_row(line: bytes, key: object, is_error: bool) -> None:
+    assert parse_result(line) == (key, is_error)

@@ -1,0 +1,153 @@
+"""Making edits: their contents, and requests that are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from installed import DEMO
+
+import stem_edge
+from stem_edge import make_edit
+from stem_edge.apps.editing.making import one_token
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.edit_files.file import Replacement, check_edit, tables_id
+from stem_edge.edit_files.schemes import Scheme
+from stem_edge.errors import InputError
+from stem_edge.runtime.text.codec import TextCodec
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return open_bundle(tiny_bundle)  # tokens are bytes; 300 of them, STEM layers 1 and 2
+
+
+def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
+    made = make_edit(bundle, " cat\n", "dog ", layers=[2])
+    assert made == make_edit(str(bundle.path), "cat", "dog", layers=(2, 2))
+    assert (made.made_for, made.layers, made.scope) == (tables_id(bundle), (2,), "positions")
+    assert isinstance(made.change, Replacement)
+    assert (made.change.source, made.change.target, made.change.scheme) == ("cat", "dog", "auto")
+    check_edit(made, bundle)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": " "}, "the source is ' '"), ({"target": ""}, "the target is ''"),
+        ({"source": None}, "the source is None"),
+        ({"target": "x" * 4097}, "the target has 4097 characters; expected up to 4096"),
+        ({"source": "\udcff"}, "not valid Unicode"),
+        ({"scheme": "best"}, "expected one of auto, swap"),
+        ({"scope": "here"}, "expected one of positions, everywhere"),
+        ({"scheme": "swap", "target": "mouse"}, "does not fit a source of 3 and a target of 5"),
+        ({"scheme": "subset", "target": "at"}, "does not fit"),
+        ({"scheme": "pad-left", "target": "mouse"}, "does not fit"),
+        ({"subset": [0]}, "belongs to scheme subset, and this is auto"),
+        ({"scheme": "subset", "subset": [0, 1], "target": "mouse"}, "expected 3 ascending places"),
+        ({"scheme": "subset", "subset": [0, 1, 0.5]}, "expected integers"),
+        ({"scheme": "subset", "subset": [2, 1, 0]}, "expected 3 ascending places"),
+        ({"layers": []}, "layers are none; expected STEM layers of 1,2"),
+        ({"layers": [0]}, "layers are 0; expected STEM layers of 1,2"),
+        ({"layers": ["1"]}, "layers is .* expected integers"),
+        ({"layers": [1.0]}, "expected integers"),
+        ({"pad": 300}, "token id 300 is out of range"), ({"pad": -1}, "token id -1"),
+        ({"pad": 1.5}, "expected an integer"), ({"pad": "ab"}, "'ab' is 2 tokens, expected one"),
+        ({"scope": "everywhere", "source": "ada", "target": "cow"}, "twice"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_an_edit_is_refused(
+    options: dict[str, Any], message: str, bundle: Bundle
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make_edit(bundle, **({"source": "cat", "target": "dog"} | options))
+
+
+def test_numpys_integers_can_be_saved(bundle: Bundle, tmp_path: Path) -> None:
+    numbers: Any = np.arange(3)
+    made = make_edit(
+        bundle, "cat", "mouse", scheme="subset", subset=numbers, layers=numbers[1:], pad=numbers[2]
+    )
+    long = make_edit(bundle, "x" * 4096, "é" * 2048)  # the greatest length
+    for one in (made, long):
+        one.save(tmp_path / "one.edit")
+        assert stem_edge.read_edit(tmp_path / "one.edit") == one
+
+
+def with_file(source: Bundle, folder: Path, name: str, data: bytes, **model: Any) -> Bundle:
+    """Copy a bundle with another tokenizer file and a matching manifest."""
+    out = Path(shutil.copytree(source.path, folder / "copy"))
+    (out / name).write_bytes(data)
+    entry = msgspec.structs.replace(
+        source.manifest.files[name], nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    changed = msgspec.structs.replace(
+        source.manifest,
+        files=source.manifest.files | {name: entry},
+        model=msgspec.structs.replace(source.manifest.model, **model),
+    )
+    return Bundle(out, changed)
+
+
+@pytest.mark.parametrize(
+    ("config", "pad"),
+    [
+        ({"pad_token": "#"}, ord("#")),
+        ({"pad_token": {"content": "#", "lstrip": False}}, ord("#")),
+        ({"pad_token": "[PAD]"}, None),  # no token of this tokenizer
+        ({"pad_token": 5}, None),
+        ({"pad_token": None}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_without_a_begin_of_text_the_padding_token_is_the_tokenizers_or_the_end_of_a_text(
+    config: Any, pad: int | None, bundle: Bundle, tmp_path: Path
+) -> None:
+    data = json.dumps(config).encode()
+    begun = make_edit(bundle, "cat", "ox").change
+    assert isinstance(begun, Replacement) and begun.pad == bundle.manifest.model.bos_id
+    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, data, bos_id=None)
+    made = make_edit(copy, "cat", "ox").change
+    assert isinstance(made, Replacement)
+    expected = pad if pad is not None else next(iter(bundle.manifest.model.eos_ids), None)
+    assert made.pad == expected
+
+
+def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, b"{}", bos_id=None, eos_ids=())
+    schemes: tuple[Scheme, ...] = ("pad-left", "pad-right")
+    for scheme in schemes:
+        with pytest.raises(InputError, match="needs a padding token; name one"):
+            make_edit(copy, "cat", "ox", scheme=scheme)
+        made = make_edit(copy, "cat", "ox", scheme=scheme, pad="#")
+        assert isinstance(made.change, Replacement) and made.change.pad == ord("#")
+    make_edit(copy, "cat", "ox", scheme="copy")
+    make_edit(copy, "cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (1756, "token id 1756 is out of range; this model has 0 to 1755"),
+        ("France", r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\?"),
+        ("Mississippi", r"tokens, expected one: .*; give one of its tokens, or try it with"),
+        ("", "is 0 tokens, expected one: nothing"),
+    ],
+)
+def test_what_is_no_single_token(token: str | int, message: str) -> None:
+    bundle = open_bundle(DEMO)
+    codec = TextCodec(bundle.file(TOKENIZER))
+    with pytest.raises(InputError, match=message):
+        one_token(bundle, codec, token)
+    assert one_token(bundle, codec, " France") == 704

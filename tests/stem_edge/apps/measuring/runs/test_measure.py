@@ -1,0 +1,188 @@
+"""`stem-edge measure`: its JSON, tables, plots, limits, and bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from installed import DEMO
+
+import stem_edge
+from stem_edge.apps.measuring.runs import measure as runner
+from stem_edge.apps.measuring.runs import subjects
+from stem_edge.apps.measuring.runs.report import report_table, to_dict
+from stem_edge.apps.measuring.runs.results import Report
+from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
+from stem_edge.apps.measuring.runs.workers import Subject
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.commands.main import main
+from stem_edge.errors import InputError
+from stem_edge.runtime.backends.options import LoadOptions
+
+Capture = pytest.CaptureFixture[str]
+PHASES = ["start", "import", "load", "first", "prompt", "decode"]
+SHORT = ["--prompt-tokens", "30", "--new-tokens", "4", "--rounds", "1"]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by kind")
+
+
+@pytest.fixture(scope="module")
+def found() -> Report:
+    return stem_edge.measure(
+        DEMO,
+        prompt_tokens=100,
+        new_tokens=20,
+        rounds=2,
+        cases=["resident", "slots=40,overlap=false"],
+    )
+
+
+@pytest.mark.slow
+def test_every_subject_runs_all_phases_in_each_round(found: Report) -> None:
+    assert list(found.subjects) == ["bundle", "resident", "slots=40,overlap=false"]
+    for result in found.subjects.values():
+        assert len(result.rounds) == 2 and not result.failed
+        for one in result.rounds:
+            assert [phase.name for phase in one.phases] == PHASES
+            assert [phase.tokens for phase in one.phases] == [0, 0, 0, 16, 100, 20]
+            assert all(phase.seconds > 0 for phase in one.phases) and len(one.steps) == 20
+    hits = [result.figures()["hit_rate"] for result in found.subjects.values()]
+    assert hits[1] == 1 > hits[0] >= hits[2] > 0
+    assert found.subjects["slots=40,overlap=false"].figures()["slots"] == 40
+    assert found.settings["context_length"] == 120 and len(found.bandwidth) == 2
+
+
+@pytest.mark.slow
+@linux
+def test_memory_is_where_it_must_be(found: Report) -> None:
+    one = found.subjects["bundle"].rounds[-1]
+    for phase in one.phases:
+        memory = phase.memory
+        assert memory.peak_unevictable >= memory.at_end.unevictable
+    load, decode = one.phases[2], one.phases[-1]
+    assert load.memory.at_end.unevictable > one.phases[0].memory.at_end.unevictable
+    assert decode.kv_cache > load.kv_cache and decode.row_cache > 0
+    assert not decode.memory.at_end.tables  # pread copies
+
+
+@pytest.mark.slow
+def test_the_table_and_json(found: Report) -> None:
+    table = report_table(found)
+    for words in ("last round", "in it: row cache", "bundle / resident: ", "upper bound", "hits"):
+        assert words in table
+    figures = json.loads(json.dumps(to_dict(found)))
+    bundle = figures["figures"]["bundle"]
+    assert bundle["prompt"] == found.subjects["bundle"].figures()["prompt"]
+    assert figures["ratios"]["resident"]["median_step"]["median"] > 0
+    assert len(figures["rounds"]["resident"]) == 2 and figures["samples"]
+    assert figures["settings"]["options"] == {"engine": "onnxruntime"}
+
+
+@pytest.mark.slow
+def test_the_command_with_another_bundle(
+    dense_bundle: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    plot, options = (
+        str(tmp_path / "run.png"),
+        ["--slots", "64", "--plot", str(tmp_path / "run.png")],
+    )
+    assert (
+        main(["measure", *SHORT, *options, "--json", "--against", str(dense_bundle), str(DEMO)])
+        == 0
+    )
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["bundle"] == str(DEMO) and Path(plot).is_file()
+    assert list(figures["figures"]) == ["bundle", str(dense_bundle)]
+    assert "slots" not in figures["figures"][str(dense_bundle)]  # --slots is not for dense models
+
+
+@pytest.mark.slow
+def test_a_device_gives_memory_and_flash(capsys: Capture) -> None:
+    assert main(["measure", str(DEMO), *SHORT, "--device", "phone-4gb"]) == 0
+    assert "\ndevice phone-4gb\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def confined(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Limits of processes that would be confined."""
+    seen: list[int | None] = []
+
+    @contextmanager
+    def limited(nbytes: int | None) -> Iterator[Callable[[int], None]]:
+        seen.append(nbytes)
+        yield lambda pid: None
+
+    monkeypatch.setattr(runner, "limited", limited)
+    return seen
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_a_limit_is_told_and_the_others_go_on(
+    confined: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Subject("lost", "llama.cpp", "no/such.gguf")
+    make = subjects.make_subjects
+    monkeypatch.setattr(runner, "make_subjects", lambda *given: [*make(*given), lost])
+    seen: list[str] = []
+    found = stem_edge.measure(
+        DEMO, prompt_tokens=8, new_tokens=2, rounds=2, limit="1GB", threads=1, notify=seen.append
+    )
+    assert len(found.subjects["bundle"].rounds) == 2
+    assert found.subjects["lost"].failed.startswith("round 1 of 2: lost")
+    # One that tries if it is possible at all, two rounds of the bundle, and the first of the other.
+    assert confined == [10**9] * 4
+    assert "round 2 of 2: lost" not in seen and seen[-1] == ""
+
+
+def test_a_limit_needs_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stem_edge.apps.measuring.limits.memory_cgroup", lambda: None)
+    with pytest.raises(InputError, match=r"limit is 1 GB, but no cgroup .* systemd-run"):
+        stem_edge.measure(DEMO, limit="1GB")
+
+
+def test_cases_are_options_of_load() -> None:
+    given = LoadOptions(context_length=64, memory="90MB", cache_dir=Path("/c"))
+    own, resident, both = make_subjects(
+        open_bundle(DEMO), given, ["resident", "kv=fp16,overlap=false"], []
+    )
+    kept = {"memory": "90MB", "cache_dir": "/c", "engine": "onnxruntime"}
+    assert own.options == kept == load_options(given) | {"engine": "onnxruntime"}
+    assert resident.options == kept | {"resident": True}
+    assert both.options == kept | {"kv": "fp16", "overlap": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "toaster"], "expected one of phone-4gb"),
+        (["--prompt-tokens", "5000"], "ask for fewer, or give a longer text"),
+        (["--rounds", "0"], "rounds is 0"),
+        (["--threads", "0"], "threads is 0"),
+        (["--plot", "run.gif"], "one of .png, .pdf, .svg"),
+        (["--plot", "no/such/run.png"], "no such folder"),
+        (["--text", "no/such.txt"], "cannot read"),
+        (["--against", "no/such.gguf"], "no/such.gguf"),
+        (["--against", "no/such"], "no/such"),
+        (["--cases", "speed=9"], "'speed' is no option; expected one of"),
+        (["--cases", "slots=many"], "slots is 'many'"),
+        (["--cases", "threads=1"], "'threads' is no option"),
+        (["--cases", "kv=telepathy"], "kv is 'telepathy'"),
+        (["--provider", "qnn"], "provider is 'qnn'"),
+    ],
+    ids=str,
+)
+def test_bad_input(arguments: list[str], message: str, capsys: Capture) -> None:
+    assert main(["measure", str(DEMO), *arguments]) == 1
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_without_matplotlib_one_line_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["measure", str(DEMO), "--plot", "run.png"]) == 1
+    assert "pip install 'stem-edge[plot]'" in capsys.readouterr().err

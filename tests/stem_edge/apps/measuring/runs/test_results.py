@@ -1,0 +1,92 @@
+"""Arithmetic of results: figures of a run, medians over rounds, ratios within them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stem_edge.apps.measuring.runs.report import report_table, to_dict
+from stem_edge.apps.measuring.runs.results import Phase, Report, Round, Spread, SubjectResult
+from stem_edge.apps.measuring.sampler import PhaseMemory
+from stem_edge.system.process_memory import Memory
+
+NAMES = ("start", "import", "load", "first", "prompt", "decode")
+ROWS = {"hits": 30.0, "misses": 10.0, "bytes_read": 4000.0, "stall_seconds": 0.4, "slots": 64.0}
+
+
+def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
+    """A run of six phases of 1, 2, ... 6 seconds, divided by a speed."""
+    phases = [
+        Phase(
+            name,
+            at / speed,
+            {"first": 16, "prompt": 100, "decode": 4}.get(name, 0),
+            PhaseMemory(Memory(50, 0, backbone=7, tables=at), peak + at),
+            kv_cache=0,
+            row_cache=0,
+        )
+        for at, name in enumerate(NAMES, 1)
+    ]
+    made = Round(phases, [s / speed for s in (1, 1, 2, 4)], {"hits": 10.0}, ROWS | {"planned": 1e6})
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def report(**subjects: SubjectResult) -> Report:
+    return Report("model", "a machine", {}, SETTINGS, subjects, [8e9, 10e9], 10**9, [])
+
+
+SETTINGS = {
+    "threads": 2, "text": "a text", "prompt_tokens": 100, "new_tokens": 4, "rounds": 3, "cold": False, "options": {}, "device": None, "limit": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("figure", "value"),
+    [
+        ("load_seconds", 2 + 3),
+        ("first_token_seconds", 1 + 2 + 3 + 4),
+        ("prompt", 100 / 5),
+        ("decode", 4 / 8),
+        ("median_step", 1 / 1.5),
+        ("peak_anonymous", 106),
+        ("mapped", 7 + 6),
+        ("hit_rate", 20 / 30),
+        ("flash_bytes_per_token", 1000),
+        ("stall_seconds_per_token", 0.1),
+        ("network_bytes_per_token", 0),
+        ("slots", 64),
+    ],
+)
+def test_figures_of_a_run(figure: str, value: float) -> None:
+    assert run().figures[figure] == pytest.approx(value)
+
+
+def test_medians_but_the_greatest_peak() -> None:
+    result = SubjectResult([run(1, 100), run(4, 300), run(2, 200)])
+    found = result.figures()
+    assert found["prompt"] == 40 and found["median_step"] == pytest.approx(2 / 1.5)
+    assert found["peak_anonymous"] == 306
+    assert SubjectResult().figures() == {}
+
+
+def test_ratios_are_of_the_same_rounds_and_failures_are_told() -> None:
+    other = SubjectResult([run(1), run(1)], "round 3 of 3: x: the system killed it")
+    none = SubjectResult([], "round 1 of 3: y: no memory")
+    found = report(bundle=SubjectResult([run(2), run(4), run(9)]), other=other, none=none)
+    assert found.ratios() == {
+        "other": dict.fromkeys(("prompt", "decode", "median_step"), Spread(3, 2, 4))
+    }
+    table = report_table(found)
+    assert "bundle / other: prompt 3.000" in table and "(2.000 to 4.000)" in table
+    assert "failed in round 3 of 3: x: the system killed it" in table
+    assert "failed in round 1 of 3: y: no memory" in table
+
+
+def test_the_bound_is_bandwidth_over_bytes() -> None:
+    found = report(bundle=SubjectResult([run()]))
+    assert found.bound == 9
+    assert "upper bound 9 tokens/s, 7% reached" in report_table(found)
+    assert to_dict(found)["bound"] == 9
+    elsewhere = replace(found, bandwidth=[])
+    assert elsewhere.bound is None and "bound" not in report_table(elsewhere)

@@ -1,0 +1,66 @@
+"""Streams over sockets: kept open while nothing comes, read slowly, and many at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NoReturn
+
+import pytest
+from servers import Connection, Steps, compute_of, wait_for
+from starlette.applications import Starlette
+
+from stem_edge.apps.answers.events import AnswerEvents
+from stem_edge.apps.serving import app, reply
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model import Model
+
+ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture
+def program(model: Model) -> Starlette:
+    return app(model, waiting=50)
+
+
+def test_comments_while_nothing_comes(
+    port: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply, "KEEP_ALIVE_SECONDS", 0.05)
+    steps.hold()
+    waiting = Connection(port, "/v1/completions", ASKED | {"stream": True})
+    waiting.read_until(b"\r\n:\n\n\r\n")
+    steps.release()
+    got = waiting.read_all()
+    assert b"Par" in got
+    assert b"data: [DONE]\n\n" in got
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_answer_that_cannot_be_read_ends_the_stream(
+    program: Starlette,
+    port: int,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(events: AnswerEvents, chunk: Chunk) -> NoReturn:
+        raise TypeError("a secret")
+
+    monkeypatch.setattr(AnswerEvents, "push", fail)
+    asking = Connection(port, "/v1/completions", ASKED | {"stream": True, "n": count})
+    asking.read_until(b"the server failed")
+    assert b"secret" not in asking.read_all()
+    assert "a secret" in caplog.text
+    wait_for(lambda: compute_of(program).busy == 0)
+
+
+@pytest.mark.slow
+def test_200_connections_at_once(program: Starlette, port: int, model: Model) -> None:
+    text = model.generate_text("The capital of France is", max_new_tokens=12).encode()
+    everybody = [Connection(port, "/v1/completions", ASKED) for _ in range(200)]
+    answers = [connection.read_all() for connection in everybody]
+    counts = Counter(answer.split(b" ", 2)[1] for answer in answers)
+    assert counts.keys() <= {b"200", b"429"}
+    assert counts[b"200"] >= 58  # which can run or wait
+    assert all(text in answer for answer in answers if b" 200 " in answer)
+    wait_for(lambda: compute_of(program).busy == 0)
