@@ -10,7 +10,7 @@ from typing import Any
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import BundleError
 from stem_edge.files.names import cache_folder
-from stem_edge.hub.kept import Kept, kept_bundles
+from stem_edge.hub.kept import kept_bundles
 from stem_edge.shown import format_size, printable
 
 DESCRIPTION = """\
@@ -29,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    models = [line for kept in kept_bundles() if (line := _described(kept)) is not None]
+    models: list[dict[str, Any]] = []
+    for name, place, folder in kept_bundles():
+        with suppress(BundleError):  # what other programs keep
+            nbytes = sum(file.nbytes for file in open_manifest(folder).files.values())
+            models.append({"name": name, "nbytes": nbytes, "place": place})
     if args.json:
         print(json.dumps(models, indent=1))
         return 0
@@ -41,15 +45,3 @@ def run(args: argparse.Namespace) -> int:
         print("no models are kept; fetch one with: stem-edge run hf:org/name")
     print(printable(f"all of {cache_folder(None)} can be deleted: what is needed is made again"))
     return 0
-
-
-def _described(kept: Kept) -> dict[str, Any] | None:
-    """Return what to say of a bundle; None if it cannot be read, as what other programs keep."""
-    with suppress(BundleError):
-        files = open_manifest(kept.folder).files.values()
-        return {
-            "name": kept.name,
-            "nbytes": sum(file.nbytes for file in files),
-            "place": kept.place,
-        }
-    return None

@@ -40,16 +40,12 @@ def obey(session: Session, line: str) -> None:
     """Run a command other than EXIT. Raises InputError, and what answering raises."""
     name, _, argument = line.partition(" ")
     if name not in COMMANDS:
-        raise _unknown(name)
+        near = difflib.get_close_matches(name, [*COMMANDS, *ENDS], 1)
+        hint = f"try {near[0]}" if near else "/help lists all"
+        raise InputError(
+            f"there is no command {shown(name)}; {hint}, or put a space before / to send a message"
+        )
     COMMANDS[name](session, argument.strip())
-
-
-def _unknown(name: str) -> InputError:
-    near = difflib.get_close_matches(name, [*COMMANDS, *ENDS], 1)
-    hint = f"try {near[0]}" if near else "/help lists all"
-    return InputError(
-        f"there is no command {shown(name)}; {hint}, or put a space before / to send a message"
-    )
 
 
 def _undo(session: Session, _: str) -> None:
