@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +19,7 @@ from stem_edge.export.job.storage import Format, Storage
 from stem_edge.export.job.table_plan import TablePlan, plan_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import GgufFormat
+from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
@@ -81,15 +82,29 @@ def make_job(
 def flash_nbytes(job: Job) -> int:
     """Return the bytes of the bundle's weights and tables. Raises GraphError."""
     model, format, tables = job.source.config, job.format, job.table_format
-    nbytes = tables.nbytes(model.prompt_rows) if tables else 0
-    if isinstance(format, GgufFormat):
-        from stem_edge.ggml import gguf_schema  # for such bundles alone
-
-        return nbytes + sum(gguf_schema.backbone_nbytes(model, format.weights).values())
     if job.prefill:
         format = msgspec.structs.replace(format, prefill=True)
-        nbytes += prompts(model, job.layout, format).plan.nbytes
-    return nbytes + decoding(model, job.layout, format).plan.nbytes
+    nbytes = tables.nbytes(model.prompt_rows) if tables else 0
+    return nbytes + weights_nbytes(format, model, job.layout)
+
+
+@singledispatch
+def weights_nbytes(format: Format, model: ModelConfig, layout: RecordLayout | None) -> int:
+    """Return the bytes of a backbone's weights, of prompts too. Raises GraphError."""
+    raise TypeError(f"{type(format).__name__} is no format of a backbone")
+
+
+@weights_nbytes.register
+def _(format: GgufFormat, model: ModelConfig, layout: RecordLayout | None) -> int:
+    from stem_edge.ggml import gguf_schema  # for such bundles alone
+
+    return sum(gguf_schema.backbone_nbytes(model, format.weights).values())
+
+
+@weights_nbytes.register
+def _(format: BackboneFormat, model: ModelConfig, layout: RecordLayout | None) -> int:
+    nbytes = decoding(model, layout, format).plan.nbytes
+    return nbytes + (prompts(model, layout, format).plan.nbytes if format.prefill else 0)
 
 
 def layers_nbytes(config: ModelConfig) -> int:
