@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 47_546),
+    "package, lines": Budget(package_lines, 46_897),
     "tools, lines": Budget(lambda: lines_in("tools"), 4_197),
     "tests, lines": Budget(lambda: lines_in("tests"), 41_596),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 2_705),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 94)
-PLAIN_LINES = Budget(int, 11_944)
+PLAIN_LINES = Budget(int, 11_818)
 
 
 @pytest.mark.parametrize("name", BUDGETS)
