@@ -11,13 +11,13 @@ signal handler may wait for it in the midst of a step, that is, while other thre
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
@@ -55,7 +55,8 @@ class Prefixes:
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._kept: list[Context] = []
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
-        self._lent = WeakSet[Context]()
+        # Replaced, never changed: a signal handler may lend while it is read.
+        self._lent = frozenset[weakref.ref[Context]]()
         self._ended = deque[Context]()  # to be kept
 
     @cached_property
@@ -107,7 +108,7 @@ class Prefixes:
         """
         with self._lock:
             self._collect()
-            most = sum(prefix.nbytes + prefix.growth for prefix in self._lent)
+            most = sum(prefix.nbytes + prefix.growth for prefix in self._calls())
             return most + nbytes <= self.limit
 
     @property
@@ -115,7 +116,7 @@ class Prefixes:
         """Bytes of the KV caches of calls under way, and of kept contexts."""
         with self._lock:
             self._collect()
-            return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))
+            return sum(prefix.nbytes for prefix in (*self._kept, *self._calls()))
 
     def make_room(self, context: Context, tokens: int) -> None:
         """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
@@ -150,7 +151,7 @@ class Prefixes:
             if best is None:
                 return None, 0
             self._kept.remove(best)
-            self._lent.add(best)
+            self._lent |= {weakref.ref(best)}
             return best, tokens
 
     def prompt_of(self, token_ids: Sequence[int]) -> PromptKey:
@@ -198,7 +199,7 @@ class Prefixes:
     def _copy_running(self, prefix: Context) -> None:
         """Copy what a call under way has computed of a prompt, such as another answer to it."""
         with self._lock:
-            running = [one for one in self._lent if one is not prefix]
+            running = [one for one in self._calls() if one is not prefix]
         if not running:
             return
 
@@ -215,7 +216,7 @@ class Prefixes:
         prefix.reserve(len(prefix.prompt.token_ids) or length)
         with self._lock:
             self._collect()
-            self._lent.add(prefix)
+            self._lent |= {weakref.ref(prefix)}
             dropped = self._evict()
         self._write(dropped)
         return prefix
@@ -239,11 +240,15 @@ class Prefixes:
             self.forget()
             return self._engine.in_turn(opened)
 
+    def _calls(self) -> list[Context]:
+        """Return the contexts of calls under way."""
+        return [context for lent in self._lent if (context := lent()) is not None]
+
     def _collect(self) -> None:
         """Take back contexts of calls that have ended."""
         while self._ended:
             prefix = self._ended.popleft()
-            self._lent.discard(prefix)
+            self._lent = frozenset(one for one in self._lent if one() not in (prefix, None))
             if prefix.useful:
                 prefix.settle()
                 self._kept.append(prefix)
