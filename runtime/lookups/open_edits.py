@@ -27,7 +27,7 @@ class OpenEdits:
     @contextmanager
     def added(self, edits: tuple[Edit, ...]) -> Iterator[None]:
         """Add edits for a block. Raises InputError for edits that cannot be applied."""
-        self._stacked(edits)  # refuse them here rather than at the first call
+        Overlay(self._text, self._config, edits)  # refuse them here rather than at the first call
         key = object()
         self._entries[key] = edits
         try:
@@ -44,14 +44,9 @@ class OpenEdits:
         """Return the edits of a call that begins now."""
         edits, (known, changes) = self.all, self._latest
         if edits != known:
-            changes = self._stacked(edits)
+            changes = Overlay(self._text, self._config, edits)
             self._latest = edits, changes
         return changes
-
-    def _stacked(self, edits: tuple[Edit, ...]) -> Changes:
-        if not edits:
-            return Changes()
-        return Overlay(self._text, self._config, edits)
 
     def lookups(
         self,

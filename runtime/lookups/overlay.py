@@ -25,7 +25,7 @@ from stem_edge.runtime.lookups.spans import (
     tokens_after,
 )
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.composing import plain, tokens_of
+from stem_edge.tables.composing import tokens_of
 from stem_edge.tables.rows import Row, RowLookup
 
 
@@ -42,7 +42,7 @@ def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) 
         ids = checked_ids(several, config.vocab_size, f"stem_ids[{position}]: ")
         if not ids:
             raise InputError(f"stem_ids: none at position {position}; give at least one id")
-        lookups.append(plain(tuple(ids), layers))
+        lookups.append((tuple(ids),) * layers)
         if layers:
             check_lookup(config, lookups[-1])
     return lookups
@@ -90,8 +90,6 @@ class Overlay(Changes):
 
         Raises InputError if there are edits at positions and the prompt lacks all their sources.
         """
-        if not self.edits:
-            return {}
         placed = self._placed(token_ids)
         places = enumerate(token_ids)
         found = {at: self.of_token[token] for at, token in places if token in self.of_token}

@@ -89,17 +89,19 @@ class GatedGuesses(Guesses):
         self.quick = not any(drafts.seconds for drafts in self._drafts)
         for drafts in self._drafts:
             drafts.learn(seen, self._made if drafts is self._chosen else [])
-            chances = drafts.chances(seen, gate.most)
+            if not (chances := drafts.chances(seen, gate.most)):
+                continue
             choice = gate.choose(chances, room, drafts.seconds / self._seconds, len(seen))
             if choice.gain > best.gain:
                 best, chosen = choice, drafts
-        self._chosen, self._made = chosen, self._of(chosen, seen, best.drafts)
+        self._chosen = chosen
+        self._made = self._of(chosen, seen, best.drafts) if best.drafts else []
         return self._made
 
     def _of(self, drafts: Drafts, seen: Sequence[int], count: int) -> list[int]:
         """Return drafts. A source that fails drafts never again."""
         try:
-            return drafts.draft(seen, count) if count else []
+            return drafts.draft(seen, count)
         except StemEdgeError:
             self._drafts.remove(drafts)
             return []

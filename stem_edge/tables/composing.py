@@ -13,7 +13,7 @@ import numpy as np
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout, Row, RowLookup
+from stem_edge.tables.rows import RecordLayout, RowLookup
 
 
 def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
@@ -57,11 +57,6 @@ def is_row(layout: RecordLayout, row: bytes) -> bool:
     with np.errstate(all="ignore"):  # scales from outside may overflow
         values = single.unpack(np.frombuffer(row, np.uint8)[None], 0)
     return bool(np.isfinite(values).all())
-
-
-def plain(row: Row, layers: int) -> RowLookup:
-    """Lookup of the same row in every STEM layer."""
-    return (row,) * layers
 
 
 def token_of(lookup: RowLookup) -> int | None:
