@@ -26,7 +26,7 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.checkpoints.sources import Sources, check_apart
+from stem_edge.export.checkpoints.sources import check_apart, check_unchanged, states_of
 from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.job import Job, flash_nbytes, make_job
 from stem_edge.export.job.publish import LOCK, check_free, publish
@@ -126,7 +126,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     if recipe.assistant is not None:
         recipe = replace(recipe, assistant=checkpoint_folder(recipe.assistant, recipe.progress))
     check_apart(out, [checkpoint, recipe.lora, recipe.assistant])
-    sources = Sources([checkpoint, *recipe.files])
+    before = states_of([checkpoint, *recipe.files])
     ggml = recipe.engine == GgufFormat.engine
     if ggml:
         checked_ggml()  # before gigabytes are read
@@ -154,7 +154,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         with Progress(0, "exporting", recipe.progress) as bar:
             _write(job, Output(folder, bar))
         own = [out, folder, folder.with_name(folder.name + LOCK)]
-        sources.check([source.path, *recipe.files], own)
+        check_unchanged(before, [source.path, *recipe.files], own)
     return open_bundle(out)
 
 

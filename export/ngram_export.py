@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open_tables
-from stem_edge.export.checkpoints.sources import Sources, check_apart
+from stem_edge.export.checkpoints.sources import check_apart, check_unchanged, states_of
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.quantization.streams import in_order
@@ -61,7 +61,7 @@ def export_rows(
     """
     folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
     check_apart(out, [folder])
-    sources = Sources([folder])
+    before = states_of([folder])
     found = open_tables(folder)
     format = NgramFormat(tables=tuple(_stored(one.table, rows) for one in found))
     class_of = None
@@ -72,7 +72,7 @@ def export_rows(
         check_free(out, format.nbytes)
         with Progress(format.nbytes, "exporting tables", progress) as bar:
             _write(Output(work, bar), found, format, class_of, threads or usable_cpus())
-        sources.check([folder], own)
+        check_unchanged(before, [folder], own)
     return out
 
 

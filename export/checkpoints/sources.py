@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.files.checkpoint_files import read_files, split_files
 
 
-class Sources:
-    """Files that an export may read, with their state when it began."""
+def states_of(paths: Sequence[str | Path | None]) -> dict[Path, tuple[int, ...]]:
+    """Return the state of each file that an export may read. paths: files, and folders of such files."""
+    given = _real(paths)
+    inside = {file for path in given for file in (path, *read_files(path))}
+    return {file: state for file in sorted(inside) if (state := _state(file)) is not None}
 
-    def __init__(self, paths: Sequence[str | Path | None]) -> None:
-        """paths: files, and folders for what is read in them."""
-        given = _real(paths)
-        inside = {file for path in given for file in (path, *read_files(path))}
-        self._before = {
-            file: state for file in sorted(inside) if (state := _state(file)) is not None
-        }
 
-    def check(self, paths: Sequence[str | Path | None], written: Sequence[Path]) -> None:
-        """Raise CheckpointError if a file among `paths`, or inside one, was changed or removed.
+def check_unchanged(
+    before: Mapping[Path, tuple[int, ...]],
+    paths: Sequence[str | Path | None],
+    written: Sequence[Path],
+) -> None:
+    """Raise CheckpointError if a file among `paths`, or inside one, was changed or removed.
 
-        written: what the export itself writes, which is left out.
-        """
-        within, own = set(_real(paths)), set(_real(written))
-        for file, before in self._before.items():
-            around = {file, *file.parents}
-            if around & within and not around & own and (after := _state(file)) != before:
-                raise CheckpointError(
-                    f"{file}: was {'removed' if after is None else 'changed'} during the export; "
-                    "nothing was written: wait until training or copying has ended, and export again"
-                )
+    before: states of the files when the export began; written: what it writes itself, which is left out.
+    """
+    within, own = set(_real(paths)), set(_real(written))
+    for file, state in before.items():
+        around = {file, *file.parents}
+        if around & within and not around & own and (after := _state(file)) != state:
+            raise CheckpointError(
+                f"{file}: was {'removed' if after is None else 'changed'} during the export; "
+                "nothing was written: wait until training or copying has ended, and export again"
+            )
 
 
 def _real(paths: Sequence[str | Path | None]) -> list[Path]:

@@ -111,7 +111,7 @@ class Output:
 
     def errors(self) -> dict[str, KindError]:
         """Return the quantization errors so far, by kind of tensor."""
-        return errors(meter.totals() for meter in self._meters.values())
+        return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
         """Delete the file of a part, and forget its errors."""

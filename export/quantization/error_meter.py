@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 
 from stem_edge.bundle.manifest import KindError
 from stem_edge.numerics.quantize import F32
-
-
-class Total(msgspec.Struct):
-    """Sums over the values of one kind of tensor."""
-
-    worst: float = 0.0
-    sum: float = 0.0
-    count: int = 0
 
 
 class ErrorMeter:
@@ -27,7 +18,8 @@ class ErrorMeter:
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[Total]] = {}
+        # Kind, worst error, sum and count of the rows that were added, in the order of the threads.
+        self.parts: list[tuple[str, float, float, int]] = []
 
     def add(self, kind: str, original: F32, stored: F32) -> None:
         """Count the errors of rows [n, K]. May be called from any thread."""
@@ -35,26 +27,21 @@ class ErrorMeter:
         error = stored - original
         np.abs(error, out=error)
         error /= np.where(peak > 0, peak, 1)
-        part = Total(float(error.max()), float(error.sum(dtype=np.float64)), error.size)
         # Appended instead of added up, because `+=` of several threads loses some.
-        self._parts.setdefault(kind, []).append(part)
-
-    def totals(self) -> dict[str, Total]:
-        """Return the sums by kind."""
-        return {kind: _total(parts) for kind, parts in self._parts.items()}
+        self.parts.append(
+            (kind, float(error.max()), float(error.sum(dtype=np.float64)), error.size)
+        )
 
 
-def errors(totals: Iterable[Mapping[str, Total]]) -> dict[str, KindError]:
+def errors(meters: Iterable[ErrorMeter]) -> dict[str, KindError]:
     """Return the worst and mean error of each kind over several meters."""
-    kinds: dict[str, list[Total]] = {}
-    for by_kind in totals:
-        for kind, total in by_kind.items():
-            kinds.setdefault(kind, []).append(total)
-    found = {kind: _total(parts) for kind, parts in sorted(kinds.items())}
-    return {k: KindError(round(t.worst, 6), round(t.sum / t.count, 6)) for k, t in found.items()}
-
-
-def _total(parts: Iterable[Total]) -> Total:
-    """Add up exactly, so that the order of threads does not change the sum."""
-    worst, sums, counts = zip(*((part.worst, part.sum, part.count) for part in parts), strict=True)
-    return Total(max(worst), math.fsum(sums), sum(counts))
+    kinds = dict[str, list[tuple[float, float, int]]]()
+    for meter in meters:
+        for kind, worst, summed, count in meter.parts:
+            kinds.setdefault(kind, []).append((worst, summed, count))
+    found = dict[str, KindError]()
+    for kind in sorted(kinds):
+        worsts, sums, counts = zip(*kinds[kind], strict=True)
+        # Added up exactly, so that the order of threads does not change the sum.
+        found[kind] = KindError(round(max(worsts), 6), round(math.fsum(sums) / sum(counts), 6))
+    return found
