@@ -36,7 +36,7 @@ def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) 
     if len(stem_ids) != length:
         raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
     layers = len(config.stem_layers)
-    lookups = []
+    lookups = list[RowLookup]()
     for position, stem_id in enumerate(stem_ids):
         several = stem_id if isinstance(stem_id, Sequence | np.ndarray) else [stem_id]
         ids = checked_ids(several, config.vocab_size, f"stem_ids[{position}]: ")
