@@ -29,7 +29,7 @@ from stem_edge.runtime.text.codec import TextCodec, shorten
 from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
-    from stem_edge.edit_files.file import Edit
+    from stem_edge.bundle.edit_files.file import Edit
     from stem_edge.runtime.grammars.constraint import Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.lookups.open_edits import OpenEdits
@@ -71,7 +71,7 @@ class Answering(ModelText):
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
         """
-        from stem_edge.edit_files.opening import as_edit
+        from stem_edge.bundle.edit_files.opening import as_edit
 
         self.engine.check_usable()
         with self._opened_edits().added(tuple(as_edit(self.bundle, edit) for edit in edits)):

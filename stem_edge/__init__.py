@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from stem_edge.apps.measuring.quality.quality import evaluate
     from stem_edge.apps.measuring.runs.measure import measure
     from stem_edge.bundle.checksums import verify
+    from stem_edge.bundle.edit_files.file import Edit, read_edit
     from stem_edge.bundle.opening import open_bundle
-    from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.export import export_bundle
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load
     from stem_edge.runtime.grammars.grammar import Grammar
@@ -68,7 +68,7 @@ _HOMES = {
     "bundle.checksums": ("verify",),
     "bundle.opening": ("open_bundle",),
     "runtime.rows.table_arrays": ("open_tables",),
-    "edit_files.file": ("Edit", "read_edit"),
+    "bundle.edit_files.file": ("Edit", "read_edit"),
     "apps.editing.making": ("make_edit",),
     "export": ("export_bundle",),
     "apps.measuring.fit": ("fit",),

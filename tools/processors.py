@@ -44,7 +44,7 @@ FILES = [
     *(f"stem_edge/graph/test_{name}.py" for name in ("linear", "steps")),
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",
-    "stem_edge/edit_files/test_schemes.py",
+    "stem_edge/bundle/edit_files/test_schemes.py",
     *(f"runtime/rows/test_{name}.py" for name in ("store", "cache", "rows", "edits")),
     "runtime/lookups/test_overlay.py",
     "runtime/test_sampling.py",

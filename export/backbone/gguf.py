@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from stem_edge.bundle.checksums import tables_hash
+from stem_edge.bundle.hub.names import shown_name
 from stem_edge.bundle.manifest import GGUF
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.gguf_values import TensorSource
@@ -20,7 +21,6 @@ from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
 from stem_edge.graph.layer import kind_of
-from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 

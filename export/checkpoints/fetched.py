@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from stem_edge.bundle.fetched import fetch_checked
+from stem_edge.bundle.hub import PREFIX
+from stem_edge.bundle.hub.asking import UnreachableError
+from stem_edge.bundle.hub.fetch import Snapshot, fetch, open_snapshot
+from stem_edge.bundle.hub.names import hub_name
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
@@ -18,10 +22,6 @@ from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
 from stem_edge.files.checkpoint_files import SUFFIX, TOKENIZERS, split_files
-from stem_edge.hub import PREFIX
-from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
-from stem_edge.hub.names import hub_name
 
 ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
 SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -6,6 +6,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from stem_edge.bundle.hub import PREFIX
+from stem_edge.bundle.hub.names import hub_name
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.checkpoints.blagpt import find_states
@@ -20,8 +22,6 @@ from stem_edge.export.checkpoints.lingua import read_checkpoint as read_lingua
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
 from stem_edge.files.checkpoint_files import SUFFIX
-from stem_edge.hub import PREFIX
-from stem_edge.hub.names import hub_name
 
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 MOST_SHOWN = 8  # names of files in a message

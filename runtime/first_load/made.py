@@ -21,6 +21,9 @@ from pathlib import Path
 import msgspec
 
 from stem_edge import __version__
+from stem_edge.bundle.hub import PREFIX
+from stem_edge.bundle.hub.kept import KEY_CHARS, MADE
+from stem_edge.bundle.hub.names import shown_name
 from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
 from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import Bundle
@@ -32,9 +35,6 @@ from stem_edge.files.lock import alone, lock
 from stem_edge.files.names import RESERVED, cache_folder, is_plain
 from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.graph.formats import EngineName
-from stem_edge.hub import PREFIX
-from stem_edge.hub.kept import KEY_CHARS, MADE
-from stem_edge.hub.names import shown_name
 from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.first_load.making import fetched, make

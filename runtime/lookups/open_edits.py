@@ -12,7 +12,7 @@ from stem_edge.runtime.lookups.overlay import Overlay, given_lookups
 from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
-    from stem_edge.edit_files.file import Edit
+    from stem_edge.bundle.edit_files.file import Edit
     from stem_edge.runtime.engine import Engine
 
 

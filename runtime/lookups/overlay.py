@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from stem_edge.bundle.edit_files.file import Edit, NewRows, Replacement
+from stem_edge.bundle.edit_files.schemes import Lookup, align, fits
 from stem_edge.config import ModelConfig
-from stem_edge.edit_files.file import Edit, NewRows, Replacement
-from stem_edge.edit_files.schemes import Lookup, align, fits
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.lookups import Changes, StemId, checked_ids
 from stem_edge.runtime.lookups.spans import (

@@ -6,9 +6,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from stem_edge.bundle.hub import PREFIX
+from stem_edge.bundle.hub.names import parsed_name
 from stem_edge.errors import BundleError, InputError
-from stem_edge.hub import PREFIX
-from stem_edge.hub.names import parsed_name
 
 WORKING = ".stem-edge-"  # before the bundle's name: folder beside it where an export grows
 OLD = "-old"  # after that: the replaced bundle, where names cannot be swapped

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from stem_edge.bundle.hub.fetch import Snapshot, fetch
 from stem_edge.errors import BundleError, InputError
 from stem_edge.files import disk
 from stem_edge.files.disk import write_whole
 from stem_edge.files.hashing import sha256_of
 from stem_edge.files.names import KEY_CHARS, cache_folder
-from stem_edge.hub.fetch import Snapshot, fetch
 from stem_edge.progress import Progress
 
 CHECKED = "checked"  # folder of the marks; each contains the path of its snapshot

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from stem_edge.bundle.fetched import fetch_checked
+from stem_edge.bundle.hub.asking import UnreachableError
+from stem_edge.bundle.hub.fetch import Snapshot, fetch, open_snapshot
+from stem_edge.bundle.hub.names import HubName, parsed_name
 from stem_edge.bundle.manifest import MANIFEST, is_shard, open_manifest
 from stem_edge.errors import BundleError
-from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
-from stem_edge.hub.names import HubName, parsed_name
 
 
 class NoBundleError(BundleError):

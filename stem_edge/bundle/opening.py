@@ -94,17 +94,17 @@ def _is_missing(path: Path) -> bool:
 def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | None = None) -> Path:
     """Return the folder of a bundle; one on a hub is fetched, as open_bundle says.
 
-    Where no file has this path, it may be the short name of a bundle that is kept (stem_edge.hub.kept).
+    Where no file has this path, it may be the short name of a bundle that is kept (stem_edge.bundle.hub.kept).
     shards: False leaves out the shards of its tables, which are elsewhere.
     """
     if os.path.lexists(path):
         return Path(path)
-    from stem_edge.hub import PREFIX  # for names alone
+    from stem_edge.bundle.hub import PREFIX  # for names alone
 
     if not (name := str(path)).startswith(PREFIX):
         if os.sep in name or "/" in name:
             return Path(path)
-        from stem_edge.hub.kept import named  # for such names alone
+        from stem_edge.bundle.hub.kept import named  # for such names alone
 
         if (kept := named(name)) is None or not kept.place.startswith(PREFIX):
             return Path(path) if kept is None else kept.folder

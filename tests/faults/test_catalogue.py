@@ -28,8 +28,8 @@ GROUPS = {
     "X": ("power loss and kills", 8),
 }
 ELSEWHERE = {
-    "M16": "stem_edge/hub/test_fetch.py::test_wrong_bytes_are_refused_until_they_are_deleted",
-    "M17": "stem_edge/hub/test_fetch.py::test_a_connection_that_is_cut_goes_on_where_it_was",
+    "M16": "stem_edge/bundle/hub/test_fetch.py::test_wrong_bytes_are_refused_until_they_are_deleted",
+    "M17": "stem_edge/bundle/hub/test_fetch.py::test_a_connection_that_is_cut_goes_on_where_it_was",
     "P6": "stem_edge/apps/serving/openai/test_contract.py::test_refused_chats_name_the_field",
     "P13": "runtime/grammars/test_constraint.py::test_what_cannot_be_compiled_is_refused",
 }

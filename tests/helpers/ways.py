@@ -19,7 +19,7 @@ from servers import client_of
 
 import stem_edge
 from stem_edge.apps.serving import app
-from stem_edge.edit_files.file import Edit, NewRows, tables_id
+from stem_edge.bundle.edit_files.file import Edit, NewRows, tables_id
 from stem_edge.errors import InputError
 from stem_edge.numerics.distributions import divergence
 from stem_edge.runtime import Model

@@ -21,8 +21,8 @@ from edit_cases import LENGTHS, Pair, Unedited, bare, pairs_of
 
 import stem_edge
 from stem_edge import Edit, Model, make_edit
-from stem_edge.edit_files.file import SCOPES
-from stem_edge.edit_files.schemes import FITS, Scheme
+from stem_edge.bundle.edit_files.file import SCOPES
+from stem_edge.bundle.edit_files.schemes import FITS, Scheme
 from stem_edge.progress import show_status
 
 DEMO = Path(stem_edge.__file__).parent / "demo_model"

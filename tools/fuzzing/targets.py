@@ -18,8 +18,8 @@ import numpy as np
 
 from fuzzing import mutants
 from fuzzing.running import SEEDS
+from stem_edge.bundle.edit_files.file import encode_edit, read_edit
 from stem_edge.bundle.manifest import encode_manifest, parse_manifest
-from stem_edge.edit_files.file import encode_edit, read_edit
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.safetensors import open_tensors

@@ -16,9 +16,9 @@ from tqdm import tqdm
 from stem_edge.apps.batches.answering import SEQUENCES, Answers, Settings, answer
 from stem_edge.apps.batches.output import ResultFile
 from stem_edge.apps.batches.rows import Result, count_rows, read_rows
+from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.hub.fetch import pinned
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load

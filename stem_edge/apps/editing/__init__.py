@@ -1,1 +1,1 @@
-"""Knowledge editing: making edits, and describing them. Their files are in stem_edge.edit_files."""
+"""Knowledge editing: making edits, and describing them. Their files are in stem_edge.bundle.edit_files."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from stem_edge.bundle.edit_files.file import MAX_TEXT, SCOPES, Edit, Replacement, Scope, tables_id
+from stem_edge.bundle.edit_files.schemes import SCHEMES, Scheme
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.edit_files.file import MAX_TEXT, SCOPES, Edit, Replacement, Scope, tables_id
-from stem_edge.edit_files.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
@@ -36,7 +36,7 @@ def make_edit(
 
     scheme: what each token of the source looks up, for lengths n_s and n_t in tokens: "swap" (n_s =
         n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t), "subset" (n_s <= n_t),
-        "average"; see stem_edge.edit_files.schemes. Default: "auto", which is swap, copy or subset,
+        "average"; see stem_edge.bundle.edit_files.schemes. Default: "auto", which is swap, copy or subset,
         depending on the lengths.
     scope: "positions": where the source occurs in a prompt, as whole words. "everywhere": at every
         token of the source, in prompt and answer, whatever text it is part of.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from stem_edge.bundle.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import lookups
 from stem_edge.runtime.lookups.spans import tokens_after

@@ -17,7 +17,7 @@ from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.serving.compute import Compute
 from stem_edge.apps.serving.metrics import Metrics
 from stem_edge.apps.serving.reply import Reply
-from stem_edge.hub.names import shown_name
+from stem_edge.bundle.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.system.memory import own_memory
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from stem_edge.apps.editing.making import make_edit
 from stem_edge.apps.editing.shown import show_edit
+from stem_edge.bundle.edit_files.file import SCOPES, SUFFIX, Edit
+from stem_edge.bundle.edit_files.opening import open_edit
+from stem_edge.bundle.edit_files.schemes import AUTO, SCHEMES
+from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.commands.options.loading import BUNDLE_FOLDER
-from stem_edge.edit_files.file import SCOPES, SUFFIX, Edit
-from stem_edge.edit_files.opening import open_edit
-from stem_edge.edit_files.schemes import AUTO, SCHEMES
 from stem_edge.errors import InputError
-from stem_edge.hub.fetch import pinned
 
 DESCRIPTION = """\
 Edit knowledge: tokens of one text (the source) use the table rows of another

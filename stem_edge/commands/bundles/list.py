@@ -7,10 +7,10 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from stem_edge.bundle.hub.kept import kept_bundles
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import BundleError
 from stem_edge.files.names import cache_folder
-from stem_edge.hub.kept import kept_bundles
 from stem_edge.shown import format_size, printable
 
 DESCRIPTION = """\

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.apps.measuring.quality.quality import Divergence, Quality, evaluate
+from stem_edge.bundle.edit_files.opening import open_edits
+from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.keywords import values_of
 from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
-from stem_edge.edit_files.opening import open_edits
-from stem_edge.hub.fetch import pinned
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\

@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from stem_edge.apps.measuring.device_profiles import DEVICES
 from stem_edge.apps.measuring.fit import Fit, fit
+from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
 from stem_edge.errors import MemoryPlanError
-from stem_edge.hub.fetch import pinned
 from stem_edge.shown import format_size
 from stem_edge.text_table import format_rate, table, wrapped
 

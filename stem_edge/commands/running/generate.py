@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from stem_edge.bundle.edit_files.opening import open_edits
 from stem_edge.commands.options.answers import (
     add_sampling,
     as_object,
@@ -16,7 +17,6 @@ from stem_edge.commands.options.answers import (
 )
 from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
-from stem_edge.edit_files.opening import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args, args.json)
     bundle, edits = args.bundle, []
     if args.edit:
-        from stem_edge.hub.fetch import pinned  # 20 ms, for edits alone
+        from stem_edge.bundle.hub.fetch import pinned  # 20 ms, for edits alone
 
         bundle = pinned(bundle)
         opened = open_or_make(bundle, LoadOptions(**loading_options(args)))

@@ -19,10 +19,10 @@ from starlette.applications import Starlette
 from stem_edge.apps.serving import app
 from stem_edge.apps.serving.compute import END_SECONDS, REQUESTS_NBYTES, Compute
 from stem_edge.apps.serving.connections import Server, log_to_stderr
+from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
-from stem_edge.hub.fetch import pinned
 from stem_edge.progress import show_status
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions, check_sequences

@@ -17,9 +17,9 @@ import pytest
 from contract import refused
 
 import stem_edge
+from stem_edge.bundle.edit_files.file import read_edit
+from stem_edge.bundle.edit_files.opening import find_edit
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.edit_files.file import read_edit
-from stem_edge.edit_files.opening import find_edit
 from stem_edge.errors import EditError
 from stem_edge.files import disk
 

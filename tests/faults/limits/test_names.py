@@ -9,7 +9,7 @@ from contract import takes
 
 from stem_edge import limits
 from stem_edge.bundle import manifest as bundle
-from stem_edge.edit_files import file as edit_file
+from stem_edge.bundle.edit_files import file as edit_file
 from stem_edge.files.names import check_names
 from stem_edge.files.strict_json import check_depth, check_json, one_line
 from stem_edge.tables import shards, zarr_json

@@ -20,6 +20,7 @@ from installed import DEMO, needs_ggml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
+from stem_edge.bundle.hub.kept import MADE
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.main import main
 from stem_edge.errors import (
@@ -32,7 +33,6 @@ from stem_edge.errors import (
 from stem_edge.files import disk
 from stem_edge.files import lock as locks
 from stem_edge.files.lock import lock
-from stem_edge.hub.kept import MADE
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made, making
 from stem_edge.runtime.first_load.made import Source, made_of, name_of

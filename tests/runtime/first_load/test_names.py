@@ -14,9 +14,9 @@ from hub_server import HubServer, cache_of
 from installed import DEMO
 
 import stem_edge
+from stem_edge.bundle.hub.kept import MADE, kept_bundles, named
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
-from stem_edge.hub.kept import MADE, kept_bundles, named
 from stem_edge.runtime.first_load import made
 
 Capture = pytest.CaptureFixture[str]

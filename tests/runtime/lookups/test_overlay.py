@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from text_codecs import END, WORDS, codec_of
 
+from stem_edge.bundle.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.config import ModelConfig
-from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import Overlay, check_lookup
 from stem_edge.runtime.text.codec import TextCodec

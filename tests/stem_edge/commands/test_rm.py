@@ -12,8 +12,8 @@ import pytest
 from contract import command_refused
 from installed import DEMO
 
+from stem_edge.bundle.hub.kept import MADE
 from stem_edge.commands.main import main
-from stem_edge.hub.kept import MADE
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,

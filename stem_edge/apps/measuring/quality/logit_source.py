@@ -13,9 +13,9 @@ import numpy as np
 
 from stem_edge.apps.measuring.quality.reference import is_bundle, model_folder, open_checkpoint
 from stem_edge.apps.measuring.quality.scores import Logits, ScoringTask, split
+from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
-from stem_edge.edit_files.file import Edit
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states

@@ -18,10 +18,10 @@ import numpy as np
 from stem_edge.apps.measuring.quality.logit_source import check_reference, open_sources
 from stem_edge.apps.measuring.quality.reference import model_folder
 from stem_edge.apps.measuring.quality.scores import Scores, make_task, read_text, score
+from stem_edge.bundle.edit_files.file import Edit
+from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
-from stem_edge.hub.fetch import pinned
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.keywords import LoadKeywords

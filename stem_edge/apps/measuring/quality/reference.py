@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stem_edge.bundle.hub.names import hub_name
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.errors import InputError
-from stem_edge.hub.names import hub_name
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint

@@ -16,10 +16,10 @@ from installed import DEMO
 import stem_edge
 from stem_edge import make_edit
 from stem_edge.apps.editing.making import one_token
+from stem_edge.bundle.edit_files.file import Replacement, check_edit, tables_id
+from stem_edge.bundle.edit_files.schemes import Scheme
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.edit_files.file import Replacement, check_edit, tables_id
-from stem_edge.edit_files.schemes import Scheme
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import TextCodec
 

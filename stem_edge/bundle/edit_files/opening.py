@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from stem_edge.bundle.edit_files.file import SUFFIX, Edit, check_edit, read_edit
 from stem_edge.bundle.opening import Bundle
-from stem_edge.edit_files.file import SUFFIX, Edit, check_edit, read_edit
 from stem_edge.errors import EditError, InputError
 
 

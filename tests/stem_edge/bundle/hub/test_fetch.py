@@ -20,12 +20,12 @@ from installed import DEMO
 from loading import load_fixed
 from manifests import make_bundle
 
+from stem_edge.bundle.hub import fetch
 from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, encode_manifest, open_manifest
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.graph.formats import BACKBONE_DATA
-from stem_edge.hub import fetch
 
 NAME = "acme/model"
 SHARD = f"{TABLES}/records/c/0/0"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stem_edge.edit_files.schemes import FITS, SCHEMES, Scheme, align, choose_scheme
+from stem_edge.bundle.edit_files.schemes import FITS, SCHEMES, Scheme, align, choose_scheme
 from stem_edge.errors import InputError
 
 A, B, C, D, PAD = 10, 11, 12, 13, 99

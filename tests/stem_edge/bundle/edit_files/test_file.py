@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.edit_files import file as edit_file
-from stem_edge.edit_files.file import (
+from stem_edge.bundle.edit_files import file as edit_file
+from stem_edge.bundle.edit_files.file import (
     Edit,
     NewRows,
     Replacement,
@@ -20,6 +19,7 @@ from stem_edge.edit_files.file import (
     read_edit,
     tables_id,
 )
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
 from stem_edge.tables.composing import pack_row

@@ -15,9 +15,9 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import msgspec
 
 from stem_edge.bundle.checksums import tables_hash
+from stem_edge.bundle.edit_files.schemes import Scheme
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.edit_files.schemes import Scheme
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
 from stem_edge.files.disk import write_whole

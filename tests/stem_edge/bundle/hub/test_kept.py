@@ -13,10 +13,10 @@ from hub_server import Blob, HubServer, Model, cache_of
 from installed import DEMO
 
 import stem_edge
+from stem_edge.bundle.hub.kept import MADE, named
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, CheckpointError, InputError, StemEdgeError
-from stem_edge.hub.kept import MADE, named
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
 from stem_edge.runtime.loading import open_or_make

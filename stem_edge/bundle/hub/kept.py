@@ -13,12 +13,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from stem_edge.bundle.hub.fetch import MAIN, cache, kept_commit
+from stem_edge.bundle.hub.names import REPOSITORIES, name_of
 from stem_edge.errors import InputError
 from stem_edge.files.hub_links import SNAPSHOTS
 from stem_edge.files.names import cache_folder
 from stem_edge.files.strict_json import one_line
-from stem_edge.hub.fetch import MAIN, cache, kept_commit
-from stem_edge.hub.names import REPOSITORIES, name_of
 
 MADE = "made"  # folder of bundles that were made of checkpoints, in the user's cache folder
 KEY_CHARS = 12  # few, to be typed

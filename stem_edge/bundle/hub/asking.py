@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from stem_edge.bundle.hub.names import HubName
 from stem_edge.errors import HubError
 from stem_edge.files.strict_json import one_line
-from stem_edge.hub.names import HubName
 
 LOG_IN = "log in with: hf auth login"
 NETWORK = "check the network, and try again"

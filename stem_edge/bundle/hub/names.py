@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stem_edge.bundle.hub import PREFIX
 from stem_edge.errors import InputError
 from stem_edge.files.hub_links import COMMIT, SNAPSHOTS
-from stem_edge.hub import PREFIX
 
 REPOSITORIES = (
     "models--"  # before a repository's name in the hub's cache, which has -- for its slash

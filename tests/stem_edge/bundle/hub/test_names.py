@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stem_edge.bundle.hub.names import HubName, hub_name, name_of, shown_name
 from stem_edge.errors import InputError
-from stem_edge.hub.names import HubName, hub_name, name_of, shown_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

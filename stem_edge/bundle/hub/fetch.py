@@ -17,12 +17,12 @@ from typing import Any
 from tqdm import tqdm
 
 from stem_edge import __version__
+from stem_edge.bundle.hub.asking import UnreachableError, asking, endpoint
+from stem_edge.bundle.hub.names import HubName, hub_name
 from stem_edge.errors import HubError
 from stem_edge.files.disk import write_whole
 from stem_edge.files.hub_links import COMMIT, SNAPSHOTS
 from stem_edge.files.strict_json import one_line
-from stem_edge.hub.asking import UnreachableError, asking, endpoint
-from stem_edge.hub.names import HubName, hub_name
 from stem_edge.progress import tell
 
 MAIN = "main"
