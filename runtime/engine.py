@@ -25,7 +25,7 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backends.context import Context
+from stem_edge.runtime.backends.context import NO_PROMPT, Context, PromptKey
 from stem_edge.runtime.backends.interface import (
     LEAST_CHUNK,
     LESS_MEMORY,
@@ -141,9 +141,9 @@ class Engine:
                 if self._closing:
                     self._release()
 
-    def open_context(self, length: int) -> Context:
+    def open_context(self, length: int, prompt: PromptKey = NO_PROMPT) -> Context:
         """Open an empty context for up to `length` tokens."""
-        return self.in_turn(lambda: Context(self.backend.open_context(length)))
+        return self.in_turn(lambda: Context(self.backend.open_context(length), prompt))
 
     def step(
         self,

@@ -141,10 +141,7 @@ class Prefixes:
         self._write(dropped)
 
     def borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
-        """Take out the kept context that has most tokens of a prompt, if any; return it and these.
-
-        It is to be given back.
-        """
+        """Take out the kept context that has most tokens of a prompt; it is to be given back."""
         with self._lock:
             self._collect()
             tokens, best = _best(self._kept, prompt)
@@ -160,9 +157,8 @@ class Prefixes:
 
     def opened_for(self, prompt: PromptKey) -> Context | None:
         """Return an empty context for a prompt, to be given back filled; None if prompts are not kept."""
-        if not self._keeps:
-            return None
-        return self._lend(self._opened(prompt, self._length), self._length)
+        length = self._length
+        return self._lend(self._opened(prompt, length), length) if self._keeps else None
 
     def give_back(self, prefix: Context, *, keep: bool = True) -> None:
         """Take back a context after its call; takes no lock."""
@@ -229,16 +225,13 @@ class Prefixes:
         return worth and bool(backend.kept(tokens))
 
     def _opened(self, prompt: PromptKey, length: int) -> Context:
-        def opened() -> Context:
-            return Context(self._engine.backend.open_context(length), prompt)
-
         try:
-            return self._engine.in_turn(opened)
+            return self._engine.open_context(length, prompt)
         except OutOfMemoryError:
             if not self._kept:
                 raise
             self.forget()
-            return self._engine.in_turn(opened)
+            return self._engine.open_context(length, prompt)
 
     def _calls(self) -> list[Context]:
         """Return the contexts of calls under way."""
