@@ -78,7 +78,7 @@ def finish(killer: Killer, export: TinyExport, out: Path) -> None:
     assert bundle_files(out) == bundle_files(export.new)
 
 
-@pytest.mark.parametrize(("kind", "step"), [("new", 6), ("force", 2)])
+@pytest.mark.parametrize(("kind", "step"), [("new", 6), ("force", 1)])
 def test_x1_a_kill_at_an_operation(
     kind: Kind, step: int, exports: Exports, killer: Killer, tmp_path: Path
 ) -> None:
