@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 
@@ -118,7 +118,7 @@ class Scorer:
                 context.rewind(shared if self._reuses(context, len(padded)) else 0)
                 self.processed += len(padded) - context.position
                 self.reused += context.position
-                scores = _sum_up(self._logits(context, padded, first), len(inputs), alike)
+                scores = _sum_up(self._steps(context, padded, first), len(inputs), alike)
                 held = padded
                 yield from zip((request.number for request in alike), scores, strict=True)
 
@@ -140,11 +140,6 @@ class Scorer:
                 rows = zip(logits, targets[first:], strict=False)
                 yield [token_logprobs(row, target, top) for row, target in rows]
 
-    def _logits(self, context: Context, ids: list[int], first: int) -> Iterator[tuple[int, F32]]:
-        """Process ids that the context lacks; yield (position, logits [V]) from `first` on."""
-        for start, logits in self._steps(context, ids, first):
-            yield from enumerate(logits, start)
-
     def _steps(self, context: Context, ids: list[int], first: int) -> Iterator[tuple[int, F32]]:
         """Process ids that the context lacks; yield (position of the first, logits [n, V]) of steps."""
         size, most = self._engine.chunk_tokens, self._engine.logit_tokens
@@ -162,11 +157,11 @@ class Scorer:
 
 
 def _sum_up(
-    logits: Iterator[tuple[int, F32]], length: int, alike: Sequence[_Request]
+    steps: Iterator[tuple[int, F32]], length: int, alike: Sequence[_Request]
 ) -> list[Score]:
-    """Score continuations with the same `length` input ids, from (position, logits)."""
+    """Score continuations with the same `length` input ids, from the logits of steps."""
     sums, greedy = [0.0] * len(alike), [True] * len(alike)
-    for position, row in logits:
+    for position, row in chain.from_iterable(enumerate(rows, start) for start, rows in steps):
         if position == length:  # the padding of an odd length
             continue
         best = int(row.argmax())  # of the first NaN, if any

@@ -13,7 +13,7 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.runtime.rows.store import RowStore, open_store
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.rows import RecordLayout
 
@@ -35,9 +35,8 @@ def check_tables(bundle: Bundle, progress: Callable[[int], object] = lambda nbyt
         for start in range(0, count, step):
             numbers = np.arange(start, min(start + step, count))
             if found := _first_infinite(store.layout, store.read(numbers)):
-                record = start + found[0]
-                said = f"{store.where(record)}: {found[1]} ({_user(store, record)})"
-                raise BundleError(f"{said}; export the bundle again")
+                where = store.where(start + found[0])
+                raise BundleError(f"{where}: {found[1]}; export the bundle again")
             progress(len(numbers) * nbytes)
 
 
@@ -59,9 +58,3 @@ def _first_infinite(layout: RecordLayout, records: U8) -> tuple[int, str] | None
     place, index, column = (int(at[0]) for at in np.nonzero(bad))
     found = floats[place, index, column]
     return place, f"{what} {column} of layer {layout.layers[index]} is {found}, not finite"
-
-
-def _user(store: RowStore, record: int) -> str:
-    """Name a token that looks this record up."""
-    tokens = np.flatnonzero(store.records_of(np.arange(store.tokens)) == record)
-    return f"token {tokens[0]}" if len(tokens) else "no token"
