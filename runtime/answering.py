@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -175,7 +175,7 @@ class Answering(ModelText):
         length = min(self.plan.context_length, len(ids) + params.max_new_tokens - 1)
         lookups = self._lookups(ids, stem_ids, edits)
         constraint = None if params.grammar is None else self._grammars.open(params.grammar)
-        answer = Answer(ids, params, self._text, self.config.eos_ids, constraint)
+        answer = partial(Answer, ids, params, self._text, self.config.eos_ids, constraint)
         return Request(ids, lookups, length, answer)
 
     def generate_text(

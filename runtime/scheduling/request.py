@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,7 +60,8 @@ class Request:
     length: most tokens of prompt and answer that are processed.
     """
 
-    context: Context  # this is there once it has begun
+    answer: Answer  # this and the context are there once it has begun
+    context: Context
     last: Step  # of the token chosen last, which is not yet processed
 
     def __init__(
@@ -68,9 +69,10 @@ class Request:
         prompt: Sequence[int],
         lookups: Lookups,
         length: int,
-        answer: Answer,
+        begin_answer: Callable[[], Answer],
     ) -> None:
-        self.prompt, self.lookups, self.length, self.answer = prompt, lookups, length, answer
+        self.prompt, self.lookups, self.length = prompt, lookups, length
+        self._begin_answer = begin_answer
         self.cancelled = False  # set by any thread
         self.begun = False  # it has a context
         self.ended = False  # no more chunks come
@@ -102,7 +104,7 @@ class Request:
 
         whole: take the memory of a full context at once, rather than as it fills.
         """
-        started = time.perf_counter()
+        started, self.answer = time.perf_counter(), self._begin_answer()
         self.lookups.__enter__()
         lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
         self.context = lent.__enter__()
