@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +19,42 @@ from stem_edge.runtime.text.chat import Messages
 def save_messages(
     prefixes: Prefixes, path: Path, prompt: Callable[[], list[int]], messages: Messages
 ) -> None:
-    """Write messages. prompt: makes token ids of them. Raises InputError if writing fails."""
+    """Write messages with their kept keys and values. Raises InputError if writing fails.
+
+    prompt: makes token ids of the messages.
+    """
     ids = list[int]()
     with suppress(InputError):  # messages that no turn could have are kept all the same
         ids = prompt()
+    best, tokens = prefixes.borrowed(prefixes.prompt_of(ids))
+    found, fingerprint = None, prefixes.fingerprint
     try:
-        save(prefixes, path, ids, json.dumps(messages))
+        if best is not None:
+            found = saved_of(best.prompt, tokens, fingerprint, best.backend)
+        saved, arrays = found or (Saved(fingerprint, [], []), [])
+        write_prefix(path, replace(saved, messages=json.dumps(messages)), arrays)
     except OSError as error:
         raise InputError(
             f"{path}: cannot write ({error.strerror}); choose another place"
         ) from error
+    finally:
+        if best is not None:
+            prefixes.give_back(best)
 
 
 def load_messages(prefixes: Prefixes, path: Path) -> Messages:
-    """Read messages; their keys and values are kept. Raises InputError for any other file."""
+    """Read messages, and keep the keys and values beside them if they are of use here.
+
+    Raises InputError for any other file.
+    """
     try:
-        text = load(prefixes, path.resolve())
-        if not text:
-            raise UnusableError("it has no messages")
-        messages: Messages = json.loads(text)
+        with PrefixFile(path.resolve()) as file:
+            file.check()
+            if not (saved := file.saved).messages:
+                raise UnusableError("it has no messages")
+            if file.own and saved.token_ids and saved.fingerprint == prefixes.fingerprint:
+                _keep(prefixes, file)
+        messages: Messages = json.loads(saved.messages)
     except OSError as error:
         raise InputError(f"{path}: cannot read ({error.strerror})") from error
     except ValueError as error:
@@ -48,33 +65,12 @@ def load_messages(prefixes: Prefixes, path: Path) -> Messages:
     return messages
 
 
-def save(prefixes: Prefixes, path: Path, token_ids: Sequence[int], messages: str) -> None:
-    """Write messages with the kept keys and values of their token ids. Raises OSError."""
-    best, tokens = prefixes.borrowed(prefixes.prompt_of(token_ids))
-    found, fingerprint = None, prefixes.fingerprint
-    try:
-        if best is not None:
-            found = saved_of(best.prompt, tokens, fingerprint, best.backend)
-        saved, arrays = found or (Saved(fingerprint, [], []), [])
-        write_prefix(path, replace(saved, messages=messages), arrays)
-    finally:
-        if best is not None:
-            prefixes.give_back(best)
-
-
-def load(prefixes: Prefixes, path: Path) -> str:
-    """Read messages, and keep the keys and values beside them if they are of use here.
-
-    Raises UnusableError, OSError.
-    """
-    with PrefixFile(path) as file:
-        file.check()
-        saved = file.saved
-        if file.own and saved.token_ids and saved.fingerprint == prefixes.fingerprint:
-            prefix = prefixes.opened_for(PromptKey(saved.token_ids, {}, saved.starts))
-            if prefix is not None:
-                with suppress(UnusableError):
-                    restore(file, len(saved.token_ids), prefix.backend)
-                    prefix.position = len(saved.token_ids)
-                prefixes.give_back(prefix)
-    return saved.messages
+def _keep(prefixes: Prefixes, file: PrefixFile) -> None:
+    """Keep the keys and values of a file for later prompts."""
+    ids = file.saved.token_ids
+    prefix = prefixes.opened_for(PromptKey(ids, {}, file.saved.starts))
+    if prefix is not None:
+        with suppress(UnusableError):
+            restore(file, len(ids), prefix.backend)
+            prefix.position = len(ids)
+        prefixes.give_back(prefix)
