@@ -176,7 +176,9 @@ def _opened(path: Path, tensor: Any) -> Any:
     values = tensor.detach() if shape else tensor.detach()[None]
 
     def rows(start: int, stop: int) -> F32:
-        found: F32 = np.ascontiguousarray(values[start:stop].float().numpy())
+        found: F32 = np.array(
+            values[start:stop].float().numpy()
+        )  # a copy, as callers may change it
         return found
 
     return Tensor(shape, rows, nbytes, path=path, dtype=dtype)

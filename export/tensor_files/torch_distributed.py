@@ -1,7 +1,8 @@
 """Torch distributed checkpoints: `__*.distcp` files, and `.metadata`, their index.
 
 The files hold an archive of torch.save for each piece of each tensor, end to end. The index is a bare
-pickle, which torch itself would run. Here every name in it stands for `Unread`, so nothing is run.
+pickle, which torch itself would run. Here every name in it stands for `Unread`, so nothing is run, and
+what has other attributes than torch gives it is refused as damaged.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar, cast
-
-import msgspec
+from typing import IO, Any, TypeAlias, cast
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
@@ -25,7 +24,6 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import F32
 
 MAX_METADATA_NBYTES = 1 << 28
-T = TypeVar("T")
 Values: TypeAlias = Callable[[SourceFile, int, int], Tensor]  # those in a part of a file
 
 
@@ -43,70 +41,30 @@ class _Reader(pickle._Unpickler):
         return plain.get(f"{module}.{name}", Unread)
 
 
-class _Place(msgspec.Struct):
-    """Place of a piece's archive in the files."""
-
-    relative_path: str
-    offset: int
-    length: int
-    transform_descriptors: Any = None
-
-
-class _Piece(msgspec.Struct):
-    """Part of a tensor."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-
-class _Entry(msgspec.Struct):
-    size: tuple[int, ...]
-    chunks: list[Any]
-
-
-class _Index(msgspec.Struct):
-    """Name of a piece."""
-
-    fqn: str
-    offset: tuple[int, ...] | None = None
-
-
-class _Metadata(msgspec.Struct):
-    state_dict_metadata: dict[str, Any]
-    storage_data: dict[Any, Any]
-
-
-def _read_metadata(path: Path) -> _Metadata:
+def _read_metadata(path: Path) -> Any:
     data = disk.read_file(path.resolve(), MAX_METADATA_NBYTES)
     if len(data) > MAX_METADATA_NBYTES:
         raise ValueError(f"larger than {MAX_METADATA_NBYTES} bytes")
-    return _as(_Reader(io.BytesIO(data)).load(), _Metadata)
+    return _Reader(io.BytesIO(data)).load()
 
 
-def _as(found: object, type: type[T]) -> T:
-    """Convert an object of the index. Raises TypeError, ValueError."""
-    return msgspec.convert(vars(found), type)
-
-
-def _matrices(folder: Path, metadata: _Metadata) -> dict[str, Tensor]:
+def _matrices(folder: Path, metadata: Any) -> dict[str, Tensor]:
     places = {}
     for key, place in metadata.storage_data.items():
-        index = _as(key, _Index)
-        places[index.fqn, index.offset or ()] = place
+        places[key.fqn, getattr(key, "offset", None) or ()] = place
     matrices, files = {}, dict[Path, SourceFile]()
     values = lru_cache(maxsize=1)(_values)  # a tensor stays in memory until another is read
     for key, found in metadata.state_dict_metadata.items():
         if not key.startswith("model.") or not hasattr(found, "chunks"):
             continue
-        entry = _as(found, _Entry)
-        pieces = sorted((_as(chunk, _Piece) for chunk in entry.chunks), key=lambda p: p.offsets)
+        pieces = sorted(found.chunks, key=lambda piece: piece.offsets)
         tensors = [_read(folder, key, places, piece, files, values) for piece in pieces]
-        _check_pieces(folder, key, check_shape(key, entry.size), pieces)
+        _check_pieces(folder, key, check_shape(key, found.size), pieces)
         matrices[key.removeprefix("model.")] = joined(tensors, axis=0)
     return matrices
 
 
-def _check_pieces(folder: Path, key: str, shape: tuple[int, ...], pieces: list[_Piece]) -> None:
+def _check_pieces(folder: Path, key: str, shape: tuple[int, ...], pieces: list[Any]) -> None:
     at, name = 0, one_line(key)
     for piece in pieces:
         whole_rows = piece.sizes[1:] == shape[1:] and not any(piece.offsets[1:])
@@ -127,7 +85,7 @@ def _read(
     folder: Path,
     key: str,
     places: dict[Any, Any],
-    piece: _Piece,
+    piece: Any,
     files: dict[Path, SourceFile],
     values: Values,
 ) -> Tensor:
@@ -135,11 +93,11 @@ def _read(
     name = one_line(key)
     if (key, piece.offsets) not in places:
         raise ValueError(f"tensor {name} has no place in the index")
-    place = _as(places[key, piece.offsets], _Place)
+    place = places[key, piece.offsets]
     path = folder / place.relative_path
     if Path(place.relative_path).name != place.relative_path or "\\" in place.relative_path:
         raise ValueError(f"tensor {name} is in {place.relative_path!r}, outside of the folder")
-    if place.transform_descriptors:
+    if getattr(place, "transform_descriptors", None):
         raise ValueError(f"tensor {name} is stored compressed; save it without extensions")
     if path not in files:
         files[path] = SourceFile(path)

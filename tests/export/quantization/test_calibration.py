@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from formats import export_as, format_with
+from installed import ENGLISH
 
 import stem_edge
 from stem_edge.bundle.manifest import TOKEN_COUNTS
@@ -18,6 +20,11 @@ from stem_edge.tables.token_counts import read_counts
 
 WHOLE = Path(module.__file__).with_name("calibration.txt")
 BYTES = convert_tokenizer("bytes", None, add_bos=True)
+
+
+def test_the_texts_are_those_that_exports_were_measured_on() -> None:
+    """A folder that moves must not be renamed in them: the bytes of each default export would change."""
+    assert [zlib.crc32(path.read_bytes()) for path in (WHOLE, ENGLISH)] == [3694919498, 2684808664]
 
 
 def test_a_text_a_npy_and_raw_ids_count_the_same(tmp_path: Path, tiny_checkpoint: Path) -> None:
