@@ -72,7 +72,7 @@ class Request:
         begin_answer: Callable[[], Answer],
     ) -> None:
         self.prompt, self.lookups, self.length = prompt, lookups, length
-        self._begin_answer = begin_answer
+        self.begin_answer = begin_answer
         self.cancelled = False  # set by any thread
         self.begun = False  # it has a context
         self.ended = False  # no more chunks come
@@ -104,7 +104,7 @@ class Request:
 
         whole: take the memory of a full context at once, rather than as it fills.
         """
-        started, self.answer = time.perf_counter(), self._begin_answer()
+        started, self.answer = time.perf_counter(), self.begin_answer()
         self.lookups.__enter__()
         lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
         self.context = lent.__enter__()

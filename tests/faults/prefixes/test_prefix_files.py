@@ -24,7 +24,6 @@ from stem_edge.runtime.prefixes.file import (
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 
 COUNT = 130
-IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="owners and modes of files are POSIX's")
 
 
