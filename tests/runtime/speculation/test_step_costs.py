@@ -40,8 +40,7 @@ class Steps:
     def restore(self, arrays: Any, tokens: int) -> None:
         """Take nothing."""
 
-    def join(self, context: Any, tokens: int) -> None:
-        """Take nothing."""
+    join = restore
 
     def begin(self, contexts: Any, token_ids: Any, positions: Any, *, apart: bool = False) -> None:
         alone = len(contexts) == 1
