@@ -62,9 +62,7 @@ def measured(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> StepCosts:
     return measure_steps(backend, ids, ids.astype(np.int32))
 
 
-@pytest.mark.parametrize(
-    ("off_by", "batch_off_by"), [(0.0, 0.0), (0.0, 1e-3), (1e-3, 0.0), (np.nan, 0.0)]
-)
+@pytest.mark.parametrize(("off_by", "batch_off_by"), [(0, 0), (0, 1e-3), (1e-3, 0), (np.nan, 0)])
 def test_times_and_bits(
     off_by: float, batch_off_by: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
