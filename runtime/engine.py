@@ -78,11 +78,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        rows: Rows,
-        chunk_tokens: int,
-        logit_tokens: int | None = None,
+        self, backend: Backend, rows: Rows, chunk_tokens: int, logit_tokens: int | None = None
     ) -> None:
         self._process = os.getpid()
         self.backend, self.rows, self.planned_chunk = backend, rows, chunk_tokens
@@ -171,7 +167,7 @@ class Engine:
             self.backend.begin(backends, ids, positions, prefill=by_prefill, apart=apart)
             slots = self.rows.slots(step.row_ids, step.logits)
             if following is not None:
-                self.rows.expect(following.row_ids, following.logits, following.later)
+                self._expect(following)
             result = self.backend.finish(slots, step.logits // len(contexts))
             for context in contexts:
                 context.position += ids.shape[1]
@@ -181,7 +177,10 @@ class Engine:
 
     def expect(self, step: Step) -> None:
         """Start reading the rows of the next step."""
-        self.in_turn(partial(self.rows.expect, step.row_ids, step.logits))
+        self.in_turn(partial(self._expect, step))
+
+    def _expect(self, step: Step) -> None:
+        self.rows.expect(step.row_ids, step.logits, step.later)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Row ids int64 [n] that stand for lookups [n] until they are released."""
@@ -251,9 +250,7 @@ class Engine:
 def starts_of(tokens: int, size: int) -> list[int]:
     """Return where steps of up to `size` begin, so that logits are the same for any size from 4 on.
 
-    Where a window has dropped tokens from the KV cache, and where that is float16 on onnxruntime,
-    that holds but for rounding.
-
+    They are the same up to rounding after a window has dropped tokens, and with a float16 KV cache on onnxruntime.
     Kernels compute tokens in pairs and round an unpaired one differently. So chunks are even, and
     the last one has more than one token unless the prompt itself is a single token.
     """
