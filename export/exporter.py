@@ -20,19 +20,20 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import CheckpointError
 from stem_edge.export.backbone.assistant import assistant_part
-from stem_edge.export.backbone.gguf import check_runnable, write_gguf_backbone
-from stem_edge.export.backbone.onnx import write_onnx
+from stem_edge.export.backbone.gguf import check_runnable, gguf_nbytes, write_gguf_backbone
+from stem_edge.export.backbone.onnx import onnx_nbytes, write_onnx
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.checkpoints.sources import check_apart, check_unchanged, states_of
 from stem_edge.export.job.files import Output, write_file
-from stem_edge.export.job.job import Job, flash_nbytes, make_job
+from stem_edge.export.job.measured_types import choose_types
+from stem_edge.export.job.plan import Format, Plan
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
-from stem_edge.export.job.table_plan import ExportRows
+from stem_edge.export.job.table_plan import ExportRows, plan_tables
 from stem_edge.export.job.trained_grid import keep_trained_grid
 from stem_edge.export.quality_check import accept
 from stem_edge.export.quantization.calibration import (
@@ -136,23 +137,24 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     tokenizer = _read_tokenizer(source, recipe.tokenizer)
     if ggml:
         check_runnable(source)
-    storage = keep_stored_types(source, recipe)
+    plan = keep_stored_types(source, recipe)
     ids = {"bos_id": tokenizer.bos_id, "eos_ids": tokenizer.eos_ids}
     said = tokenizer.notes + (() if tokenizer.eos_ids else (NO_END,))
     config = msgspec.structs.replace(source.config, **ids)
-    source = replace(source, config=config, notes=source.notes + said)
-    source, storage = keep_trained_grid(source, recipe, storage)
-    part = None
+    plan = replace(plan, source=replace(source, config=config, notes=source.notes + said))
+    plan = keep_trained_grid(plan)
     if recipe.assistant is not None:
-        part = assistant_part(Path(recipe.assistant), source.config, storage)
-    text_ids = np.array([source.config.bos_id or 0])  # for a step that shows that it runs
-    if storage.judged(recipe):
-        text_ids = read_token_ids(recipe.calibration, tokenizer, source.config.vocab_size)
+        plan = replace(plan, assistant=assistant_part(Path(recipe.assistant), plan))
+    text_ids = np.array([config.bos_id or 0])  # for a step that shows that it runs
+    if plan.judged:
+        text_ids = read_token_ids(recipe.calibration, tokenizer, config.vocab_size)
+    plan = replace(plan, text_ids=text_ids)
     with publish(out, force=recipe.force) as folder:
-        job = make_job(source, tokenizer, recipe, storage, text_ids, part)
-        check_free(out, flash_nbytes(job))
+        plan = replace(plan, tables=plan_tables(plan.source, plan.rows, plan.counts))
+        plan = choose_types(plan)
+        check_free(out, _flash_nbytes(plan))
         with Progress(0, "exporting", recipe.progress) as bar:
-            _write(job, Output(folder, bar))
+            _write(plan, tokenizer, Output(folder, bar))
         own = [out, folder, folder.with_name(folder.name + LOCK)]
         check_unchanged(before, [source.path, *recipe.files], own)
     return open_bundle(out)
@@ -174,31 +176,47 @@ def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> Exported
     return converted
 
 
-def _write(job: Job, out: Output) -> None:
+def _flash_nbytes(plan: Plan) -> int:
+    """Return the bytes of the bundle's weights and tables. Raises GraphError."""
+    nbytes = gguf_nbytes if plan.recipe.engine == GgufFormat.engine else onnx_nbytes
+    rows = plan.tables.format.nbytes(plan.source.config.prompt_rows) if plan.tables else 0
+    return nbytes(plan) + rows
+
+
+def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
     """Write all files, compare the bundle with its checkpoint, and write the manifest."""
-    source, config, bar = job.source, job.source.config, out.bar
-    ids, expected = judged_ids(job.text_ids, config.max_context), None
+    source, config, bar = plan.source, plan.source.config, out.bar
+    ids, expected = judged_ids(plan.text_ids, config.max_context), None
     peaks = dict[str, F32]()
-    if job.judged:
+    if plan.judged:
         bar.begin("computing with the checkpoint")
         texts = (
-            sequences(job.text_ids, TEXT_TOKENS, config.max_context) if job.format.kv_peaks else ()
+            sequences(plan.text_ids, TEXT_TOKENS, config.max_context)
+            if plan.format.kv_peaks
+            else ()
         )
         expected, peaks = observe(source, ids, texts)
-    out.write(TOKENIZER, job.tokenizer.json.encode())
-    texts_of = msgspec.json.encode(job.tokenizer.config, order="sorted")
+    out.write(TOKENIZER, tokenizer.json.encode())
+    texts_of = msgspec.json.encode(tokenizer.config, order="sorted")
     out.write(TOKENIZER_CONFIG, msgspec.json.format(texts_of, indent=1) + b"\n")
-    if job.recipe.calibration is not None:
-        out.write(TOKEN_COUNTS, encode_counts(job.counts))
-    if job.tables is not None:
+    if plan.recipe.calibration is not None:
+        out.write(TOKEN_COUNTS, encode_counts(plan.counts))
+    if plan.tables is not None:
         bar.begin("writing tables", 4 * config.table_parameters)
-        write_tables(out, TABLES, job.tables, source.tables, job.recipe.cpus)
-    write = write_gguf_backbone if job.recipe.engine == GgufFormat.engine else write_onnx
-    write(job, out, peaks)
-    if job.assistant is not None:
-        job.assistant.write(out, job.recipe.cpus)
+        write_tables(out, TABLES, plan.tables, source.tables, plan.recipe.cpus)
+    written = write_backbone(plan, out, peaks)
+    if plan.assistant is not None:
+        plan.assistant.write(out, plan.recipe.cpus)
     if expected is not None:
         bar.begin("comparing with the checkpoint")
     return_freed_memory()  # of the pieces, before the engine takes as much
-    manifest = accept(job, out, peaks, ids, expected)
+    manifest = accept(plan, out, written, ids, expected)
     write_file(out.folder / MANIFEST, encode_manifest(manifest))
+
+
+def write_backbone(plan: Plan, out: Output, peaks: dict[str, F32]) -> Format:
+    """Write the backbone's files, and return the format with all that it has."""
+    if plan.recipe.engine == GgufFormat.engine:
+        write_gguf_backbone(plan, out)
+        return plan.format
+    return write_onnx(plan, out, peaks)

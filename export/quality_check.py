@@ -23,13 +23,12 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.errors import ExportError, FarError
-from stem_edge.export.backbone.onnx import PREFILL, planned_format
+from stem_edge.export.backbone.onnx import PREFILL
 from stem_edge.export.job.files import Output, write_file
-from stem_edge.export.job.job import Job
+from stem_edge.export.job.plan import Format, Plan
 from stem_edge.export.job.recipe import BETTER, EXACT, FAR
 from stem_edge.files import disk
 from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32, F64
 
@@ -40,26 +39,25 @@ PROBE_TOKENS = 48
 
 
 def accept(
-    job: Job, out: Output, peaks: dict[str, F32], ids: list[int], expected: F32 | None
+    plan: Plan, out: Output, written: Format, ids: list[int], expected: F32 | None
 ) -> Manifest:
     """Compare the new bundle with its checkpoint, and return its manifest.
 
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
-    peaks: as planned_format takes them; ids: tokens to compare on; expected: their logits [T, V], None
+    written: format with the prefill graph; ids: tokens to compare on; expected: their logits [T, V], None
         if its values are those of the checkpoint; GGUF blocks are then tried, others were checked when written.
     Raises FarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
-    recipe, format, notes = job.recipe, job.format, job.source.notes
+    recipe, format, notes = plan.recipe, plan.format, plan.source.notes
     if expected is None:
         if not format.checked_when_written:
-            deque(_logits(job, out, _manifest(job, out, format), ids), maxlen=0)
-        return _manifest(job, out, format, notes=notes)
-    decode, first = _compare(expected, _logits(job, out, _manifest(job, out, format), ids))
+            deque(_logits(plan, out, _manifest(plan, out, format), ids), maxlen=0)
+        return _manifest(plan, out, format, notes=notes)
+    decode, first = _compare(expected, _logits(plan, out, _manifest(plan, out, format), ids))
     prefill, apart = None, None
     greatest = decode["divergence"]
-    if job.prefill:
-        with_prefill = planned_format(job, peaks)
-        by_prefill = _logits(job, out, _manifest(job, out, with_prefill), ids)
+    if plan.prefill:
+        by_prefill = _logits(plan, out, _manifest(plan, out, written), ids)
         found_prefill, first_prefill = _compare(expected, by_prefill)
         prefill = found_prefill["divergence"]
         if prefill > greatest and not recipe.prefill_graph:
@@ -68,11 +66,11 @@ def accept(
             out.remove(PREFILL, PREFILL_DATA)
             prefill = None
         else:
-            format, apart = with_prefill, _rounded(mean_divergence(first, first_prefill))
+            format, apart = written, _rounded(mean_divergence(first, first_prefill))
             greatest = max(greatest, prefill)
-    _check_divergence(job, greatest, len(ids))
+    _check_divergence(plan, greatest, len(ids))
     return _manifest(
-        job,
+        plan,
         out,
         format,
         notes=notes,
@@ -84,8 +82,8 @@ def accept(
     )
 
 
-def _check_divergence(job: Job, found: float, tokens: int) -> None:
-    recipe = job.recipe
+def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
+    recipe = plan.recipe
     if found > recipe.bound:
         allowed = (
             f"at most {FAR:g} is the same model"
@@ -93,13 +91,13 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
             else f"max_kl allows {recipe.bound:g}"
         )
         raise FarError(
-            f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
+            f"{plan.source.path}: the exported model's mean divergence from the checkpoint is "
             f"{found:g} nats over {tokens} tokens, {allowed}; take more bits "
             f"({BETTER[recipe.engine]}), or raise max_kl; nothing was exported"
         )
 
 
-def _logits(job: Job, out: Output, manifest: Manifest, ids: list[int]) -> Iterator[F32]:
+def _logits(plan: Plan, out: Output, manifest: Manifest, ids: list[int]) -> Iterator[F32]:
     """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
 
     Each piece overwrites the one before, because those of all tokens can take as much as the model.
@@ -108,11 +106,11 @@ def _logits(job: Job, out: Output, manifest: Manifest, ids: list[int]) -> Iterat
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
 
-    path, engine = out.folder / MANIFEST, job.recipe.engine
+    path, engine = out.folder / MANIFEST, plan.recipe.engine
     write_file(path, encode_manifest(manifest))
     try:
         options = LoadOptions(
-            threads=job.recipe.cpus,
+            threads=plan.recipe.cpus,
             engine=engine,
             context_length=len(ids),
             warm_start=False,
@@ -155,14 +153,13 @@ def _rounded(value: float | np.floating[Any]) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _manifest(
-    job: Job, out: Output, format: BackboneFormat | GgufFormat, **measured: Any
-) -> Manifest:
+def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manifest:
     """Describe the bundle as written so far; measured: fields of the quality report."""
     formats: dict[str, Any] = {BACKBONES[format.engine].field: format}
-    tables, engine, files = job.table_format, job.recipe.engine, out.files
+    engine, files = plan.recipe.engine, out.files
+    tables = plan.tables.format if plan.tables else None
     report = QualityReport(
-        checkpoint_nbytes=job.source.nbytes,
+        checkpoint_nbytes=plan.source.nbytes,
         backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in BACKBONES[engine].files),
         tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
         errors=out.errors(),
@@ -173,13 +170,13 @@ def _manifest(
     )
     return Manifest(
         format_version=FORMAT_VERSION,
-        model=job.source.config,
+        model=plan.source.config,
         **formats,
-        assistant=job.assistant.described if job.assistant else None,
+        assistant=plan.assistant.described if plan.assistant else None,
         stored=tables.stored if tables else None,
         rare_tables=tables.rare_tables if tables else None,
         indexed=tables is not None and tables.indexed,
-        sampling=job.source.sampling,
+        sampling=plan.source.sampling,
         files=files,
         reports={engine: replace(report, **measured)},
     )

@@ -7,12 +7,11 @@ from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
-from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
 from stem_edge.export.checkpoints.assistant import AssistantCheckpoint, read_assistant
 from stem_edge.export.job.files import Output
-from stem_edge.export.job.storage import Storage, plain_format
+from stem_edge.export.job.plan import Plan, plain_format
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import nearest
 from stem_edge.export.quantization.streams import MatrixReader
@@ -39,11 +38,14 @@ class AssistantPart(NamedTuple):
             file.write(self.plan)
 
 
-def assistant_part(path: Path, target: ModelConfig, storage: Storage) -> AssistantPart:
+def assistant_part(path: Path, plan: Plan) -> AssistantPart:
     """Read an assistant. Raises CheckpointError; ExportError if it is not for this model."""
-    format = cast(BackboneFormat, storage.format)  # the recipe refuses other engines
+    target, format = (
+        plan.source.config,
+        cast(BackboneFormat, plan.format),
+    )  # the recipe refuses other engines
     source = read_assistant(path, target.dim)
-    measured = storage.nats is not None or storage.own_types
+    measured = plan.nats is not None or plan.own_types
     described = Assistant(
         model=source.config,
         format=replace(
@@ -53,7 +55,7 @@ def assistant_part(path: Path, target: ModelConfig, storage: Storage) -> Assista
         best=source.best,
     )
     try:
-        plan = drafting(described, target, format)[1]
+        weights = drafting(described, target, format)[1]
     except ValueError as error:
         raise ExportError(f"{path}: cannot be the assistant of this model: {error}") from error
-    return AssistantPart(source, described, plan)
+    return AssistantPart(source, described, weights)

@@ -12,8 +12,7 @@ from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import Output
-from stem_edge.export.job.job import Job, begin_layers, layers_nbytes
-from stem_edge.export.job.storage import CALIBRATION_TOKENS
+from stem_edge.export.job.plan import CALIBRATION_TOKENS, Plan, begin_layers
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.export.quantization.streams import MatrixReader
@@ -51,11 +50,17 @@ def check_runnable(source: Checkpoint) -> None:
         )
 
 
-def write_gguf_backbone(job: Job, out: Output, peaks: object) -> None:
+def gguf_nbytes(plan: Plan) -> int:
+    """Return the bytes of all weights."""
+    weights = cast(GgufFormat, plan.format).weights
+    return sum(gguf_schema.backbone_nbytes(plan.source.config, weights).values())
+
+
+def write_gguf_backbone(plan: Plan, out: Output) -> None:
     """Write backbone.gguf, which has a hash of the tables: they must have been written."""
-    source, config, ggml = job.source, job.source.config, checked_ggml()
-    weights = cast(GgufFormat, job.format).weights
-    importance = _importance_by_text(job, out.bar)
+    source, config, ggml = plan.source, plan.source.config, checked_ggml()
+    weights = cast(GgufFormat, plan.format).weights
+    importance = _importance_by_text(plan, out.bar)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
@@ -71,7 +76,7 @@ def write_gguf_backbone(job: Job, out: Output, peaks: object) -> None:
     if config.stem_layers:
         values[gguf_schema.TABLES_KEY] = tables_hash(out.files)
     begin_layers(out.bar, "writing weights", config)
-    matrices = MatrixReader(job.recipe.cpus, out.meter("backbone"), out.bar.advance)
+    matrices = MatrixReader(plan.recipe.cpus, out.meter("backbone"), out.bar.advance)
     with out.file(GGUF) as file:
         write_gguf(file, ggml, values, tensors, matrices)
 
@@ -87,12 +92,11 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
     }
 
 
-def _importance_by_text(job: Job, bar: Progress) -> dict[str, F32]:
+def _importance_by_text(plan: Plan, bar: Progress) -> dict[str, F32]:
     """Return importance_vectors of the calibration text; none if the types ignore them."""
-    if not job.format.importance:
+    if not plan.format.importance:
         return {}
-    source = job.source
-    ids = sequences(job.text_ids, CALIBRATION_TOKENS, source.config.max_context)
-    begin_layers(bar, "running the text", source.config)
-    part = layers_nbytes(source.config) / source.config.n_layers
-    return importance_vectors(source, ids, lambda: bar.advance(part))
+    source, layers = plan.source, plan.source.config.n_layers
+    ids = sequences(plan.text_ids, CALIBRATION_TOKENS, source.config.max_context)
+    bar.begin("running the text", layers, layers=layers)
+    return importance_vectors(source, ids, lambda: bar.advance(1))

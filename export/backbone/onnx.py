@@ -10,8 +10,7 @@ from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, worth_balancing
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.job.files import Output
-from stem_edge.export.job.job import Job, begin_layers
-from stem_edge.export.job.storage import CALIBRATION_TOKENS
+from stem_edge.export.job.plan import CALIBRATION_TOKENS, Plan, begin_layers
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.quantizers import Quantizer, calibrated, nearest
@@ -25,46 +24,52 @@ from stem_edge.numerics.quantize import F32
 PREFILL = "prefill"  # the part of a bundle that quality_check may drop
 
 
-def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the format with the products that are balanced for prompts. Raises ExportError.
+def onnx_nbytes(plan: Plan) -> int:
+    """Return the bytes of all weights. Raises GraphError."""
+    described = plan.source.config, plan.layout, _planned_format(plan, {})
+    nbytes = decoding(*described).plan.nbytes
+    return nbytes + (prompts(*described).plan.nbytes if plan.prefill else 0)
 
-    peaks: input -> greatest magnitude of each of its channels [K], as calibration.observe returns.
-    """
-    format = cast(BackboneFormat, job.format)
-    if not job.prefill:
+
+def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
+    """Return the format with the products that are balanced for prompts. Raises GraphError."""
+    format = cast(BackboneFormat, plan.format)
+    if not plan.prefill:
         return format
-    plain = prompts(job.source.config, job.layout, format).plan
+    plain = prompts(plan.source.config, plan.layout, format).plan
     return msgspec.structs.replace(format, prefill=True, balanced=worth_balancing(peaks, plain))
 
 
-def write_onnx(job: Job, out: Output, peaks: dict[str, F32]) -> None:
+def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat:
     """Write the weights for decoding, a graph over them for other tools, and weights for prompts.
 
-    peaks: as planned_format takes them.
+    Returns the format, with what is for prompts.
+    peaks: input -> greatest magnitude of each of its channels [K], as calibration.observe returns.
     """
-    format = planned_format(job, peaks)
-    described = job.source.config, job.layout, format
-    tensors = PaddedTensors(job.source.config, job.source.backbone)
+    format = _planned_format(plan, peaks)
+    described = plan.source.config, plan.layout, format
+    tensors = PaddedTensors(plan.source.config, plan.source.backbone)
 
-    def write(part: str, what: str, plan: WeightPlan, quantizer: Quantizer) -> None:
-        begin_layers(out.bar, what, job.source.config)
-        weights = MatrixReader(job.recipe.cpus, out.meter(part), out.bar.advance)
-        with out.file(plan.file) as data:
+    def write(part: str, what: str, weights: WeightPlan, quantizer: Quantizer) -> None:
+        begin_layers(out.bar, what, plan.source.config)
+        reader = MatrixReader(plan.recipe.cpus, out.meter(part), out.bar.advance)
+        with out.file(weights.file) as data:
             rounded = part == PREFILL or format.quantizer == "rtn"
             same = rounded and not format.asymmetric  # as the blocks of a GGUF file
-            file = WeightFile(data, tensors, weights, quantizer, peaks, keeps_blocks=same)
-            file.write(plan)
+            file = WeightFile(data, tensors, reader, quantizer, peaks, keeps_blocks=same)
+            file.write(weights)
 
-    write("backbone", "writing weights", decoding(*described).plan, _quantizer(job, format))
+    write("backbone", "writing weights", decoding(*described).plan, _quantizer(plan, format))
     out.write(BACKBONE_GRAPH, encode(whole(*described)))
-    if job.prefill:
-        plan = prompts(*described).plan
-        write(PREFILL, "writing weights for prompts", plan, nearest(format))
+    if plan.prefill:
+        weights = prompts(*described).plan
+        write(PREFILL, "writing weights for prompts", weights, nearest(format))
+    return format
 
 
-def _quantizer(job: Job, format: BackboneFormat) -> Quantizer:
+def _quantizer(plan: Plan, format: BackboneFormat) -> Quantizer:
     if format.quantizer == "rtn":
         return nearest(format)
-    config = job.source.config
-    ids = sequences(job.text_ids, CALIBRATION_TOKENS, config.max_context)
-    return calibrated(HiddenStates(job.source, ids), config, format)
+    config = plan.source.config
+    ids = sequences(plan.text_ids, CALIBRATION_TOKENS, config.max_context)
+    return calibrated(HiddenStates(plan.source, ids), config, format)

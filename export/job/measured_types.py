@@ -9,8 +9,7 @@ from typing import cast
 import numpy as np
 from msgspec.structs import replace as changed
 
-from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.storage import Storage, kinds_of
+from stem_edge.export.job.plan import Plan, kinds_of
 from stem_edge.export.quantization.calibration import guiding
 from stem_edge.export.quantization.sensitivity import Cost, costs
 from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind
@@ -23,26 +22,26 @@ LEFT_BY_GPTQ = 0.312
 PIECES, PIECE_TOKENS = 16, 12
 
 
-def choose_types(
-    source: Checkpoint, storage: Storage, text_ids: I64, progress: bool | None = None
-) -> Storage:
-    """Return storage whose format says all types, measured on the text if the recipe names none."""
-    shared = source.config.tied_head
-    format = storage.format.stored_once(shared)
-    if storage.nats is not None and not kinds_of(source.config) <= storage.fixed:
+def choose_types(plan: Plan) -> Plan:
+    """Return the plan whose format says all types, measured on the text if the recipe names none."""
+    source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
+    if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
         format = cast(BackboneFormat, format)  # the only one whose matrices are chosen
-        layers, ids = source.config.n_layers, _from_all_over(text_ids, source.config.max_context)
-        with Progress(layers, "choosing types", progress, layers=layers) as bar:
+        layers, ids = (
+            source.config.n_layers,
+            _from_all_over(plan.text_ids, source.config.max_context),
+        )
+        with Progress(layers, "choosing types", plan.recipe.progress, layers=layers) as bar:
             found = costs(source, ids, format.block_size, lambda: bar.advance(1))
         kinds, matrices = dict(format.kinds), dict(format.matrices)
-        for name in _costly(format, found, storage.fixed, storage.nats):
+        for name in _costly(format, found, plan.fixed, plan.nats):
             if name not in VOCABULARY_KINDS:
                 matrices[name] = "int8"
             else:
                 kinds[name] = "int8"
                 kinds |= {"embedding": "int8"} if format.tied else {}
         format = changed(format, kinds=kinds, matrices=matrices)
-    return replace(storage, format=format.stored_once(shared))
+    return replace(plan, format=format.stored_once(source.config.tied_head))
 
 
 def _costly(

@@ -10,8 +10,8 @@ from math import gcd
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.job.plan import TYPE_OF_BITS, Format, Plan, plan_of
 from stem_edge.export.job.recipe import KEEP, Recipe
-from stem_edge.export.job.storage import TYPE_OF_BITS, Format, Storage, storage_of
 from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.export.tensor_files.packed import is_grouped
 from stem_edge.ggml.gguf_schema import short_types, tensor_types
@@ -38,14 +38,14 @@ BLOCK = 32  # values, of Q4_0, Q4_1 and Q8_0, and the smaller blocks of Q4_K
 PACKED_BLOCK = 128  # values; the kernels of 2 bits take no more, or are slow with more
 
 
-def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
+def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
     """Return how a recipe stores a checkpoint, in its own types if the recipe asks for no others.
 
     Matrices that an adapter changed have no stored type, so such a model is quantized as usual.
     """
-    storage = storage_of(recipe)
+    plan = plan_of(source, recipe)
     if recipe.rows is None:
-        storage = replace(storage, rows=_stored_rows(source) or storage.rows)
+        plan = replace(plan, rows=_stored_rows(source) or plan.rows)
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
     types = {name: m.stored.type for name, m in matrices.items() if m.stored}
     found: Format | None = None
@@ -59,11 +59,9 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Storage:
             raise ExportError(
                 f"{source.path}: its matrices have no types that {recipe.engine} can keep; leave out --type keep"
             )
-        return storage
-    storage = replace(storage, format=found, nats=None, own_types=True)
-    if storage.judged(recipe):
-        storage = replace(storage, format=found.judged())
-    return storage
+        return plan
+    plan = replace(plan, format=found, nats=None, own_types=True)
+    return replace(plan, format=found.judged()) if plan.judged else plan
 
 
 def _keep_packed(

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.recipe import Recipe
-from stem_edge.export.job.storage import Storage, kinds_of
+from stem_edge.export.job.plan import Plan, kinds_of
 from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
@@ -35,20 +34,18 @@ LAYERS = 3  # that are looked at: the first, the last, and one between
 ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
 
 
-def keep_trained_grid(
-    source: Checkpoint, recipe: Recipe, storage: Storage
-) -> tuple[Checkpoint, Storage]:
-    """Return the storage that keeps weights which were trained for 4 bits, where the recipe allows 4 bits.
+def keep_trained_grid(plan: Plan) -> Plan:
+    """Return the plan that keeps weights which were trained for 4 bits, where the recipe allows 4 bits.
 
     Matrices get blocks of the size in training, and 4 bits; so do the rows of tables. Notes of the
     checkpoint say so.
     """
-    said: list[str] = []
+    said, source, recipe = list[str](), plan.source, plan.recipe
     chosen = recipe.type is None or isinstance(recipe.type, str)
     if (
         chosen
-        and storage.format.weights == "int4"
-        and not storage.own_types
+        and plan.format.weights == "int4"
+        and not plan.own_types
         and (found := trained_kinds(source))
     ):
         blocks = f"{', '.join(found)} were trained for 4 bits in blocks of {min(found.values())}"
@@ -57,20 +54,20 @@ def keep_trained_grid(
         small: dict[MatrixKind, WeightType] = {k: "int4" for k in found if k in SMALL_KINDS}
         block = min(found.values())
         format = msgspec.structs.replace(
-            storage.format,
+            plan.format,
             block_size=block,
             kinds=small,
             asymmetric=not every,
         )
         fixed = {*found, "v"} if "qkv" in found else {*found}
-        storage = replace(storage, format=format, fixed=storage.fixed.union(fixed))
+        plan = replace(plan, format=format, fixed=plan.fixed.union(fixed))
     stem = source.config.stem_layers and not source.config.n_experts
     kept = any(table.codes is not None for table in source.tables.values())
     tables = source.tables.values() if stem and recipe.rows in (None, "int4") and not kept else ()
     if block := min(map(_block, _some(tables)), default=0):
         said.append(f"rows were trained for 4 bits in groups of {block} and are kept as trained")
-        storage = replace(storage, rows=RowStorage("int4", block))
-    return replace(source, notes=(*source.notes, *said)), storage
+        plan = replace(plan, rows=RowStorage("int4", block))
+    return replace(plan, source=replace(source, notes=(*source.notes, *said)))
 
 
 def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:

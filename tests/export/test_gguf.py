@@ -20,7 +20,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job import storage
+from stem_edge.export.job import plan
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF_TYPES
@@ -135,7 +135,7 @@ def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> 
     options: dict[str, Any] = {"type": "q4_0", "rows": "fp32"}
     few: dict[str, Any] = {"calibration": text}
     with pytest.MonkeyPatch.context() as patch:  # no export goes without a text by itself
-        patch.setattr(storage, "UNWEIGHTED", GGUF_TYPES)
+        patch.setattr(plan, "UNWEIGHTED", GGUF_TYPES)
         plain = export(wide, tmp_path / "plain", **options)
     weighted = export(wide, tmp_path / "weighted", **few, **options)
     formats = [bundle.manifest.gguf for bundle in (plain, weighted)]

@@ -13,8 +13,9 @@ from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.bundle.opening import Bundle
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.job.plan import plan_of
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.export.job.storage import storage_of
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, QuantizerName
 
 
@@ -76,8 +77,8 @@ def test_kinds_of_matrices_have_their_bits(
     ("type", "quantizer"),
     [("int4", "gptq"), ("fp32", "rtn"), ("near-lossless", "rtn"), ("balanced", "gptq")],
 )
-def test_the_quantizer_of_each_type(type: str, quantizer: str) -> None:
-    format = storage_of(Recipe(type=type)).format
+def test_the_quantizer_of_each_type(tiny_checkpoint: Path, type: str, quantizer: str) -> None:
+    format = plan_of(read_checkpoint(tiny_checkpoint), Recipe(type=type)).format
     assert isinstance(format, BackboneFormat)
     assert (format.quantizer, format.asymmetric) == (quantizer, quantizer == "gptq")
 

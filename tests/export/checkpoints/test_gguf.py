@@ -27,9 +27,9 @@ from stem_edge.export import exporter
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job import storage
+from stem_edge.export.job import plan
+from stem_edge.export.job.plan import plan_of
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.export.job.storage import storage_of
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.quality_check import mean_divergence
 from stem_edge.graph.formats import GGUF_TYPES, EngineName, GgufType
@@ -194,7 +194,7 @@ def test_onnxruntime_keeps_the_levels_of_blocks(case: str, tmp_path: Path) -> No
 def test_types_that_are_asked_for_go_first(type: str, tmp_path: Path) -> None:
     source = read_checkpoint(write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"))
     options = Recipe(type=type)
-    assert keep_stored_types(source, options) == storage_of(options)
+    assert keep_stored_types(source, options) == plan_of(source, options)
 
 
 @pytest.mark.usefixtures("ggml")
@@ -313,7 +313,7 @@ def test_mixtures_have_the_types_and_bytes_of_llama_cpp(
     names = (str(path).encode(), str(theirs).encode())
     assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
     with pytest.MonkeyPatch.context() as patch:  # otherwise a text weights the channels
-        patch.setattr(storage, "UNWEIGHTED", GGUF_TYPES)
+        patch.setattr(plan, "UNWEIGHTED", GGUF_TYPES)
         bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="ggml", type=mixture)
     compare_codes(theirs, bundle.path / GGUF, sizes["hidden_size"])
 

@@ -9,9 +9,10 @@ import pytest
 
 import stem_edge
 from stem_edge.errors import ExportError
+from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import recipe as job_recipe
+from stem_edge.export.job.plan import plan_of
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.export.job.storage import storage_of
 from stem_edge.export.job.table_plan import RowStorage
 
 GGML = {"engine": "ggml"}
@@ -57,20 +58,20 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path
         (GGML | {"type": "q6_k"}, "q6_k", None),
     ],
 )
-def test_a_type_is_one_name(options: dict[str, Any], weights: str, nats: float | None) -> None:
-    found = storage_of(Recipe(**options))
-    assert (found.format.engine, found.format.weights) == (
-        options.get("engine", "onnxruntime"),
-        weights,
-    )
-    assert found.nats == nats
+def test_a_type_is_one_name(
+    tiny_checkpoint: Path, options: dict[str, Any], weights: str, nats: float | None
+) -> None:
+    found = plan_of(read_checkpoint(tiny_checkpoint), Recipe(**options))
+    assert found.format.engine == options.get("engine", "onnxruntime")
+    assert (found.format.weights, found.nats) == (weights, nats)
 
 
 @pytest.mark.parametrize(
     ("rows", "group"), [(None, 128), ("int4", 32), ("int8", 128), ("fp16", 128), ("mixed", 128)]
 )
-def test_rows_have_groups_of_their_type(rows: Any, group: int) -> None:
-    assert storage_of(Recipe(rows=rows)).rows == RowStorage(rows or "int8", group)
+def test_rows_have_groups_of_their_type(tiny_checkpoint: Path, rows: Any, group: int) -> None:
+    found = plan_of(read_checkpoint(tiny_checkpoint), Recipe(rows=rows))
+    assert found.rows == RowStorage(rows or "int8", group)
 
 
 @pytest.mark.parametrize(("options", "bound"), [({}, 0.5), ({"max_kl": 0.1}, 0.1)])

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.job.plan import Plan, plan_of
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.export.job.storage import Storage, storage_of
 from stem_edge.export.job.table_plan import RowStorage
 from stem_edge.export.job.trained_grid import keep_trained_grid, trained_kinds
 from stem_edge.graph.formats import BackboneFormat
@@ -54,11 +54,10 @@ def checkpoint(
     return folder
 
 
-def chosen(folder: Path, **options: Any) -> tuple[Storage, str]:
+def chosen(folder: Path, **options: Any) -> tuple[Plan, str]:
     """Return how an export would store a checkpoint, and what it would say."""
-    asked = Recipe(**options)
-    source, found = keep_trained_grid(read_checkpoint(folder), asked, storage_of(asked))
-    return found, "; ".join(source.notes)
+    found = keep_trained_grid(plan_of(read_checkpoint(folder), Recipe(**options)))
+    return found, "; ".join(found.source.notes)
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [(torch.float32, 0.0), (torch.bfloat16, BFLOAT16)])

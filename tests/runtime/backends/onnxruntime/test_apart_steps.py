@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
+from stem_edge.export.job.plan import plain_format
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.export.job.storage import plain_format
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP, apart_step
 from stem_edge.graph.special.apart import apart

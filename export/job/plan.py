@@ -1,13 +1,17 @@
-"""How an export stores matrices and rows, by its recipe and the types that the checkpoint has."""
+"""Plan of an export: what it reads, and how the bundle stores that."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
 
 from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.recipe import BALANCED, KEEP, LOSSLESS, SMALL, Recipe
-from stem_edge.export.job.table_plan import ExportRows, RowStorage
+from stem_edge.export.job.table_plan import ExportRows, RowStorage, TablePlan
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
     SMALL_KINDS,
@@ -20,7 +24,14 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.graph.layer import kind_of
+from stem_edge.numerics.quantize import I64
+from stem_edge.progress import Progress
 from stem_edge.tables.codecs import CODECS, RowType
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.token_counts import Counts, count_tokens
+
+if TYPE_CHECKING:
+    from stem_edge.export.backbone.assistant import AssistantPart
 
 # Type of a backbone -> size of its blocks. With 4 bits, blocks of 64 are as fast as 128; with 8 bits,
 # what blocks of 32 save in errors of the activations is worth their scales.
@@ -41,37 +52,57 @@ Format: TypeAlias = BackboneFormat | GgufFormat
 
 
 @dataclass(frozen=True)
-class Storage:
-    """How a bundle is to be stored, and what its types are still chosen by."""
+class Plan:
+    """Plan of an export. It begins as the recipe says, and the checkpoint and its text then change it."""
 
-    format: Format
+    source: Checkpoint
+    recipe: Recipe
+    format: Format  # of the backbone
     rows: RowStorage
     nats: float | None = None  # that matrices of 4 bits may cost; None: the format says all types
     fixed: frozenset[MatrixKind] = frozenset(SMALL_KINDS)  # kinds that keep their type
     own_types: bool = False  # True if the format has the checkpoint's own types
+    tables: TablePlan | None = None  # None for a dense model
+    assistant: AssistantPart | None = None  # to be written
+    # Of the calibration text; none if it is not needed.
+    text_ids: I64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
 
-    def judged(self, recipe: Recipe) -> bool:
-        """Return True if the bundle is compared with its checkpoint; own types only if asked for."""
-        asked = recipe.calibration is not None or recipe.max_kl is not None
-        return not self.own_types or asked or bool(recipe.prefill_graph)
+    @property
+    def judged(self) -> bool:
+        """True if the bundle is compared with its checkpoint; own types only if asked for."""
+        asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
+        return not self.own_types or asked or bool(self.recipe.prefill_graph)
 
-    def prefill(self, recipe: Recipe) -> bool:
-        """Return True if int8 matrices for prompts are written; quality_check may drop them again."""
-        if recipe.prefill_graph is not None:
-            return recipe.prefill_graph
+    @property
+    def prefill(self) -> bool:
+        """True if int8 matrices for prompts are written; quality_check may drop them again."""
+        if self.recipe.prefill_graph is not None:
+            return self.recipe.prefill_graph
         return self.format.for_prompts and not self.own_types  # which are more exact
 
+    @property
+    def counts(self) -> Counts:
+        """Uses of each token [V] in a text that the user gave."""
+        given = self.text_ids if self.recipe.calibration is not None else self.text_ids[:0]
+        return count_tokens(given, self.source.config.vocab_size)
 
-def storage_of(recipe: Recipe) -> Storage:
+    @property
+    def layout(self) -> RecordLayout | None:
+        """Layout of rows in their slots; None for a dense model."""
+        return self.tables.format.tables if self.tables else None
+
+
+def plan_of(source: Checkpoint, recipe: Recipe) -> Plan:
     """Return how a recipe stores a checkpoint that has no types of its own."""
     rows, named = row_storage(recipe.rows or "int8"), recipe.type or BALANCED
     if not isinstance(named, str):
-        return Storage(named, rows)
+        return Plan(source, recipe, named, rows)
     if recipe.engine == GgufFormat.engine:
         mixture = MIXTURES.get(named, cast(GgufType, named))
-        return Storage(GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED), rows)
+        format = GgufFormat(weights=mixture, importance=mixture not in UNWEIGHTED)
+        return Plan(source, recipe, format, rows)
     weights = WEIGHTS.get(named, cast(WeightType, named))
-    return Storage(plain_format(weights), rows, NATS.get(named))
+    return Plan(source, recipe, plain_format(weights), rows, NATS.get(named))
 
 
 def plain_format(weights: WeightType) -> BackboneFormat:
@@ -98,3 +129,10 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
 def row_storage(kind: ExportRows | RowType) -> RowStorage:
     """Return the storage of rows of a type, in groups of the usual size."""
     return RowStorage(kind, 32 if kind != "mixed" and CODECS[kind].bits < 8 else 128)
+
+
+def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
+    """Begin to show a walk through the tensors of all layers, by their bytes as float32."""
+    shapes = config.backbone_shapes().items()
+    values = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
+    bar.begin(what, 4 * values, layers=config.n_layers)
