@@ -6,6 +6,7 @@ Pages are written piece by piece, so that 100 GB of rows take some MB of memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,7 +19,7 @@ from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open
 from stem_edge.export.checkpoints.sources import check_apart, check_unchanged, states_of
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import LOCK, check_free, publish
-from stem_edge.export.quantization.streams import in_order
+from stem_edge.export.tables import write_shard
 from stem_edge.export.token_classes import token_classes
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, U8, fitting_block
@@ -104,8 +105,10 @@ def _write(
     for source, table in zip(rows, format.tables, strict=True):
         grid = _grid(root / table.name, table)
         files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
+        work = partial(_pages, out, source, table)
+        step = max(1, PIECE_NBYTES // table.page_nbytes)
         for shard in range(grid.shards):
-            _write_shard(out, source, table, grid, shard, threads)
+            write_shard(out, grid, shard, step, threads, work)
     for path, data in files.items():
         out.write(path.relative_to(root).as_posix(), data)
 
@@ -116,27 +119,7 @@ def _grid(root: Path, table: NgramTable) -> ShardGrid:
     return ShardGrid(root, layout, per_shard)
 
 
-def _write_shard(
-    out: Output, source: StoredRows, table: NgramTable, grid: ShardGrid, shard: int, threads: int
-) -> None:
-    """Write a shard of a table's pages."""
-
-    def seal(span: tuple[int, int]) -> bytes:
-        pages = _pages(source, table, *span)
-        out.bar.advance(pages.nbytes)
-        return grid.append_checksums(pages)
-
-    first = shard * grid.records_per_shard
-    end, step = first + grid.shard_records(shard), max(1, PIECE_NBYTES // table.page_nbytes)
-    spans = [(at, min(at + step, end)) for at in range(first, end, step)]
-    name = grid.shard_path(shard).relative_to(out.folder).as_posix()
-    with out.file(name) as file:
-        for piece in in_order(threads, seal, spans):
-            file.write(piece)
-        file.write(grid.index_bytes(shard))
-
-
-def _pages(source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:
+def _pages(out: Output, source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:
     """Return pages start..stop [n, page_nbytes]; what follows the last row is zeros."""
     first = start * table.rows_per_page
     last = min(stop * table.rows_per_page, table.hash.rows)
@@ -148,4 +131,5 @@ def _pages(source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:
     filled[: rows.size] = rows.reshape(-1)
     pages = np.zeros((stop - start, table.page_nbytes), np.uint8)
     pages[:, : table.rows_per_page * table.row_nbytes] = filled.reshape(stop - start, -1)
+    out.bar.advance(pages.nbytes)
     return pages

@@ -6,7 +6,8 @@ and holds whole shards in memory. The bytes are the same; a test checks it by re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,57 +36,64 @@ def write_tables(
     out: Output, folder: str, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
 ) -> None:
     """Write a table store into a folder of the bundle."""
-    root, grids = out.folder / folder, list[ShardGrid]()
-    for name, layout in plan.format.arrays().items():
-        grids.append(_make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES))
-    metadata = {root: group_metadata(plan.format)}
-    metadata |= {grid.root: array_metadata(grid) for grid in grids}
-    files = dict[Path, bytes]()
-    if plan.index is not None:
-        metadata[root / INDEX] = index_metadata(len(plan.index))
-        files[index_chunk(root / INDEX)] = encode_index(plan.index)
-    files |= {path / "zarr.json": encode_metadata(data) for path, data in metadata.items()}
-    for path, data in files.items():
-        out.write(_name(out, path), data)
-    first = 0
+    root, first = out.folder / folder, 0
+    files = {root / "zarr.json": encode_metadata(group_metadata(plan.format))}
+    grids = [
+        _make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES)
+        for name, layout in plan.format.arrays().items()
+    ]
     for grid in grids:
+        files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
+    if plan.index is not None:
+        files[root / INDEX / "zarr.json"] = encode_metadata(index_metadata(len(plan.index)))
+        files[index_chunk(root / INDEX)] = encode_index(plan.index)
+    for path, data in files.items():
+        out.write(path.relative_to(out.folder).as_posix(), data)
+    for grid in grids:
+        step = max(1, PIECE_NBYTES // (4 * grid.layout.row_width * len(grid.layout.layers)))
+        work = partial(_records, out, plan, tables, grid.layout, first)
         for shard in range(grid.shards):
-            _write_shard(out, plan, tables, grid, shard, first, threads)
+            write_shard(out, grid, shard, step, threads, work)
         first += grid.layout.records
 
 
-def _name(out: Output, path: Path) -> str:
-    return path.relative_to(out.folder).as_posix()
+def write_shard(
+    out: Output,
+    grid: ShardGrid,
+    shard: int,
+    step: int,
+    threads: int,
+    work: Callable[[int, int], U8],
+) -> None:
+    """Write a shard of an array. work: returns its records start..stop, `step` of them, in any thread."""
+    start = shard * grid.records_per_shard
+    stop = start + grid.shard_records(shard)
+    spans = ((at, min(at + step, stop)) for at in range(start, stop, step))
+    with out.file(grid.shard_path(shard).relative_to(out.folder).as_posix()) as file:
+        for piece in in_order(threads, lambda span: grid.append_checksums(work(*span)), spans):
+            file.write(piece)
+        file.write(grid.index_bytes(shard))
 
 
-def _write_shard(
+def _records(
     out: Output,
     plan: TablePlan,
     tables: Mapping[int, Matrix],
-    grid: ShardGrid,
-    shard: int,
+    layout: RecordLayout,
     first: int,
-    threads: int,
-) -> None:
-    """Write a shard of an array. first: number of its first record."""
-    meter, layout = out.meter(f"{grid.root.name} {shard}"), grid.layout
-
-    def seal(span: tuple[int, int]) -> bytes:
-        numbers = first + span[0], first + span[1]
-        if (kept := _kept(plan, tables, layout, *numbers)) is not None:
-            out.bar.advance(4 * kept.shape[0] * layout.row_width * len(layout.layers))
-            return grid.append_checksums(kept)
-        rows = [_rows(plan, layer, tables[layer], *numbers) for layer in layout.layers]
-        records = pack_records(layout, rows, scaling_of(layout))
-        for index, values in enumerate(rows):
-            meter.add(plan.kind(layout), values, layout.unpack(records, index))
-        out.bar.advance(sum(values.nbytes for values in rows))
-        return grid.append_checksums(records)
-
-    with out.file(_name(out, grid.shard_path(shard))) as file:
-        for piece in in_order(threads, seal, _spans(grid, shard)):
-            file.write(piece)
-        file.write(grid.index_bytes(shard))
+    start: int,
+    stop: int,
+) -> U8:
+    """Return records start..stop of an array. first: number of its first record."""
+    start, stop = first + start, first + stop
+    out.bar.advance(4 * (stop - start) * layout.row_width * len(layout.layers))
+    if (kept := _kept(plan, tables, layout, start, stop)) is not None:
+        return kept
+    rows = [_rows(plan, layer, tables[layer], start, stop) for layer in layout.layers]
+    records = pack_records(layout, rows, scaling_of(layout))
+    for index, values in enumerate(rows):
+        out.meter("tables").add(plan.kind(layout), values, layout.unpack(records, index))
+    return records
 
 
 def _kept(
@@ -125,12 +133,3 @@ def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) 
     """Divide an array into shards of about `nbytes` bytes, and its records into pieces."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))
-
-
-def _spans(grid: ShardGrid, shard: int) -> Iterator[tuple[int, int]]:
-    layout = grid.layout
-    step = max(1, PIECE_NBYTES // (4 * layout.row_width * len(layout.layers)))
-    start = shard * grid.records_per_shard
-    stop = start + grid.shard_records(shard)
-    for at in range(start, stop, step):
-        yield at, min(at + step, stop)

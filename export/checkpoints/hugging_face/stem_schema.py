@@ -91,10 +91,36 @@ class Stem(Windowed, kw_only=True):
         return {name: files.take(self.tensor(name)) for name in names} | matrices
 
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
-        return read_tables(config, files)
+        if config.stem_ffn == "engram":
+            each = len(config.ngram_sizes) // len(config.stem_layers)
+            shapes = [
+                (sum(config.ngram_sizes[at : at + each]), config.row_rank)
+                for at in range(0, len(config.ngram_sizes), each)
+            ]
+            tables = [
+                _shaped(files.take(engram_name(layer, "embed")), shape)
+                for layer, shape in zip(config.stem_layers, shapes, strict=True)
+            ]
+            return {config.row_layers[0]: joined(tables, axis=0)}
+        if config.ngram_order:
+            shapes = [(rows, config.row_rank) for rows in config.ngram_sizes]
+            return {0: joined(_ngrams(files, "embedders", shapes), axis=0)}
+        if config.stem_ffn == "hash-moe":
+            return {layer: _read_experts(config, files, layer) for layer in config.stem_layers}
+        shape = config.vocab_size, *config.row_parts()[0]
+        return {l: _shaped(files.take(table_name(l)), shape) for l in config.stem_layers}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        return read_index(config, files)
+        if config.stem_ffn != "hash-moe":
+            return None
+        tensor = _shaped(files.take(EXPERT_OF_TOKEN, INTEGERS), (config.vocab_size,))
+        index = tensor.numbers()
+        if index.min() < 0 or index.max() >= config.n_experts:
+            raise CheckpointError(
+                f"{tensor.path}: {tensor.name} has values {index.min()} to {index.max()}; expected 0 to "
+                f"{config.n_experts - 1}, by num_experts"
+            )
+        return index.astype(np.int32)
 
 
 def _expert_table(config: ModelConfig, experts: list[tuple[Tensor, ...]], nbytes: int) -> Tensor:
@@ -113,42 +139,6 @@ def _expert_table(config: ModelConfig, experts: list[tuple[Tensor, ...]], nbytes
         return found
 
     return replace(experts[0][0].computed(rows, shape), nbytes=nbytes)
-
-
-def read_tables(config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
-    """Take the table of each STEM layer out of `files`."""
-    if config.stem_ffn == "engram":
-        each = len(config.ngram_sizes) // len(config.stem_layers)
-        shapes = [
-            (sum(config.ngram_sizes[at : at + each]), config.row_rank)
-            for at in range(0, len(config.ngram_sizes), each)
-        ]
-        tables = [
-            _shaped(files.take(engram_name(layer, "embed")), shape)
-            for layer, shape in zip(config.stem_layers, shapes, strict=True)
-        ]
-        return {config.row_layers[0]: joined(tables, axis=0)}
-    if config.ngram_order:
-        shapes = [(rows, config.row_rank) for rows in config.ngram_sizes]
-        return {0: joined(_ngrams(files, "embedders", shapes), axis=0)}
-    if config.stem_ffn == "hash-moe":
-        return {layer: _read_experts(config, files, layer) for layer in config.stem_layers}
-    shape = config.vocab_size, *config.row_parts()[0]
-    return {l: _shaped(files.take(table_name(l)), shape) for l in config.stem_layers}
-
-
-def read_index(config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-    """Read the expert of each token [V]; None if each token has its own row."""
-    if config.stem_ffn != "hash-moe":
-        return None
-    tensor = _shaped(files.take(EXPERT_OF_TOKEN, INTEGERS), (config.vocab_size,))
-    index = tensor.numbers()
-    if index.min() < 0 or index.max() >= config.n_experts:
-        raise CheckpointError(
-            f"{tensor.path}: {tensor.name} has values {index.min()} to {index.max()}; expected 0 to "
-            f"{config.n_experts - 1}, by num_experts"
-        )
-    return index.astype(np.int32)
 
 
 def table_name(layer: int) -> str:
