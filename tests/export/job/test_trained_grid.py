@@ -74,11 +74,8 @@ def test_an_export_keeps_the_grid(
     backbone, tables = bundle.manifest.backbone, bundle.manifest.tables
     assert backbone is not None
     assert tables is not None
-    assert (backbone.block_size, backbone.type_of("ple_gate"), tables.row_type) == (
-        32,
-        "int4",
-        "int4",
-    )
+    kinds = backbone.type_of("ple_gate"), tables.row_type
+    assert (backbone.block_size, *kinds) == (32, "int4", "int4")
     report = bundle.manifest.report
     assert {k: e.worst for k, e in report.errors.items() if e.worst > lost} == {}
     assert (backbone.tied, backbone.type_of("head"), backbone.matrices) == (True, "int4", {})
