@@ -19,7 +19,7 @@ from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open
 from stem_edge.export.checkpoints.sources import check_apart, check_unchanged, states_of
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import LOCK, check_free, publish
-from stem_edge.export.tables import write_shard
+from stem_edge.export.tables import make_grid, write_shard
 from stem_edge.export.token_classes import token_classes
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, U8, fitting_block
@@ -28,7 +28,7 @@ from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.ngrams.rows import NgramTable
 from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, group_metadata, is_ngrams
 from stem_edge.tables.packing import pack_records, range_scales
-from stem_edge.tables.shards import ShardGrid, array_metadata
+from stem_edge.tables.shards import array_metadata
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
@@ -103,7 +103,7 @@ def _write(
         files[root / CLASSES / "zarr.json"] = encode_metadata(index_metadata(len(class_of)))
         files[index_chunk(root / CLASSES)] = encode_index(class_of)
     for source, table in zip(rows, format.tables, strict=True):
-        grid = _grid(root / table.name, table)
+        grid = make_grid(root / table.name, table.format.stored, 0, SHARD_NBYTES)
         files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
         work = partial(_pages, out, source, table)
         step = max(1, PIECE_NBYTES // table.page_nbytes)
@@ -111,12 +111,6 @@ def _write(
             write_shard(out, grid, shard, step, threads, work)
     for path, data in files.items():
         out.write(path.relative_to(root).as_posix(), data)
-
-
-def _grid(root: Path, table: NgramTable) -> ShardGrid:
-    layout = table.format.stored
-    per_shard = max(1, min(layout.records, SHARD_NBYTES // layout.record_nbytes))
-    return ShardGrid(root, layout, per_shard)
 
 
 def _pages(out: Output, source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:

@@ -39,7 +39,7 @@ def write_tables(
     root, first = out.folder / folder, 0
     files = {root / "zarr.json": encode_metadata(group_metadata(plan.format))}
     grids = [
-        _make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES)
+        make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES)
         for name, layout in plan.format.arrays().items()
     ]
     for grid in grids:
@@ -129,7 +129,7 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
+def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
     """Divide an array into shards of about `nbytes` bytes, and its records into pieces."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

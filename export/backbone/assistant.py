@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from msgspec.structs import replace
 
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
-from stem_edge.export.checkpoints.assistant import AssistantCheckpoint, read_assistant
+from stem_edge.export.checkpoints.assistant import read_assistant
 from stem_edge.export.job.files import Output
-from stem_edge.export.job.plan import Plan, plain_format
+from stem_edge.export.job.plan import AssistantPart, Plan, plain_format
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import nearest
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.formats import Assistant, BackboneFormat
 from stem_edge.graph.special.assistant import ORDER, drafting
-from stem_edge.graph.weight_plan import WeightPlan
-
-
-class AssistantPart(NamedTuple):
-    """An assistant to be written, and what the manifest says of it."""
-
-    source: AssistantCheckpoint
-    described: Assistant
-    plan: WeightPlan
-
-    def write(self, out: Output, threads: int) -> None:
-        """Write its weights; what is lost is no part of the report."""
-        tensors = PaddedTensors(self.source.config, self.source.tensors)
-        format, order = self.described.format, {ORDER: self.source.order}
-        weights = MatrixReader(threads, ErrorMeter(), lambda _: None)
-        with out.file(self.plan.file) as data:
-            kept = not format.asymmetric
-            file = WeightFile(data, tensors, weights, nearest(format), order, keeps_blocks=kept)
-            file.write(self.plan)
 
 
 def assistant_part(path: Path, plan: Plan) -> AssistantPart:
@@ -59,3 +40,14 @@ def assistant_part(path: Path, plan: Plan) -> AssistantPart:
     except ValueError as error:
         raise ExportError(f"{path}: cannot be the assistant of this model: {error}") from error
     return AssistantPart(source, described, weights)
+
+
+def write_assistant(part: AssistantPart, out: Output, threads: int) -> None:
+    """Write the weights of an assistant; what is lost is no part of the report."""
+    tensors = PaddedTensors(part.source.config, part.source.tensors)
+    format, order = part.described.format, {ORDER: part.source.order}
+    reader = MatrixReader(threads, ErrorMeter(), lambda _: None)
+    with out.file(part.weights.file) as data:
+        kept = not format.asymmetric
+        file = WeightFile(data, tensors, reader, nearest(format), order, keeps_blocks=kept)
+        file.write(part.weights)

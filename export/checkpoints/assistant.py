@@ -46,7 +46,6 @@ OWN = {
 class AssistantCheckpoint(NamedTuple):
     """An assistant by this project's names, its matrices not read yet."""
 
-    path: Path
     config: ModelConfig  # as stem_edge.graph.formats.Assistant has it
     best: int  # clusters whose tokens are scored; 0 without clusters
     tensors: Mapping[str, Tensor]
@@ -75,7 +74,7 @@ def read_assistant(path: Path, dim: int) -> AssistantCheckpoint:
     if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
         raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
     best = decoder.centroid_intermediate_top_k if clusters else 0
-    return AssistantCheckpoint(path, config, best, tensors, order)
+    return AssistantCheckpoint(config, best, tensors, order)
 
 
 def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[int, ...]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.assistant import AssistantCheckpoint
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.recipe import BALANCED, KEEP, LOSSLESS, SMALL, Recipe
 from stem_edge.export.job.table_plan import ExportRows, RowStorage, TablePlan
@@ -17,6 +18,7 @@ from stem_edge.graph.formats import (
     SMALL_KINDS,
     VOCABULARY_KINDS,
     WEIGHT_BITS,
+    Assistant,
     BackboneFormat,
     GgufFormat,
     GgufType,
@@ -24,14 +26,12 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.graph.layer import kind_of
+from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import I64
 from stem_edge.progress import Progress
 from stem_edge.tables.codecs import CODECS, RowType
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts, count_tokens
-
-if TYPE_CHECKING:
-    from stem_edge.export.backbone.assistant import AssistantPart
 
 # Type of a backbone -> size of its blocks. With 4 bits, blocks of 64 are as fast as 128; with 8 bits,
 # what blocks of 32 save in errors of the activations is worth their scales.
@@ -49,6 +49,14 @@ NATS = {SMALL: 0.1, BALANCED: 0.042, KEEP: 0.042}
 UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
 CALIBRATION_TOKENS = 16384  # most that guide the quantizer
 Format: TypeAlias = BackboneFormat | GgufFormat
+
+
+class AssistantPart(NamedTuple):
+    """An assistant to be written, and what the manifest says of it."""
+
+    source: AssistantCheckpoint
+    described: Assistant
+    weights: WeightPlan
 
 
 @dataclass(frozen=True)

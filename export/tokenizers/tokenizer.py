@@ -41,14 +41,6 @@ class ExportedTokenizer:
     notes: tuple[str, ...] = ()  # on what was changed
 
 
-class _Model(msgspec.Struct):
-    dropout: float | None = None
-
-
-class _File(msgspec.Struct):
-    model: _Model
-
-
 def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
     """Convert the trainer's tokenizer of this kind from the file `path` (unused for "bytes").
 
@@ -156,7 +148,8 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
         data = path.read_text("utf-8").encode()
         checked = check_json(data)  # first, because the library trusts its numbers
         tokenizer = Tokenizer.from_buffer(checked.json)
-        dropout = msgspec.json.decode(data, type=_File).model.dropout
+        model = msgspec.json.decode(data, type=dict[str, msgspec.Raw])["model"]
+        said = msgspec.json.decode(model, type=dict[str, msgspec.Raw]).get("dropout", b"null")
     beside = path.with_name("tokenizer_config.json")
     config = _read_object(beside)
     template, jinja = config.get("chat_template"), path.with_name("chat_template.jinja")
@@ -168,6 +161,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     adds = _adds(path, tokenizer, bos) if add_bos is None else add_bos
     exported = _finish(path, tokenizer, bos, eos, adds, template)
     stops = [*exported.eos_ids, *_stops(path, exported.vocab_size)]
+    dropout = msgspec.json.decode(said)
     left_out = f"{path.name}: dropout of {dropout}, a setting of training, is left out"
     notes = (left_out,) if dropout else ()
     return replace(exported, eos_ids=tuple(dict.fromkeys(stops)), notes=notes)

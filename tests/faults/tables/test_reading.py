@@ -21,7 +21,7 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
-from stem_edge.export.tables import SHARD_NBYTES, _make_grid
+from stem_edge.export.tables import SHARD_NBYTES, make_grid
 from stem_edge.files import disk
 from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.store import open_store
@@ -183,7 +183,7 @@ def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: Export
     for layers, width in sizes:
         for group in (16, 256):
             layout = make_layout(1 << 24, range(layers), ((width,),), row_type, group)
-            grid = _make_grid(tmp_path, layout, 0, SHARD_NBYTES)
+            grid = make_grid(tmp_path, layout, 0, SHARD_NBYTES)
             assert max(grid.shard_nbytes(number) for number in (0, grid.shards - 1)) < 1 << 32
 
 
