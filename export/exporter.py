@@ -19,7 +19,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import CheckpointError
-from stem_edge.export.backbone.assistant import assistant_part, write_assistant
+from stem_edge.export.backbone.assistant import open_assistant, write_assistant
 from stem_edge.export.backbone.gguf import check_runnable, gguf_nbytes, write_gguf_backbone
 from stem_edge.export.backbone.onnx import onnx_nbytes, write_onnx
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
@@ -144,7 +144,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     plan = replace(plan, source=replace(source, config=config, notes=source.notes + said))
     plan = keep_trained_grid(plan)
     if recipe.assistant is not None:
-        plan = replace(plan, assistant=assistant_part(Path(recipe.assistant), plan))
+        plan = replace(plan, assistant=open_assistant(Path(recipe.assistant), plan))
     text_ids = np.array([config.bos_id or 0])  # for a step that shows that it runs
     if plan.judged:
         text_ids = read_token_ids(recipe.calibration, tokenizer, config.vocab_size)
@@ -206,7 +206,7 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
         write_tables(out, TABLES, plan.tables, source.tables, plan.recipe.cpus)
     written = write_backbone(plan, out, peaks)
     if plan.assistant is not None:
-        write_assistant(plan.assistant, out, plan.recipe.cpus)
+        write_assistant(plan.assistant, plan, out)
     if expected is not None:
         bar.begin("comparing with the checkpoint")
     return_freed_memory()  # of the pieces, before the engine takes as much

@@ -31,6 +31,7 @@ from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
 from stem_edge.export.tensor_files.tensor import INTEGERS, Tensor
 from stem_edge.files.checkpoint_files import SUFFIX
+from stem_edge.graph.formats import Assistant, BackboneFormat
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 from stem_edge.numerics.matrix import whole
 
@@ -46,14 +47,16 @@ OWN = {
 class AssistantCheckpoint(NamedTuple):
     """An assistant by this project's names, its matrices not read yet."""
 
-    config: ModelConfig  # as stem_edge.graph.formats.Assistant has it
-    best: int  # clusters whose tokens are scored; 0 without clusters
+    described: Assistant
     tensors: Mapping[str, Tensor]
     order: npt.NDArray[np.int32]  # tokens [clusters, tokens of each]
 
 
-def read_assistant(path: Path, dim: int) -> AssistantCheckpoint:
-    """Open a folder or a GGUF file. dim: of the model that it drafts for. Raises CheckpointError."""
+def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantCheckpoint:
+    """Open a folder or a GGUF file. Raises CheckpointError.
+
+    dim: of the model that it drafts for; format: that it is to be stored in.
+    """
     decoder: Decoder
     if path.suffix == SUFFIX:
         model = open_model(open_gguf(path), ASSISTANTS)
@@ -74,7 +77,8 @@ def read_assistant(path: Path, dim: int) -> AssistantCheckpoint:
     if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
         raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
     best = decoder.centroid_intermediate_top_k if clusters else 0
-    return AssistantCheckpoint(config, best, tensors, order)
+    described = Assistant(model=config, format=format, clusters=len(order), best=best)
+    return AssistantCheckpoint(described, tensors, order)
 
 
 def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[int, ...]]:

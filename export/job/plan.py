@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from stem_edge.graph.formats import (
     SMALL_KINDS,
     VOCABULARY_KINDS,
     WEIGHT_BITS,
-    Assistant,
     BackboneFormat,
     GgufFormat,
     GgufType,
@@ -26,7 +25,6 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.graph.layer import kind_of
-from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import I64
 from stem_edge.progress import Progress
 from stem_edge.tables.codecs import CODECS, RowType
@@ -51,14 +49,6 @@ CALIBRATION_TOKENS = 16384  # most that guide the quantizer
 Format: TypeAlias = BackboneFormat | GgufFormat
 
 
-class AssistantPart(NamedTuple):
-    """An assistant to be written, and what the manifest says of it."""
-
-    source: AssistantCheckpoint
-    described: Assistant
-    weights: WeightPlan
-
-
 @dataclass(frozen=True)
 class Plan:
     """Plan of an export. It begins as the recipe says, and the checkpoint and its text then change it."""
@@ -71,7 +61,7 @@ class Plan:
     fixed: frozenset[MatrixKind] = frozenset(SMALL_KINDS)  # kinds that keep their type
     own_types: bool = False  # True if the format has the checkpoint's own types
     tables: TablePlan | None = None  # None for a dense model
-    assistant: AssistantPart | None = None  # to be written
+    assistant: AssistantCheckpoint | None = None  # to be written
     # Of the calibration text; none if it is not needed.
     text_ids: I64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
 
