@@ -33,7 +33,7 @@ export CMAKE_ARGS CMAKE_BUILD_PARALLEL_LEVEL
 
 # Modules on the trust boundary: they read what others may have made, or decide what is kept.
 BOUNDARY = */bundle/checksums.py */bundle/manifest.py */bundle/opening.py */bundle/on_hub.py */bundle/absent.py \
-	*/edit_files/file.py */files/*.py */graph/device/rows.py */runtime/rows/store.py */runtime/text/*.py \
+	*/edit_files/file.py */files/*.py */runtime/rows/store.py */runtime/text/*.py \
 	*/tables/shards.py */tables/store.py */tables/zarr_json.py */tensor_files/*.py */text/chat_template.py \
 	*/text/messages.py */text/tokenizer_gate.py */text/tokenizer_steps.py */system/child.py */text/chat_worker.py \
 	*/first_load/*.py */ggml/check.py
@@ -42,7 +42,7 @@ BOUNDARY = */bundle/checksums.py */bundle/manifest.py */bundle/opening.py */bund
 BOUNDARY_TESTS = --ignore=tests/faults/bundles/test_forged.py tests/export/checkpoints tests/export/tensor_files \
 	$(addprefix tests/faults/,bundles checkpoints edits limits tables text) \
 	$(addprefix tests/runtime/,first_load rows test_tables_elsewhere.py text) \
-	$(addprefix tests/stem_edge/,bundle commands/test_verify.py edit_files files ggml graph/test_device_rows.py hub \
+	$(addprefix tests/stem_edge/,bundle commands/test_verify.py files ggml \
 	system tables text)
 
 .PHONY: demo test test-all test-newest test-oldest test-processors lint lock coverage model clean

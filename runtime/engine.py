@@ -1,12 +1,12 @@
 """The engine: token ids in, logits out, with rows read from flash while the backbone computes.
 
-Token ids go to the backbone. Row ids go to the prefetcher: they say which rows a token looks up
+Token ids go to the backbone. Row ids go to `Rows`: they say which rows a token looks up
 (its own unless an edit changes that).
 
-Calls go one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits. A
+Calls go one way: engine -> Rows -> cache and store for rows, engine -> backend for logits. A
 step begins with the layers that need no rows, so that on slow flash they run while records arrive.
 
-Backend, cache and prefetcher are not thread-safe. The engine lets one caller at a time use them, for
+Backend and rows are not thread-safe. The engine lets one caller at a time use them, for
 a whole step: from the choice of slots until the backbone has read them.
 """
 

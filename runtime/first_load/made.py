@@ -147,11 +147,7 @@ def _make(root: Path, source: Source, show: bool | None) -> None:
     if bundle.is_dir() and not (bundle / MANIFEST).is_file():  # an export would not replace it
         with contextlib.suppress(OSError):
             remove_tree(bundle, root)
-    tell(
-        f"making a bundle of {printable(Path(source.path).name)}, once, in {root}; "
-        "stem-edge list shows it",
-        show,
-    )
+    tell(f"making a bundle of {printable(Path(source.path).name)}, once, in {root}", show)
     try:
         make_folders(root)
         make(source.path, bundle, source.engine, show)

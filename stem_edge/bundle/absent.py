@@ -23,7 +23,7 @@ def no_bundle(manifest: Path) -> BundleError:
     elif root.suffix == ".gguf" and root.is_file():
         said = (
             "no such bundle folder, but a GGUF file; make a bundle of it with: stem-edge export "
-            f"{root.name} OUT, or run it with llama.cpp: llama-cli -m {root.name}"
+            f"{root.name} OUT, or run it as it is: stem-edge run {root.name}"
         )
     elif working.with_name(working.name + OLD).is_dir():
         said = (
@@ -34,7 +34,8 @@ def no_bundle(manifest: Path) -> BundleError:
         said = "its export is not finished; run stem-edge export again"
     else:
         file = ", but a file" if root.is_file() else ""
-        said = f"no such bundle folder{file}; give the folder of an export{_or_on_a_hub(root)}"
+        kind = "file" if root.suffix == ".gguf" else "bundle folder"
+        said = f"no such {kind}{file}; give the folder of an export{_or_on_a_hub(root)}"
     return BundleError(f"{root}: {said}")
 
 

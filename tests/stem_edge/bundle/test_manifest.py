@@ -234,7 +234,7 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
     [
         ("none", "no such bundle folder; give the folder of an export"),
         ("a\0b", "no such bundle folder; give the folder of an export"),
-        ("none.gguf", "no such bundle folder; give the folder of an export"),
+        ("none.gguf", "no such file; give the folder of an export"),
         ("notes.txt", "no such bundle folder, but a file; give the folder of an export"),
         (
             "model.gguf",
