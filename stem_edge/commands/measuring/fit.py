@@ -120,7 +120,7 @@ def _command(one: Fit, path: str) -> list[str]:
     limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}"
     limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
     limit += f" --kv {plan.kv}" * (footprint.kv != footprint.caches.usual)
-    return ["run it with:", f"  stem-edge generate {path} 'Once upon a time' {limit}"]
+    return ["run it with:", f"  stem-edge generate {path} Hello {limit}"]
 
 
 def _types(one: Fit) -> str:

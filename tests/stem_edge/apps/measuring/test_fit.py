@@ -48,7 +48,7 @@ def test_the_first_line_says_if_it_fits_and_the_least_that_is_named_suffices() -
     assert lines[0].startswith("fits: ")
     words = lines[-1].split()
     assert words[:2] == ["stem-edge", "generate"]
-    done = run(*words[1:], "-p", "The", "-n", "1")
+    done = run(*words[1:], "-n", "1")
     assert done.returncode == 0, done.stderr
 
 
