@@ -77,7 +77,7 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
     script = (
         "import sys, time, stem_edge\n"
         "from stem_edge.export import exporter\n"
-        "exporter.make_job = lambda *_: (print('locked', flush=True), time.sleep(600))\n"
+        "exporter.plan_tables = lambda *_: (print('locked', flush=True), time.sleep(600))\n"
         "stem_edge.export_bundle(sys.argv[1], sys.argv[2], force=True)\n"
     )
     child = subprocess.Popen(
