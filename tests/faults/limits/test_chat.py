@@ -84,27 +84,6 @@ def worker(config: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     return made
 
 
-def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
-    worker.answers += [b'{"text": "a"}\n', b'{"text": "b"}\n']
-    with closing(ChatTemplate(config, 3.0)) as template:
-        assert template.render([turn("a")]) == "a"
-        assert template.render([turn("b")], False) == "b"
-    (sample, first), (a, second), (b, _) = worker.asked
-    request: dict[str, object] = {
-        "template": "x",
-        "tokens": {"eos_token": "<e>"},
-        "messages": [turn()],
-    }
-    assert sample == request | {"add_generation_prompt": True}
-    request |= {"tools": None, "arguments": {}}
-    assert a == request | {"add_generation_prompt": True, "messages": [turn("a")]}
-    assert b == request | {"add_generation_prompt": False, "messages": [turn("b")]}
-    assert (first, second) == (12.0, 3.0)
-    assert worker.closed == 1
-    template.close()
-    assert worker.closed == 1
-
-
 @pytest.mark.parametrize(
     ("answer", "kind", "named"),
     [

@@ -10,68 +10,13 @@ from pathlib import Path
 import pytest
 from contract import judged, refused
 from faulty_disk import Failing, watch
-from open_files import DATA, open_files, posix
+from open_files import posix
 
 from stem_edge.errors import BundleError
-from stem_edge.files import disk, plain_files
-from stem_edge.files.disk import write_whole
+from stem_edge.files import plain_files
 from stem_edge.files.plain_files import check_file, not_plain, read_plain, remedy_for
 
 # Small files that are there whole or not at all
-
-STEPS = ["create", "write", "fsync", "close", "rename", "sync_folder"]
-
-
-def changes(monkeypatch: pytest.MonkeyPatch, failing: str = "") -> list[str]:
-    """Record the calls that change the disk, and make one kind of them fail."""
-    done = list[str]()
-
-    def note(name: str) -> None:
-        done.append(name)
-        if name == failing:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    watch(monkeypatch, [*STEPS, "remove"], note)
-    return done
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_whole_file_is_written_in_this_order(
-    file: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = changes(monkeypatch)
-    write_whole(file, b"new", durable=durable)
-    assert done == [s for s in STEPS if durable or s not in ("fsync", "sync_folder")]
-    assert (file.read_bytes(), list(file.parent.iterdir())) == (b"new", [file])
-
-
-@pytest.mark.parametrize("step", ["create", "write", "fsync", "rename"])
-def test_a_step_that_fails_leaves_the_old_file_and_nothing_else(
-    file: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes(monkeypatch, step)
-    before = open_files()
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        write_whole(file, b"new", durable=True)
-    assert (file.read_bytes(), list(file.parent.iterdir())) == (DATA, [file])
-    assert open_files() <= before
-
-
-def test_the_name_beside_is_hidden_and_by_chance(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names, rename = list[str](), disk.rename
-
-    def noted(source: Path, target: Path) -> None:
-        names.append(source.name)
-        assert (source.parent, target) == (file.parent, file)
-        rename(source, target)
-
-    monkeypatch.setattr(disk, "rename", noted)
-    write_whole(file, b"a")
-    write_whole(file, b"b")
-    assert len(set(names)) == 2
-    assert all(len(n) == 21 and n[0] == "." and n.endswith(".tmp") for n in names)
 
 
 # What stands in the place of a file

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 from contract import takes
 
-from stem_edge import limits
-from stem_edge.bundle import manifest as bundle
-from stem_edge.bundle.edit_files import file as edit_file
 from stem_edge.files.names import check_names
 from stem_edge.files.strict_json import check_depth, check_json, one_line
-from stem_edge.tables import shards, zarr_json
+from stem_edge.tables import zarr_json
 
 # Names
 
@@ -113,16 +110,6 @@ def test_one_line(text: object, line: str) -> None:
 
 
 # Files of JSON
-
-
-def test_limits_are_what_is_documented() -> None:
-    """Formats depend on these limits, so none may change by accident."""
-    assert bundle.MAX_MANIFEST_NBYTES == 1_048_576
-    assert (limits.MAX_VOCAB, limits.MAX_LAYERS) == (16_777_216, 256)
-    assert limits.MAX_PARAMETERS == 1_099_511_627_776
-    assert (limits.MAX_WIDTH, limits.MAX_CONTEXT) == (1_048_576, 16_777_216)
-    assert (edit_file.MAX_NBYTES, edit_file.MAX_TEXT) == (268_435_456, 4096)
-    assert (shards.CRC_NBYTES, shards.INDEX_ENTRY_NBYTES) == (4, 16)
 
 
 def test_the_size_of_a_zarr_json(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stem_edge.text import chat_template, chat_worker
+from stem_edge.text import chat_template
 from stem_edge.text.chat_template import _end, _Worker
 from stem_edge.text.chat_worker import answer
 
@@ -85,16 +85,6 @@ def test_what_is_wrong_has_its_line(template: str, found: object) -> None:
         assert told == found
     else:
         assert (told["line"], "error" in told) == (found, True)
-
-
-def test_a_template_is_compiled_once() -> None:
-    chat_worker.compiled.cache_clear()
-    for _ in range(3):
-        ask("x")
-    assert chat_worker.compiled.cache_info().misses == 1
-    ask("y")
-    ask("x")
-    assert chat_worker.compiled.cache_info().misses == 3
 
 
 def line(template: str) -> bytes:
