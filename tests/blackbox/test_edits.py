@@ -156,15 +156,11 @@ def test_an_edited_prompt_fills_the_context(case: Case) -> None:
 
 
 def test_an_edit_that_does_not_apply_is_refused_at_the_call(model: Model) -> None:
-    from stem_edge.runtime.scoring import Scorer
-
     with model.edited(swap(model, "cat", "dog")):
         with pytest.raises(InputError, match="'cat' is not in the prompt"):
             model.generate("no such animal")
         with pytest.raises(InputError, match="near it: 'cart'"):
             model.logits(model.tokenize("a cart here"))
-        with pytest.raises(InputError, match="without edits"):
-            Scorer(model).scores([([1, 2], [3])])
 
 
 @pytest.mark.parametrize(

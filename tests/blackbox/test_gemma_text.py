@@ -20,7 +20,6 @@ import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
 from stem_edge.runtime import Model
-from stem_edge.runtime.scoring import Scorer
 from stem_edge.runtime.text.stream import TokenStream
 
 Capture = pytest.CaptureFixture[str]
@@ -166,8 +165,6 @@ ENTRIES: dict[str, Callable[[Path, Path], object]] = {
     "generate_text": of_model(lambda model: model.generate_text(IDS)),
     "logits": of_model(lambda model: model.logits(IDS)),
     "logits_chunks": of_model(lambda model: model.logits_chunks(IDS)),
-    "a context to score": of_model(lambda model: Scorer(model).scores([(IDS, [301])])),
-    "a continuation to score": of_model(lambda model: Scorer(model).scores([([BOS], IDS[1:])])),
 }
 
 

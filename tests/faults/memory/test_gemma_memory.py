@@ -24,14 +24,12 @@ import json, sys, threading
 import numpy as np, stem_edge
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
-from stem_edge.runtime.scoring import Scorer
 from stem_edge.system.memory import own_memory, return_freed_memory
 model = load_with(sys.argv[1], LoadOptions(slots=256, warm_start=False))
 ids = np.random.default_rng(0).integers(300, 1000, 512).tolist()
 uses = {
     "prompt": lambda: list(model.generate(ids, max_new_tokens=2)),
     "logits": lambda: sum(len(piece) for piece in model.logits_chunks(ids)),
-    "scores": lambda: Scorer(model).score([(ids[:8], ids[8:])]),
 }
 model.logits(ids[:16])  # so that all graphs are open, whose weights are no part of what a prompt takes
 peak, done = 0, threading.Event()

@@ -16,7 +16,7 @@ from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.serving.http import COMMENT, event, read, respond, until_left
 from stem_edge.apps.serving.reply import Replies
 from stem_edge.apps.serving.service import Service, service_of
-from stem_edge.runtime.scoring import Scorer
+from stem_edge.runtime.sampling import token_logprobs
 
 MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
 
@@ -37,14 +37,16 @@ async def completions(request: Request) -> Response:
 
 def _scores(service: Service, asked: Asked) -> Generator[None]:
     """Find the log probabilities of the prompts, in the compute thread: of some tokens at a time."""
-    scorer, compute = Scorer(service.model, reuse=False), service.compute
+    compute, count = service.compute, asked.body.logprobs or 0
     for (_, found), request in zip(asked.echoes, asked.requests[:: asked.count], strict=True):
         while (room := compute.scheduler.room(request.prompt_tokens)) is None:
             yield  # for memory
         if request.prompt_tokens > 1:
             with room:
-                for logprobs in scorer.text(request.prompt, asked.body.logprobs or 0):
-                    found.extend(logprobs)
+                for logits in service.model.logits_chunks(request.prompt[:-1]):
+                    targets = request.prompt[len(found) :]  # it begins with the first token
+                    rows = zip(logits, targets, strict=False)
+                    found.extend(token_logprobs(row, target, count) for row, target in rows)
                     yield
 
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.scoring import Scorer
+from stem_edge.runtime.sampling import token_logprobs
 
 COUNTRIES, CAPITALS = ("Peru", "Kenya", "Japan"), ("Lima", "Nairobi", "Tokyo")
 CHOICES = [
@@ -33,6 +33,12 @@ def scores(
         yield sum(own), own == best
 
 
+def score(model: Model, context: list[int], rest: list[int]) -> tuple[float, bool]:
+    logits = model.logits([*context, *rest][:-1])[-len(rest) :]
+    found = [token_logprobs(*each, 1) for each in zip(logits, rest, strict=True)]
+    return sum(one.logprob for one in found), all(one.top[0][0] == one.token_id for one in found)
+
+
 @pytest.mark.parametrize("texts", [CHOICES, TEXTS], ids=["choices", "texts"])
 def test_scores_are_those_of_the_model(
     client: TestClient, model: Model, texts: list[tuple[str, str]]
@@ -41,7 +47,7 @@ def test_scores_are_those_of_the_model(
         (model.tokenize(context), model.tokenize(rest, add_special_tokens=False))
         for context, rest in texts
     ]
-    expected = [(one.logprob, one.greedy) for one in Scorer(model).score(pairs)]
+    expected = [score(model, *pair) for pair in pairs]
     prompts = [[*context, *rest] for context, rest in pairs]
     found = list(scores(client, prompts, [len(context) for context, _ in pairs]))
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
