@@ -255,8 +255,6 @@ class Answering(ModelText):
         with ExitStack() as last_first:
             if first and self._on_close is not None and not self.engine.forked:
                 last_first.callback(self._on_close)
-            if self.stepping.speculation is not None:
-                last_first.callback(self.stepping.speculation.close)
             last_first.callback(self.engine.close)
             if first and not self.engine.forked:
                 self._prefixes.close()

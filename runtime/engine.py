@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -67,6 +67,7 @@ class Guesses:
 
 
 NO_GUESSES = Guesses()
+Speculation: TypeAlias = Callable[[Context], Guesses]  # begins the guesses of an answer
 
 
 class Engine:

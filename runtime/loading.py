@@ -43,7 +43,6 @@ from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
-    from stem_edge.runtime.speculation.model_drafts import Drafter
 else:
     MoreKeywords = dict  # for those who ask for the types of load
 
@@ -88,8 +87,6 @@ def load(
         Or a function that drafts: it is called with all token ids so far and the most that it may draft, and
         returns the ids that it expects; all of them are computed.
         Default: auto, which guesses only where preparing found the bits of plain decoding.
-    draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; it takes
-        part of `memory`. Asks for guesses as speculate=True does.
     exact: compute several tokens, or sequences, in a step only where preparing found that each gets the bits
         of a step of its own, so that tokens are those of plain decoding in any case.
     slots: tokens whose rows the row cache holds. Default: as many as fit.
@@ -133,14 +130,8 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     text = open_text(bundle, options)
-    draft, later = None, text.nbytes_to_come
-    if options.draft is not None:
-        from stem_edge.runtime.planning import drafting
-
-        draft, nbytes = drafting(bundle, options)
-        later += nbytes
     # Before work that may be for nothing.
-    loader, room, plan = loader_of_kv(bundle, chosen, options, later)
+    loader, room, plan = loader_of_kv(bundle, chosen, options, text.nbytes_to_come)
     if loader.prepare():
         plan = plan_load(bundle, loader.needs, options, room)
     text.room = text_room(plan, options)
@@ -149,7 +140,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
             f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
             f"{loader.name}; leave it out, or leave out provider and device_memory"
         )
-    return _assemble(bundle, loader, plan, text, draft, options, room.later)
+    return _assemble(bundle, loader, plan, text, options, room.later)
 
 
 def _assemble(
@@ -157,7 +148,6 @@ def _assemble(
     loader: EngineLoader,
     plan: MemoryPlan,
     text: TextCodec,
-    draft: tuple[Bundle, LoadOptions] | None,
     options: LoadOptions,
     later: int,
 ) -> Model:
@@ -178,17 +168,14 @@ def _assemble(
         with ExitStack() as failed:
             failed.callback(engine.close)
             prefixes = _open_prefixes(bundle, engine, plan, options)
-            costs = loader.step_costs
-            stepping = Stepping(options.exact, costs)
+            costs, speculation = loader.step_costs, None
             if options.guesses_ahead(costs):
                 from stem_edge.runtime.speculation.opening import open_speculation
 
                 footprint = footprint_of(bundle.manifest, plan.engine)
-                guessing = open_speculation(
-                    engine, plan, footprint, costs, options, partial(_load_drafter, draft)
-                )
-                stepping = Stepping(options.exact, costs, guessing)
+                speculation = open_speculation(engine, plan, footprint, costs, options)
             failed.pop_all()
+        stepping = Stepping(options.exact, costs, speculation)
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 
     if format is None:
@@ -225,10 +212,6 @@ def _assemble(
         loaded = model(backend, rows, plan, keep)
         opened.pop_all()
     return loaded
-
-
-def _load_drafter(draft: tuple[Bundle, LoadOptions] | None) -> Drafter | None:
-    return None if draft is None else load_with(draft[0].path, draft[1]).drafter()
 
 
 def _open_prefixes(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
     from stem_edge.runtime.scheduling.many import Prompt, StemIds
     from stem_edge.runtime.scheduling.request import Request
     from stem_edge.runtime.scheduling.scheduler import Scheduler
-    from stem_edge.runtime.speculation.model_drafts import Drafter
     from stem_edge.runtime.text.chat import Messages
 
 
@@ -145,13 +144,6 @@ class Model(Answering):
 
         self.engine.check_usable()
         return self.conversation(load_messages(self._prefixes, Path(path)))
-
-    def drafter(self) -> Drafter | None:
-        """Return this model as one that drafts for another, which then closes it; closed, and None, if it cannot."""
-        from stem_edge.runtime.speculation.opening import drafter
-
-        costs, size = self.stepping.costs, self.config.vocab_size
-        return drafter(self.engine, self._prefixes, self.plan, costs, size, self.close)
 
     def forget_prefixes(self) -> None:
         """Drop what calls of generate have kept of their prompts, so that the next computes all."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.load_plan import loader_of_kv, open_text
-from stem_edge.runtime.speculation.draft_bundle import draft_bundle
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
@@ -35,14 +33,5 @@ def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
     bundle = options.open(path)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
-    later = open_text(bundle, options).nbytes_to_come + drafting(bundle, options)[1]
+    later = open_text(bundle, options).nbytes_to_come
     return loader_of_kv(bundle, chosen, options, later)[2]
-
-
-def drafting(bundle: Bundle, options: LoadOptions) -> tuple[tuple[Bundle, LoadOptions] | None, int]:
-    """Return the bundle that drafts for another, if one was given, and the bytes that it will take."""
-    if options.draft is None:
-        return None, 0
-    draft = draft_bundle(bundle, options.draft, options)
-    plan = plan_with(draft[0].path, draft[1])
-    return draft, plan.total - plan.process

@@ -8,7 +8,7 @@ from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM
-from stem_edge.runtime.engine import Engine, Step
+from stem_edge.runtime.engine import Engine
 
 
 def process(
@@ -17,24 +17,19 @@ def process(
     token_ids: Sequence[int],
     row_ids: I64 | None = None,
     *,
-    computed: int = 0,
     every: bool = False,
 ) -> Iterator[F32]:
     """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
 
     Other arguments as for Engine.steps.
     """
-    left = len(token_ids) - computed
-    if not 0 < left <= context.room:
-        raise InputError(f"{left} tokens do not fit: the context has room for {context.room}")
-    steps = engine.steps(token_ids, row_ids, computed=computed, every=every)
-    return run(engine, context, steps, prefill=len(token_ids) >= PREFILL_FROM)
-
-
-def run(engine: Engine, context: Context, steps: list[Step], *, prefill: bool) -> Iterator[F32]:
-    """Run steps; yield the logits of those that want any. prefill: as for Engine.step."""
+    if not 0 < len(token_ids) <= context.room:
+        raise InputError(
+            f"{len(token_ids)} tokens do not fit: the context has room for {context.room}"
+        )
+    steps = engine.steps(token_ids, row_ids, every=every)
     engine.expect(steps[0])
     for step, after in zip(steps, [*steps[1:], None], strict=True):
-        logits = engine.step([context], step, after, prefill=prefill)
+        logits = engine.step([context], step, after, prefill=len(token_ids) >= PREFILL_FROM)
         if step.logits:
             yield logits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, TypedDict
 
 from stem_edge.graph.kv import KvChoice
@@ -20,7 +19,6 @@ class MoreKeywords(TypedDict, total=False):
     engine: str
     kv: KvChoice
     speculate: Speculate
-    draft: str | Path | None
     exact: bool
     slots: int | None
     resident: bool

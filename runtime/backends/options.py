@@ -50,7 +50,6 @@ class LoadOptions:
     tables: str | None = None
     prompt_cache: Literal[True] | Folder = None
     speculate: Speculate = "auto"
-    draft: str | Path | None = None
     exact: bool = False
     progress: bool | None = None
     # INTERNAL: what measurements, checks and exports choose.
@@ -77,8 +76,6 @@ class LoadOptions:
                 f"speculate is {shown(self.speculate)}; expected 'auto', True, False, the most tokens to "
                 "draft for a step, or a function that drafts"
             )
-        if self.draft is not None and not self.speculate:
-            raise InputError("draft is for guessing; give it without speculate, or leave it out")
         if self.prompt_cache and not self.keep_prefixes:
             raise InputError("prompt_cache needs keep_prefixes; leave out one of the two")
         if isinstance(self.prompt_cache, str | Path):
@@ -110,7 +107,7 @@ class LoadOptions:
 
     def guesses_ahead(self, costs: StepCosts | None) -> bool:
         """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""
-        if self.speculate == "auto" and self.draft is None:
+        if self.speculate == "auto":
             return costs is not None and costs.same_bits
         return bool(self.speculate)
 

@@ -122,11 +122,6 @@ class Rows:
         own, of = token_ids if own is None else own, self._keys.of
         return own[first:] if of is None else of(token_ids, own, first)
 
-    def following(self, seen: Sequence[int], token_ids: Sequence[int]) -> I64:
-        """Row ids of tokens that follow a text, without edits."""
-        earlier = seen[max(0, len(seen) - self.before) :]
-        return self.ids(np.array([*earlier, *token_ids], np.int64), first=len(earlier))
-
     def expect(self, row_ids: I64, last: int | None = None, later: I64 = NO_IDS) -> None:
         """Start reading what the cache lacks for the next step; arguments as for `slots`.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,10 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
-from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Step
+from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Speculation, Step
 from stem_edge.runtime.generation import Answer, Chunk
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.speculation.speculation import Speculation
 
 
 class Stepping(NamedTuple):
@@ -42,14 +39,11 @@ class Stepping(NamedTuple):
         """True if sequences may decode together."""
         return not self.exact or (self.costs is not None and self.costs.same_in_batches)
 
-    def guessing(
-        self, prompt: Sequence[int], length: int, context: Context
-    ) -> AbstractContextManager[Guesses]:
-        """Lend the drafts for an answer; see Speculation.begin."""
-        speculation = self.speculation
-        if speculation is None or (self.exact and not speculation.costs.same_bits):
-            return nullcontext(NO_GUESSES)
-        return speculation.begin(prompt, length, context)
+    def guesses(self, context: Context) -> Guesses:
+        """Begin the guesses of an answer that has this context."""
+        if self.speculation is None or (self.exact and not self.same_bits):
+            return NO_GUESSES
+        return self.speculation(context)
 
 
 class Request:
@@ -87,7 +81,6 @@ class Request:
         self._first = 0.0  # time of the first new token
         self.guesses = NO_GUESSES
         self._lent: AbstractContextManager[Context] | None = None
-        self._guessing: AbstractContextManager[Guesses] | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -117,16 +110,11 @@ class Request:
 
     def guess(self, stepping: Stepping) -> None:
         """Draft from now on, while it runs alone."""
-        lent = stepping.guessing(self.prompt, self.length, self.context)
-        self.guesses = lent.__enter__()
-        self._guessing = lent
+        self.guesses = stepping.guesses(self.context)
 
     def stop_guessing(self) -> None:
         """Release what drafts hold."""
         self.guesses, self.next = NO_GUESSES, None
-        guessing, self._guessing = self._guessing, None
-        if guessing is not None:
-            guessing.__exit__(None, None, None)
 
     def drafted(self, most: int, forced: int) -> Step:
         """Return the step of the token chosen last with drafts of the tokens after it.

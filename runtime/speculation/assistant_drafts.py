@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.speculation.drafts import Drafts
@@ -43,17 +41,3 @@ class AssistantDrafts(Drafts):
         """Return guesses at the next tokens."""
         last, position = seen[-1], len(seen) - 1
         return self._engine.in_turn(partial(self._drafter.draft, last, position, count))
-
-
-@contextmanager
-def begin(
-    engine: Engine,
-    backend: Assisted,
-    seconds: float,
-    prompt: Sequence[int],
-    length: int,
-    context: Context,
-) -> Iterator[Drafts]:
-    """Lend the drafts of a loaded model's assistant; see Source."""
-    drafter = engine.in_turn(partial(backend.open_drafter, context.backend))
-    yield AssistantDrafts(engine, drafter, seconds)

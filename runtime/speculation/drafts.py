@@ -1,13 +1,10 @@
-"""Drafts of the next tokens of an answer, and the sources that lend them."""
+"""Drafts of the next tokens of an answer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import TypeAlias
+from collections.abc import Sequence
 
-from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.speculation.gate import MEMORY
 
@@ -55,8 +52,3 @@ class Drafts(ABC):
     @abstractmethod
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
         """Return drafts of the next tokens. Raises what a step raises."""
-
-
-# Lends the drafts for an answer: by its prompt, the most tokens of prompt and answer that are computed or
-# drafted, and its context. Raises StemEdgeError if there are none.
-Source: TypeAlias = Callable[[Sequence[int], int, Context], AbstractContextManager[Drafts]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,10 @@ from typing import Any
 import models
 import pytest
 from guessing import Told, answered
-from installed import DEMO, needs_ggml
+from installed import needs_ggml
 from models import GGML, ORT
 
 import stem_edge
-from stem_edge.errors import InputError
 from stem_edge.runtime import Model
 
 # A window's cache drops some of it, or of the answer.
@@ -125,29 +122,3 @@ def test_drafts_that_are_no_tokens(drafts: list[int], shared: Path) -> None:
         with stem_edge.load(path, threads=1, speculate=speculate) as model:
             found.append(answered(model, PROMPT, max_new_tokens=9))
     assert found[0] == found[1]
-
-
-def test_a_smaller_bundle_drafts(tiny_bundle: Path) -> None:
-    prompts = ("Once upon a time", "one two three one two three one")
-    with stem_edge.load(DEMO, threads=1) as model:
-        expected = [model.generate_text(text, max_new_tokens=40) for text in prompts]
-    with stem_edge.load(DEMO, threads=1, draft=DEMO) as model:
-        assert [model.generate_text(text, max_new_tokens=40) for text in prompts] == expected
-    with pytest.raises(InputError, match=r"tiny: has another tokenizer than .*demo_model"):
-        stem_edge.load(DEMO, threads=1, draft=tiny_bundle)
-    alone = stem_edge.memory_plan(DEMO, 2 << 30, slots=300, threads=1)
-    both = stem_edge.memory_plan(DEMO, 2 << 30, slots=300, threads=1, draft=DEMO)
-    assert both.process > alone.process + (1 << 20)
-
-
-def test_a_draft_whose_context_is_shorter_than_a_text(shared: Path, tmp_path: Path) -> None:
-    path = models.bundle_of("stem", ORT, shared)
-    checkpoint = Path(shutil.copytree(models.checkpoint_of("stem", shared), tmp_path / "short"))
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    draft = stem_edge.export_bundle(checkpoint, tmp_path / "draft", type="fp32").path
-    prompts = [[*range(20, 20 + size)] for size in (50, 63, 64, 120)]
-    with stem_edge.load(path, threads=1) as model:
-        expected = [model.generate_text(prompt, max_new_tokens=30) for prompt in prompts]
-    with stem_edge.load(path, threads=1, draft=draft) as model:
-        assert [model.generate_text(prompt, max_new_tokens=30) for prompt in prompts] == expected

@@ -151,7 +151,6 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
         ({"prompt_cache": DEMO}, "is a bundle"),
         ({"prompt_cache": "a\0b"}, "null"),
         ({"provider": " "}, "provider is empty"),
-        ({"draft": DEMO, "speculate": False}, "draft is for guessing"),
         *(
             ({"speculate": wrong}, "speculate is .*; expected 'auto', True, False, the most")
             for wrong in ("yes", -1, 1.5, None)

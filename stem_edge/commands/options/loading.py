@@ -38,7 +38,6 @@ LOADING: dict[str, dict[str, Any]] = {
     "kv": {"choices": KV_CHOICES, "metavar": "TYPE", "help": KV},
     "speculate": {"type": speculation, "metavar": "WHEN", "help": SPECULATE},
     "exact": _FLAG | {"help": MORE},
-    "draft": {"metavar": "BUNDLE", "help": MORE},
     "slots": _COUNT | {"help": MORE},
     "resident": _FLAG | {"help": MORE},
     "tables": {"metavar": "URL", "help": MORE},

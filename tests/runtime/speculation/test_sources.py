@@ -9,7 +9,7 @@ import pytest
 from stem_edge.errors import BackendError
 from stem_edge.runtime.speculation.drafts import Drafts
 from stem_edge.runtime.speculation.gate import Gate
-from stem_edge.runtime.speculation.speculation import GatedGuesses
+from stem_edge.runtime.speculation.guesses import GatedGuesses
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
 STEP = 1.0  # seconds

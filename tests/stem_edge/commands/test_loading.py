@@ -42,4 +42,4 @@ def test_prompts_are_kept_where_it_is_said(typed: list[str], expected: object) -
 def test_guessing_is_asked_for_in_words_or_by_number(typed: list[str], expected: object) -> None:
     given = loading_options(parsed(*(["--speculate", *typed] if typed else [])))
     assert given["speculate"] == expected and type(given["speculate"]) is type(expected)
-    assert (given["exact"], given["draft"]) == (False, None)
+    assert given["exact"] is False

@@ -1,0 +1,57 @@
+"""The guesses of one answer: from a function of the caller's, or of the source that pays most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.backends.options import Draft
+from stem_edge.runtime.engine import Guesses
+from stem_edge.runtime.speculation.drafts import Drafts
+from stem_edge.runtime.speculation.gate import PLAIN, Gate
+
+
+class CallerDrafts(Guesses):
+    """Drafts from a function of the caller's: all are computed, up to the first that is no token."""
+
+    def __init__(self, draft: Draft, vocab_size: int) -> None:
+        self._draft, self._vocab_size = draft, vocab_size
+
+    def after(self, seen: Sequence[int], room: int) -> list[int]:
+        drafts = self._draft(seen, room)[:room]
+        return list(takewhile(lambda token: 0 <= token < self._vocab_size, drafts))
+
+
+class GatedGuesses(Guesses):
+    """As many guesses as are expected to pay, of the source that pays most.
+
+    drafts: of each source, that of the text first. seconds: of a step of one token.
+    """
+
+    def __init__(self, gate: Gate, drafts: list[Drafts], seconds: float) -> None:
+        self._gate, self._drafts, self._seconds = gate, drafts, seconds
+        self._chosen, self._made = drafts[0], list[int]()  # in the step before
+        self.quick = False  # because a long text takes a while to index at first
+
+    def after(self, seen: Sequence[int], room: int) -> list[int]:
+        gate, best, chosen = self._gate, PLAIN, self._drafts[0]
+        self.quick = not any(drafts.seconds for drafts in self._drafts)
+        for drafts in self._drafts:
+            drafts.learn(seen, self._made if drafts is self._chosen else [])
+            if not (chances := drafts.chances(seen, gate.most)):
+                continue
+            choice = gate.choose(chances, room, drafts.seconds / self._seconds, len(seen))
+            if choice.gain > best.gain:
+                best, chosen = choice, drafts
+        self._chosen = chosen
+        self._made = self._of(chosen, seen, best.drafts) if best.drafts else []
+        return self._made
+
+    def _of(self, drafts: Drafts, seen: Sequence[int], count: int) -> list[int]:
+        """Return drafts. A source that fails drafts never again."""
+        try:
+            return drafts.draft(seen, count)
+        except StemEdgeError:
+            self._drafts.remove(drafts)
+            return []
