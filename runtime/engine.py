@@ -23,10 +23,11 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from stem_edge.errors import InputError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.context import NO_PROMPT, Context, PromptKey
 from stem_edge.runtime.backends.interface import (
+    DAMAGED,
     LEAST_CHUNK,
     LESS_MEMORY,
     Backend,
@@ -170,6 +171,8 @@ class Engine:
             if following is not None:
                 self._expect(following)
             result = self.backend.finish(slots, step.logits // len(contexts))
+            if result.size and not (np.isfinite(result.min()) and np.isfinite(result.max())):
+                raise _not_finite(result, positions, ids.shape[1])
             for context in contexts:
                 context.position += ids.shape[1]
             return result
@@ -261,6 +264,20 @@ def starts_of(tokens: int, size: int) -> list[int]:
     if size >= LEAST_CHUNK and len(starts) > 1 and starts[-1] == tokens - 1:
         starts[-1] -= 2
     return starts
+
+
+def _not_finite(logits: F32, positions: Sequence[int], tokens: int) -> BackendError:
+    """Return the error for logits [B * n, V] of the last n of `tokens` tokens of each context.
+
+    It refuses -inf, too: no finite weights give it on purpose, so a token chosen by such logits would mean nothing.
+    """
+    wrong = ~np.isfinite(logits)
+    place, wanted = int(wrong.any(axis=1).argmax()), len(logits) // len(positions)
+    position = positions[place // wanted] + tokens - wanted + place % wanted
+    return BackendError(
+        f"{int(wrong[place].sum()):,} of {logits.shape[1]:,} logits at position {position} are not finite; "
+        f"{DAMAGED}"
+    )
 
 
 def _close(engine: weakref.ref[Engine]) -> None:

@@ -11,9 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stem_edge.errors import BackendError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.sampling_params import SamplingParams
 
 Change = Callable[[F32, Sequence[int]], None]  # of logits, by the tokens so far
@@ -42,19 +40,11 @@ class Sampler:
         return np.random.default_rng(self._params.seed)
 
     def __call__(self, logits: F32, seen: Sequence[int]) -> int:
-        """Return the next token by logits [V], which may change, and the ids so far.
-
-        Raises BackendError if the largest logit is not finite.
-        """
+        """Return the next token by finite logits [V], which may change, and the ids so far."""
         for change in self._changes:
             change(logits, seen)
-        best = int(logits.argmax())  # of the first NaN, if any
-        if not np.isfinite(logits[best]):
-            raise BackendError(
-                f"the logit of token {best} is {logits[best]}, expected a finite number; {DAMAGED}"
-            )
         if self._params.temperature == 0:
-            return best
+            return int(logits.argmax())
         from stem_edge.numerics.logits import candidates  # greedy answers need none
 
         given = self._params

@@ -1,4 +1,4 @@
-"""The interface of a loaded backbone, and checks of its logits."""
+"""The interface of a loaded backbone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError
 from stem_edge.numerics.quantize import F32
 
 # Tokens. Prompts must be cut without a piece of one token, which smaller chunks cannot guarantee.
@@ -126,29 +125,9 @@ class Backend(Protocol):
         Layers that borrow K and V run for the last `logits` tokens of each context alone: slots of the
         others may lack the rows of these layers (ModelConfig.prompt_rows).
         Returns logits [B * logits, V] of the last tokens of each; the next step of these contexts may
-        overwrite them. They are finite. Raises BackendError; the step can then be tried again, together or one
-        by one, and other contexts are intact.
+        overwrite them. Raises BackendError; the step can then be tried again, together or one by one, as it can
+        after logits that are not finite, and other contexts are intact.
         """
 
     def close(self) -> None:
         """Release the backbone."""
-
-
-class NotFiniteError(BackendError):
-    """Logits contain NaN or infinities."""
-
-
-def check_logits(logits: F32, position: int) -> F32:
-    """Return logits [n, V] unchanged; raise NotFiniteError for NaN and inf. position: of the first.
-
-    -inf is refused, too: no finite weights give it on purpose, so a token chosen by such logits
-    would mean nothing. Takes about 13 microseconds for 128,256 logits.
-    """
-    if not logits.size or (np.isfinite(logits.min()) and np.isfinite(logits.max())):
-        return logits
-    wrong = ~np.isfinite(logits)
-    first = int(wrong.any(axis=1).argmax())
-    raise NotFiniteError(
-        f"{int(wrong[first].sum()):,} of {logits.shape[1]:,} logits at position {position + first} "
-        f"are not finite; {DAMAGED}"
-    )

@@ -14,7 +14,6 @@ from stem_edge.runtime.backends.interface import (
     SIZES,
     Backend,
     BackendContext,
-    NotFiniteError,
     StepCosts,
 )
 
@@ -42,10 +41,7 @@ class MeasuredSteps:
     def _step(self, position: int, count: int, logits: int | None = None) -> F32:
         places = slice(position, position + count)
         self._backend.begin([self._context], self._ids[None, places], [position], apart=True)
-        try:
-            return self._backend.finish(self._slots[places], count if logits is None else logits)
-        except NotFiniteError:  # possible with made-up rows; takes as long
-            return np.full((count, 1), np.nan, np.float32)
+        return self._backend.finish(self._slots[places], count if logits is None else logits)
 
     def same_bits(self) -> bool:
         """Return whether a token's logits are the same in a step of several as in a step alone."""
@@ -77,7 +73,7 @@ class MeasuredSteps:
         """Return whether each of several sequences has the logits that it has alone."""
         before, alone = self._before, self._step(self._before, 1).copy()
         token, slot = self._ids[None, before : before + 1], self._slots[before : before + 1]
-        with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes memory at once
+        with contextlib.suppress(OutOfMemoryError):  # a device takes memory at once
             places = self._backend.open_places(MOST, self._context.length)
             known, contexts = self._context.kept(before), list[BackendContext]()
             if places is None or not known:

@@ -19,7 +19,6 @@ from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.layer import Attended, Cells, GgmlLayer, LayerInputs
 from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
-from stem_edge.runtime.backends.interface import check_logits
 from stem_edge.tables.windows import spread
 
 OPERATORS_AROUND = 64
@@ -92,8 +91,6 @@ class GgmlSteps:
         self._caches = ()
         if result is None:
             return np.empty((0, self._config.vocab_size), np.float32)
-        for line, position in zip(result.values, self._positions[-logits:].tolist(), strict=True):
-            check_logits(line[None], position)
         return _capped(result.values, self._config.logit_softcap)
 
     @property

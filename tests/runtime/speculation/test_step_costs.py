@@ -11,7 +11,7 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends import step_measure
-from stem_edge.runtime.backends.interface import MOST, SIZES, NotFiniteError, StepCosts
+from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
 from stem_edge.runtime.backends.step_measure import measure_steps
 
 SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}
@@ -50,8 +50,6 @@ class Steps:
 
     def finish(self, slot_ids: Any, logits: int) -> F32:
         off = self.off if self.count > 1 else 0.0
-        if np.isnan(off):
-            raise NotFiniteError("as placeholder rows may give")
         return np.stack([slot_ids, slot_ids], axis=1).astype(np.float32) + np.float32(off)
 
 

@@ -16,7 +16,6 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.config import ModelConfig
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import Room, plan_memory
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceContext
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
@@ -125,7 +124,7 @@ def test_beyond_the_limit_a_context_is_refused_and_others_go_on(expected: F32) -
         assert np.abs(found - expected[5:9]).max() < TOLERANCE
 
 
-def test_logits_that_are_not_numbers_are_refused_and_leave_nothing(expected: F32) -> None:
+def test_logits_that_are_not_numbers_leave_nothing(expected: F32) -> None:
     with on_device() as (backend, _, rows):
         context = backend.open_context(LENGTH)
         all_logits(backend, rows, [3], context=context)
@@ -134,8 +133,7 @@ def test_logits_that_are_not_numbers_are_refused_and_leave_nothing(expected: F32
         lines = keys.read()
         lines[4] = np.nan  # of the second of the tokens that come
         keys.write(lines)
-        with pytest.raises(NotFiniteError, match="at position 3"):
-            step(backend, context, rows, IDS[3:4], 3)
+        assert np.isnan(step(backend, context, rows, IDS[3:4], 3)).any()
         # A shorter step must not see what a longer one has left behind.
         found = [step(backend, context, rows, IDS[at : at + 1], at) for at in (3, 4)]
         assert np.abs(np.concatenate(found) - expected[3:5]).max() < TOLERANCE
