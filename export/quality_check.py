@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from stem_edge.bundle.manifest import (
-    BACKBONES,
     FORMAT_VERSION,
     MANIFEST,
     TABLES,
@@ -28,7 +27,7 @@ from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.plan import Format, Plan
 from stem_edge.export.job.recipe import BETTER, EXACT, FAR
 from stem_edge.files import disk
-from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import PREFILL_DATA
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32, F64
 
@@ -155,12 +154,12 @@ def _rounded(value: float | np.floating[Any]) -> float:
 
 def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manifest:
     """Describe the bundle as written so far; measured: fields of the quality report."""
-    formats: dict[str, Any] = {BACKBONES[format.engine].field: format}
+    formats: dict[str, Any] = {format.field: format}
     engine, files = plan.recipe.engine, out.files
     tables = plan.tables.format if plan.tables else None
     report = QualityReport(
         checkpoint_nbytes=plan.source.nbytes,
-        backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in BACKBONES[engine].files),
+        backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in format.files),
         tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
         errors=out.errors(),
         probe_tokens=(),

@@ -172,7 +172,7 @@ def _assemble(
             if options.guesses_ahead(costs):
                 from stem_edge.runtime.speculation.opening import open_speculation
 
-                footprint = footprint_of(bundle.manifest, plan.engine)
+                footprint = footprint_of(bundle.manifest)
                 speculation = open_speculation(engine, plan, footprint, costs, options)
             failed.pop_all()
         stepping = Stepping(options.exact, costs, speculation)

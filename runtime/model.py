@@ -108,7 +108,7 @@ class Model(Answering):
         from stem_edge.runtime.scheduling.scheduler import Scheduler
 
         check_sequences(sequences)
-        footprint, device = footprint_of(self.bundle.manifest, self.plan.engine), self.plan.device
+        footprint, device = footprint_of(self.bundle.manifest), self.plan.device
         if device is not None:  # which has memory for so many full contexts
             footprint, sequences = footprint.without_windows(), min(sequences, self.plan.sequences)
         sequences, stepping = min(sequences, self.engine.rows.step_sequences), self.stepping

@@ -39,7 +39,6 @@ GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
 FILES = [
     "blackbox/test_conformance.py",
     "tools/test_demo_logits.py",
-    "tools/test_edit_table.py",
     "stem_edge/numerics",
     *(f"stem_edge/graph/test_{name}.py" for name in ("linear", "steps")),
     "stem_edge/tables/test_rows.py",

@@ -6,7 +6,6 @@ from typing import cast
 
 from stem_edge.bundle.checksums import tables_hash
 from stem_edge.bundle.hub.names import shown_name
-from stem_edge.bundle.manifest import GGUF
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import write_gguf
@@ -18,7 +17,7 @@ from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
+from stem_edge.graph.formats import GGUF, GgufFormat, GgufType, OwnTypes
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress

@@ -6,7 +6,6 @@ from typing import cast
 
 import msgspec
 
-from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, worth_balancing
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.job.files import Output
@@ -17,7 +16,7 @@ from stem_edge.export.quantization.quantizers import Quantizer, calibrated, near
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
-from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.formats import BACKBONE_GRAPH, BackboneFormat
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from stem_edge import __version__
-from stem_edge.bundle.manifest import BACKBONES, digest, version_of
+from stem_edge.bundle.manifest import digest, version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
@@ -121,19 +121,15 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> EngineName:
 
     Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.
     """
-    own = bundle.manifest.engines
-    if wanted == AUTO:
-        return own[0]
+    own = bundle.manifest.format.engine
+    if wanted in (AUTO, own):
+        return own
     if wanted not in ENGINES:
         raise InputError(f"engine is {wanted!r}; expected one of {', '.join(engine_names())}")
-    name = ENGINES[wanted].name
-    if name not in own:
-        raise BackendError(
-            f"{bundle.path}: no backbone for {name} ({BACKBONES[name].files[0]}), only for "
-            f"{' and '.join(own)}; make a bundle for it with: "
-            f"stem-edge export CHECKPOINT OUT --engine {name}"
-        )
-    return name
+    raise BackendError(
+        f"{bundle.path}: no backbone for {wanted}, only for {own}; make a bundle for it with: "
+        f"stem-edge export CHECKPOINT OUT --engine {wanted}"
+    )
 
 
 def check_installed(bundle: Bundle, engine: str) -> None:

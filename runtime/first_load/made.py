@@ -24,7 +24,7 @@ from stem_edge import __version__
 from stem_edge.bundle.hub import PREFIX
 from stem_edge.bundle.hub.kept import KEY_CHARS, MADE
 from stem_edge.bundle.hub.names import shown_name
-from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
+from stem_edge.bundle.manifest import MANIFEST, digest
 from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError, InputError
@@ -34,7 +34,7 @@ from stem_edge.files.disk import write_whole
 from stem_edge.files.lock import alone, lock
 from stem_edge.files.names import RESERVED, cache_folder, is_plain
 from stem_edge.files.trees import make_folders, remove_tree
-from stem_edge.graph.formats import EngineName
+from stem_edge.graph.formats import ENGINES, EngineName
 from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.first_load.making import fetched, make
@@ -71,10 +71,10 @@ def open_made(path: str | Path, options: LoadOptions) -> Bundle:
 
 
 def _open(path: Path, options: LoadOptions) -> Bundle:
-    usual, asked = next(iter(BACKBONES)), options.engine
-    engine = usual if asked == AUTO else next((name for name in BACKBONES if name == asked), None)
+    usual, asked = ENGINES[0], options.engine
+    engine = usual if asked == AUTO else next((name for name in ENGINES if name == asked), None)
     if engine is None:
-        raise InputError(f"engine is {asked!r}; expected {AUTO} or one of {', '.join(BACKBONES)}")
+        raise InputError(f"engine is {asked!r}; expected {AUTO} or one of {', '.join(ENGINES)}")
     # A link to a file is kept, because its target in a hub's cache has another name.
     place = str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
     try:

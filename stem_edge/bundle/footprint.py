@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import (
     ASSISTANT_DATA,
     BACKBONE_DATA,
+    PREFILL_DATA,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
@@ -18,7 +20,7 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
-from stem_edge.graph.kv import CACHES, KvCaches, KvChoice, KvType, OnnxCaches
+from stem_edge.graph.kv import CACHES, KvChoice, KvType, kv_obstacle
 from stem_edge.graph.names import kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
@@ -42,8 +44,10 @@ class Footprint:
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
-    caches: KvCaches  # keys and values that it can have
-    kv: KvType  # type of keys and values
+    usual_kv: KvType  # type of keys and values unless another is asked for
+    kv: KvType  # their type
+    token_nbytes: Callable[[KvType, Layer], int]  # of the keys and values of a token in a layer
+    obstacle: Callable[[KvType], str]  # why they cannot have a type, with a remedy; "" if they can
     windows: bool = True  # whether layers with a window keep only what that needs
     assistant_nbytes: int = 0  # of memory that a drafter takes
 
@@ -65,9 +69,7 @@ class Footprint:
     def kv_nbytes(self, tokens: int) -> int:
         """Bytes of the KV cache of `tokens` tokens."""
         own = self.model.layers[: self.model.own_kv_layers]
-        layers = sum(
-            self.caches.nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own
-        )
+        layers = sum(self.token_nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own)
         return layers + self._conv_nbytes(tokens)
 
     def kv_read_nbytes(self, tokens: int) -> int:
@@ -77,7 +79,7 @@ class Footprint:
         """
         layers = self.model.layers
         return sum(
-            self.caches.nbytes(self.kv, layer) * min(tokens, layer.window or tokens)
+            self.token_nbytes(self.kv, layer) * min(tokens, layer.window or tokens)
             for layer in layers
         ) + self._conv_nbytes(min(tokens, self.model.engram_kernel))
 
@@ -96,8 +98,8 @@ class Footprint:
         Raises InputError for a type that the backbone cannot have.
         """
         if kv == "auto":
-            kv = self.caches.usual
-        if reason := self.caches.obstacle(kv):
+            kv = self.usual_kv
+        if reason := self.obstacle(kv):
             raise InputError(f"kv is {kv!r}: {reason}")
         return replace(self, kv=kv)
 
@@ -105,13 +107,13 @@ class Footprint:
         return kv_capacity(layer.window if self.windows else 0, tokens)
 
 
-def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
-    """Footprint of a bundle that exists, on one of its engines. Default: the first."""
-    format, tables = manifest.format(engine or manifest.engines[0]), manifest.table_format
-    if format is not None and manifest.gguf is format:
+def footprint_of(manifest: Manifest) -> Footprint:
+    """Footprint of a bundle that exists."""
+    tables = manifest.table_format
+    if manifest.gguf is not None:
         return gguf_footprint(manifest.model, manifest.gguf, tables)
-    if format is None or manifest.backbone is None:
-        raise ValueError(f"the bundle has no such backbone; it has those of {manifest.engines}")
+    if manifest.backbone is None:
+        raise ValueError("a manifest without a backbone")
     prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
     data = manifest.files[BACKBONE_DATA].nbytes
     found = onnx_footprint(manifest.model, manifest.backbone, tables, data, prefill)
@@ -140,7 +142,7 @@ def onnx_footprint(
     """Footprint of a bundle on onnxruntime. data, prefill: bytes of its weight files."""
     embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
     step = data if backbone.tied else max(0, data - embedding)
-    slot, caches = array_slot_nbytes(tables.tables) if tables else 0, OnnxCaches(backbone.kv_peaks)
+    slot = array_slot_nbytes(tables.tables) if tables else 0
     return Footprint(
         engine="onnxruntime",
         model=model,
@@ -150,8 +152,10 @@ def onnx_footprint(
         step_nbytes=step,
         prefill_nbytes=prefill,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
-        caches=caches,
-        kv=caches.usual,
+        usual_kv="fp32",
+        kv="fp32",
+        token_nbytes=lambda kv, layer: CACHES[kv].nbytes(layer),
+        obstacle=partial(kv_obstacle, backbone),
     )
 
 
@@ -159,10 +163,9 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
     """Footprint of a bundle on ggml, not counting the header of the GGUF file."""
     from stem_edge.ggml import gguf_schema  # for such bundles alone
 
-    caches = gguf_schema.kv_caches(model, gguf.weights)
     sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
     slot = gguf_schema.slot_nbytes(tables.tables) if tables else 0
-    total = sum(sizes.values())
+    total, kv = sum(sizes.values()), gguf_schema.usual_kv(gguf.weights)
     return Footprint(
         engine="ggml",
         model=model,
@@ -172,8 +175,10 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
         prefill_nbytes=0,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
-        caches=caches,
-        kv=caches.usual,
+        usual_kv=kv,
+        kv=kv,
+        token_nbytes=gguf_schema.kv_nbytes,
+        obstacle=partial(gguf_schema.kv_obstacle, model),
     )
 
 

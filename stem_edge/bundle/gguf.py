@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stem_edge.bundle.manifest import GGUF, MANIFEST, Manifest
+from stem_edge.bundle.manifest import MANIFEST, Manifest
 from stem_edge.files.plain_files import damaged
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.gguf_tensors import locate
-from stem_edge.graph.formats import GgufFormat
+from stem_edge.graph.formats import GGUF, GgufFormat
 
 
 def check_gguf(root: Path, manifest: Manifest, gguf: GgufFormat) -> None:

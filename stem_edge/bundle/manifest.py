@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -30,10 +30,12 @@ from stem_edge.files import disk
 from stem_edge.files.names import KEY_CHARS, check_names
 from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
-from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import (
     ASSISTANT_DATA,
     BACKBONE_DATA,
+    BACKBONE_GRAPH,
+    GGUF,
+    PREFILL_DATA,
     Assistant,
     BackboneFormat,
     EngineName,
@@ -47,8 +49,6 @@ from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
 
 FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
-BACKBONE_GRAPH = "backbone.onnx"
-GGUF = "backbone.gguf"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -57,14 +57,6 @@ MAX_MANIFEST_NBYTES = 1 << 20
 # Bounded, because a damaged size must not reach arithmetic that cannot hold it.
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
-
-
-class Backbone(NamedTuple):
-    """Facts about the backbone for an engine."""
-
-    engine: EngineName
-    field: str  # of the manifest, with its format
-    files: tuple[str, ...]  # the weights first
 
 
 def version_of(module: str) -> str:
@@ -79,13 +71,6 @@ def version_of(module: str) -> str:
 def digest(*parts: object) -> str:
     """Return a digest of some values, for the name of a cached file."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
-
-
-_KINDS = (
-    Backbone("onnxruntime", "backbone", (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)),
-    Backbone("ggml", "gguf", (GGUF,)),
-)
-BACKBONES: dict[EngineName, Backbone] = {kind.engine: kind for kind in _KINDS}
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     format_version: int
     model: ModelConfig
-    backbone: BackboneFormat | None = None  # for onnxruntime
+    backbone: BackboneFormat | None = None  # for onnxruntime, or
     gguf: GgufFormat | None = None  # for ggml
     assistant: Assistant | None = None  # drafts for the backbone of onnxruntime
     # As most records are stored; None: a dense model.
@@ -136,12 +121,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     indexed: bool = False  # if an index says which record a token has
     sampling: Sampling | None = None  # as the model's makers say
     files: dict[str, FileEntry]  # path with forward slashes -> entry
-    reports: dict[EngineName, QualityReport]  # of each backbone
+    reports: dict[EngineName, QualityReport]  # of the backbone, by its engine
 
     def __post_init__(self) -> None:
         model = self.model
-        if not self.engines or set(self.reports) != set(self.engines):
-            raise ValueError(f"backbones for {self.engines}, but reports of {tuple(self.reports)}")
+        engines = [each.engine for each in (self.backbone, self.gguf) if each is not None]
+        if len(engines) != 1 or [*self.reports] != engines:
+            raise ValueError(
+                f"backbones for {engines}, and reports of {[*self.reports]}; expected one of each"
+            )
         if (tables := self.table_format) is not None:
             _check_tables(model, tables.stored)
         elif model.stem_layers or self.rare_tables is not None or self.indexed:
@@ -168,19 +156,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 raise ValueError(f"no entry for {name}")
 
     @property
-    def engines(self) -> tuple[EngineName, ...]:
-        """Engines that have a backbone in this bundle."""
-        return tuple(name for name in BACKBONES if self.format(name) is not None)
-
-    def format(self, engine: EngineName) -> BackboneFormat | GgufFormat | None:
-        """Return how the backbone for an engine is stored; None without one."""
-        found: BackboneFormat | GgufFormat | None = getattr(self, BACKBONES[engine].field)
+    def format(self) -> BackboneFormat | GgufFormat:
+        """How the backbone is stored."""
+        (found,) = [each for each in (self.backbone, self.gguf) if each is not None]
         return found
 
     @property
     def report(self) -> QualityReport:
-        """Report of the first backbone."""
-        return self.reports[self.engines[0]]
+        """Size and quality of the backbone."""
+        return self.reports[self.format.engine]
 
     @property
     def nbytes(self) -> int:

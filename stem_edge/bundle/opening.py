@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from stem_edge.bundle.manifest import (
-    BACKBONES,
     MANIFEST,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -121,13 +120,12 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
     """
     parameters = manifest.model.backbone_parameters
     least = parameters * min(WEIGHT_BITS.values()) // 8
-    for engine in manifest.engines:
-        if (found := manifest.files[BACKBONES[engine].files[0]].nbytes) < least:
-            raise damaged(
-                root / MANIFEST,
-                f"a backbone of {parameters} parameters, but its weights for {engine} have {found} "
-                f"bytes, expected at least {least}",
-            )
+    if (found := manifest.files[manifest.format.files[0]].nbytes) < least:
+        raise damaged(
+            root / MANIFEST,
+            f"a backbone of {parameters} parameters, but its weights for {manifest.format.engine} "
+            f"have {found} bytes, expected at least {least}",
+        )
     try:
         expected = weight_nbytes(manifest)
     except ValueError as error:

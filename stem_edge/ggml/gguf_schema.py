@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -251,25 +250,17 @@ def usual_kv(weights: GgufType | OwnTypes) -> KvType:
     return "fp32" if weights == "f32" else "fp16"
 
 
-class GgufCaches(NamedTuple):
-    """Keys and values that a backbone for ggml can have; see KvCaches."""
-
-    usual: KvType
-    head_dims: tuple[int, ...]
-
-    def nbytes(self, kv: KvType, layer: Layer) -> int:
-        return 2 * layer.n_kv_heads * KV_TENSORS[kv].row_nbytes(layer.head_dim)
-
-    def obstacle(self, kv: KvType) -> str:
-        block = KV_TENSORS[kv].block
-        wrong = [dim for dim in self.head_dims if dim % block]
-        narrow = f"ggml needs heads of a multiple of {block} values, and these have"
-        return f"{narrow} {wrong[0]}; take fp16, or onnxruntime" if wrong else ""
+def kv_nbytes(kv: KvType, layer: Layer) -> int:
+    """Return the bytes of the keys and values of a token in a layer."""
+    return 2 * layer.n_kv_heads * KV_TENSORS[kv].row_nbytes(layer.head_dim)
 
 
-def kv_caches(config: ModelConfig, weights: GgufType | OwnTypes) -> GgufCaches:
-    """Return which types of keys and values a backbone can have."""
-    return GgufCaches(usual_kv(weights), tuple(layer.head_dim for layer in config.layers))
+def kv_obstacle(config: ModelConfig, kv: KvType) -> str:
+    """Return why a model cannot have this type of keys and values, with a remedy; "" if it can."""
+    block = KV_TENSORS[kv].block
+    wrong = [layer.head_dim for layer in config.layers if layer.head_dim % block]
+    narrow = f"ggml needs heads of a multiple of {block} values, and these have"
+    return f"{narrow} {wrong[0]}; take fp16, or onnxruntime" if wrong else ""
 
 
 def slot_type(layout: RecordLayout) -> TensorType:

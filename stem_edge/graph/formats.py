@@ -11,8 +11,12 @@ from stem_edge.numerics.quantize import MIN_BLOCK
 
 MAX_BLOCK = 256
 BACKBONE_DATA = "backbone.onnx.data"
+BACKBONE_GRAPH = "backbone.onnx"
+PREFILL_DATA = "prefill.data"
 ASSISTANT_DATA = "assistant.data"
+GGUF = "backbone.gguf"
 EngineName = Literal["onnxruntime", "ggml"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 # int2 only for matrices that a checkpoint has as such: nothing here rounds to 2 bits.
 WeightType = Literal["fp32", "int8", "int4", "int2"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4, "int2": 2}
@@ -45,6 +49,8 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Storage format of a backbone for onnxruntime."""
 
     engine: ClassVar[EngineName] = "onnxruntime"
+    field: ClassVar[str] = "backbone"  # of the manifest
+    files: ClassVar[tuple[str, ...]] = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)
     checked_when_written: ClassVar[bool] = True  # whether no value can be infinite
     importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
@@ -128,6 +134,8 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Storage format of a backbone for ggml."""
 
     engine: ClassVar[EngineName] = "ggml"
+    field: ClassVar[str] = "gguf"
+    files: ClassVar[tuple[str, ...]] = (GGUF,)
     checked_when_written: ClassVar[bool] = False
     prefill: ClassVar[bool] = False
     for_prompts: ClassVar[bool] = False

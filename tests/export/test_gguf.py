@@ -15,7 +15,7 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.checksums import tables_hash
-from stem_edge.bundle.manifest import GGUF, MANIFEST
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
@@ -23,7 +23,7 @@ from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import plan
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
-from stem_edge.graph.formats import GGUF_TYPES
+from stem_edge.graph.formats import GGUF, GGUF_TYPES
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward
 
@@ -75,7 +75,7 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
     manifest, path = bundle.manifest, bundle.file(GGUF)
     tensors_are_as_planned(bundle)
     assert set(stem_edge.verify(bundle.path).values()) == {"ok"}
-    assert (manifest.engines, manifest.backbone) == (("ggml",), None)
+    assert (manifest.format.engine, manifest.backbone) == ("ggml", None)
     report = manifest.reports["ggml"]
     assert report.backbone_nbytes == path.stat().st_size
     assert 0 < report.divergence < DIVERGENCE.get(type, 0.1)

@@ -11,12 +11,17 @@ import pytest
 from formats import export_as, format_with
 from make_checkpoint import Shape, write_checkpoint
 
-from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.plan import plan_of
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, QuantizerName
+from stem_edge.graph.formats import (
+    BACKBONE_GRAPH,
+    MATRIX_KINDS,
+    SMALL_KINDS,
+    BackboneFormat,
+    QuantizerName,
+)
 
 
 @pytest.fixture(scope="module")

@@ -18,22 +18,17 @@ from hypothesis import strategies as st
 from manifests import REPORT, file_entry
 from stores import write_store
 
-from stem_edge.bundle.manifest import (
-    BACKBONE_GRAPH,
-    FORMAT_VERSION,
-    GGUF,
-    MANIFEST,
-    TABLES,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-)
+from stem_edge.bundle.manifest import FORMAT_VERSION, MANIFEST, TABLES, TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import ALIGNMENT, foreign_parts
 from stem_edge.ggml.gguf_tensors import encode_tensors, planned_tensors
-from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
+from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import (
     BACKBONE_DATA,
+    BACKBONE_GRAPH,
+    GGUF,
     GGUF_TYPES,
+    PREFILL_DATA,
     BackboneFormat,
     EngineName,
     GgufFormat,

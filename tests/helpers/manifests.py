@@ -10,7 +10,6 @@ from configs import config
 from stores import write_store
 
 from stem_edge.bundle.manifest import (
-    BACKBONE_GRAPH,
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -22,7 +21,7 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.bundle.opening import weight_nbytes
-from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
+from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH, BackboneFormat
 from stem_edge.tables.rows import RecordLayout
 
 LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)

@@ -10,7 +10,6 @@ from configs import config
 from manifests import REPORT
 
 from stem_edge.bundle.manifest import (
-    BACKBONE_GRAPH,
     FORMAT_VERSION,
     TABLES,
     TOKENIZER,
@@ -19,7 +18,7 @@ from stem_edge.bundle.manifest import (
     Manifest,
 )
 from stem_edge.bundle.opening import Bundle
-from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
+from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH, BackboneFormat
 from stem_edge.tables.packing import make_layout
 
 CONTEXT = 512

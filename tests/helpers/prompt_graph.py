@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from stem_edge.bundle.manifest import MANIFEST
-from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import PREFILL_DATA
 
 
 def without_prompt_graph(bundle: Path, out: Path) -> Path:

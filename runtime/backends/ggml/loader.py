@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
-from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.gguf_schema import KV_TENSORS
 from stem_edge.ggml.gguf_tensors import locate
+from stem_edge.graph.formats import GGUF
 from stem_edge.graph.names import kv_capacity
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
@@ -46,7 +46,7 @@ class GgmlLoader:
 
     def needs(self, context: int) -> Needs:
         options = self._options
-        footprint = footprint_of(self._bundle.manifest, "ggml").with_kv(options.kv)
+        footprint = footprint_of(self._bundle.manifest).with_kv(options.kv)
         return needs(footprint, context, options.cpus)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
@@ -67,7 +67,7 @@ class GgmlLoader:
             locate(self._bundle.file(GGUF), nbytes, manifest.model, weights),
             slots,
             options.cpus,
-            KV_TENSORS[footprint_of(manifest, "ggml").with_kv(options.kv).kv],
+            KV_TENSORS[footprint_of(manifest).with_kv(options.kv).kv],
         )
         return GgmlBackend(model)
 

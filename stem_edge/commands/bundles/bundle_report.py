@@ -8,12 +8,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, QualityReport
+from stem_edge.bundle.manifest import TABLES, Manifest, QualityReport
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
-from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.graph.formats import ASSISTANT_DATA, VOCABULARY_KINDS, BackboneFormat
+from stem_edge.graph.formats import (
+    ASSISTANT_DATA,
+    GGUF,
+    PREFILL_DATA,
+    VOCABULARY_KINDS,
+    BackboneFormat,
+)
 from stem_edge.graph.special.assistant import scored
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.shown import format_size, printable
@@ -38,7 +43,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, object]:
         "parameters_tables": model.table_parameters,
         "record_nbytes": tables.record_nbytes if tables else 0,
         "flash_nbytes": tables_nbytes(manifest),
-        "backbone_nbytes": sum(r.backbone_nbytes for r in manifest.reports.values()),
+        "backbone_nbytes": manifest.report.backbone_nbytes,
     }
     where = {} if bundle.tables is None else {"tables_url": printable_url(bundle.tables)}
     return derived | where | dict(msgspec.to_builtins(manifest))
@@ -96,7 +101,7 @@ def _settings(manifest: Manifest) -> Rows:
 def _storage(manifest: Manifest) -> Rows:
     backbone, gguf, tables = manifest.backbone, manifest.gguf, manifest.stored
     if backbone is not None:
-        nbytes = format_size(manifest.reports["onnxruntime"].backbone_nbytes)
+        nbytes = format_size(manifest.report.backbone_nbytes)
         yield "backbone", f"{nbytes}, {_weights(backbone)}"
         types = dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS))
         yield "  embedding, head", " and ".join(types)
@@ -125,8 +130,7 @@ def _storage(manifest: Manifest) -> Rows:
         yield "tables on flash", f"{nbytes}, {_row_types(tables, manifest.rare_tables)}"
         record = format_size(tables.record_nbytes)
         yield "  one record", f"{record}, the most that a token reads"
-    checkpoint = max(report.checkpoint_nbytes for report in manifest.reports.values())
-    yield "checkpoint was", format_size(checkpoint)
+    yield "checkpoint was", format_size(manifest.report.checkpoint_nbytes)
 
 
 def _weights(backbone: BackboneFormat) -> str:
@@ -151,11 +155,8 @@ def _row_types(tables: RecordLayout, rare: RecordLayout | None) -> str:
 
 
 def _quality(manifest: Manifest) -> Rows:
-    for engine in manifest.engines:
-        if len(manifest.engines) > 1:
-            yield "on " + engine, ""
-        yield from _report(manifest.reports[engine])
-        yield from (("note", printable(note)) for note in manifest.reports[engine].notes)
+    yield from _report(manifest.report)
+    yield from (("note", printable(note)) for note in manifest.report.notes)
     if manifest.backbone is not None and manifest.backbone.quantizer == "gptq":
         yield "", "GPTQ accepts larger weight errors for smaller output errors"
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; "
             "load it as it is"
         )
-    kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(args.kv).kv
+    kv = footprint_of(bundle.manifest).with_kv(args.kv).kv
     found = find_prepared(bundle, args.cache_dir, kv)
     threads = args.threads or usable_cpus()
     folder, record = found or make(bundle, args.cache_dir, threads, kv=kv)

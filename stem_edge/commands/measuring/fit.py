@@ -119,7 +119,7 @@ def _command(one: Fit, path: str) -> list[str]:
     plan, footprint = one.plan, one.footprint
     limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}"
     limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
-    limit += f" --kv {plan.kv}" * (footprint.kv != footprint.caches.usual)
+    limit += f" --kv {plan.kv}" * (footprint.kv != footprint.usual_kv)
     return ["run it with:", f"  stem-edge generate {path} Hello {limit}"]
 
 

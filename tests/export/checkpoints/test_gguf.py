@@ -20,7 +20,7 @@ from tiers import slow_but
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
-from stem_edge.bundle.manifest import GGUF, MANIFEST
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError
 from stem_edge.export import exporter
@@ -32,7 +32,7 @@ from stem_edge.export.job.plan import plan_of
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.quality_check import mean_divergence
-from stem_edge.graph.formats import GGUF_TYPES, EngineName, GgufType
+from stem_edge.graph.formats import GGUF, GGUF_TYPES, EngineName, GgufType
 from stem_edge.layers import LinearRope, Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors

@@ -16,13 +16,13 @@ from loading import load_fixed
 from stores import write_store
 
 import stem_edge
-from stem_edge.bundle.manifest import GGUF, TABLES
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
 from stem_edge.ggml import library
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import decoding
-from stem_edge.graph.formats import BACKBONE_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, GGUF
 from stem_edge.tables.packing import pack_records
 
 NOT_APPLICABLE: dict[str, str] = {

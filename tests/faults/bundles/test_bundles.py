@@ -19,12 +19,12 @@ from contract import command_refused, refused
 from loading import load_fixed
 
 from stem_edge.bundle.checksums import verify
-from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER
+from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk
 from stem_edge.files import hashing as hashes
-from stem_edge.graph.formats import BACKBONE_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, GGUF
 from stem_edge.runtime.rows.table_arrays import open_tables
 
 GROUP = f"{TABLES}/zarr.json"

@@ -24,17 +24,9 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import limits
-from stem_edge.bundle.manifest import (
-    GGUF,
-    MANIFEST,
-    TABLES,
-    TOKEN_COUNTS,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-)
+from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKEN_COUNTS, TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.config import ModelConfig
-from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat, EngineName
+from stem_edge.graph.formats import BACKBONE_DATA, GGUF, PREFILL_DATA, BackboneFormat, EngineName
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.token_counts import encode_counts

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from loading import load_fixed
 
-from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
+from stem_edge.graph.formats import GGUF
 from stem_edge.runtime.backends.engines import choose_engine
 
 

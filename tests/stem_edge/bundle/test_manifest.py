@@ -20,7 +20,6 @@ from manifests import (
 
 import stem_edge
 from stem_edge.bundle.manifest import (
-    BACKBONE_GRAPH,
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -30,7 +29,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
-from stem_edge.graph.formats import BACKBONE_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH
 
 
 @pytest.fixture

@@ -19,17 +19,16 @@ from onnxruntime.capi import _pybind_state
 from tiers import slow_but
 
 import stem_edge
-from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.backbone import weight_file
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
+from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
-from stem_edge.graph.formats import BACKBONE_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA
 from stem_edge.graph.ir import Attribute, Graph, Tensor
 from stem_edge.graph.names import row_name
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan

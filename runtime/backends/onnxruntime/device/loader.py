@@ -47,7 +47,7 @@ class DeviceLoader:
         return False
 
     def needs(self, context: int) -> Needs:
-        footprint, limit = footprint_of(self._bundle.manifest, "onnxruntime"), self._limit
+        footprint, limit = footprint_of(self._bundle.manifest), self._limit
         if limit is not None:
             # Less the weights, because onnxruntime allocates those itself.
             self._memory.limit = limit - device_weights_nbytes(footprint)

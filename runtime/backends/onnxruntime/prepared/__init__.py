@@ -9,8 +9,7 @@ from pathlib import Path
 
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.files.names import cache_folder
-from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.graph.formats import BACKBONE_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, PREFILL_DATA
 
 FOLDER = "prepared"  # in the user's cache folder
 # Backbones of fewer bytes load fast, and take little memory, as they are.

@@ -125,7 +125,7 @@ def _pays_for_even_rows(bundle: Bundle) -> bool:
         return False
     if format.has("int2") and manifest.assistant is None:
         return False
-    return footprint_of(manifest, "onnxruntime").step_nbytes >= LAYER_NBYTES * layers
+    return footprint_of(manifest).step_nbytes >= LAYER_NBYTES * layers
 
 
 def _sync(path: Path) -> None:

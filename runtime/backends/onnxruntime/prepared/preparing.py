@@ -61,7 +61,7 @@ def make(
     Raises BackendError, for example if the disk is too small.
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
-    needed = preparing_needs(footprint_of(bundle.manifest, "onnxruntime").with_kv(kv), threads).disk
+    needed = preparing_needs(footprint_of(bundle.manifest).with_kv(kv), threads).disk
     waiting = partial(
         tell, "waiting for another process, which prepares the same backbone", progress
     )

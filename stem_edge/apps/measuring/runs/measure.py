@@ -210,8 +210,7 @@ class _Runs:
 
 def token_nbytes(bundle: Bundle, options: LoadOptions, work: Workload) -> int:
     """Return the bytes that a decode step reads from memory, in the middle of the decoded text."""
-    engine = choose_engine(bundle, options.engine)
-    footprint = footprint_of(bundle.manifest, engine).with_kv(options.kv)
+    footprint = footprint_of(bundle.manifest).with_kv(options.kv)
     record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
     position = len(work.prompt) + len(work.following) // 2
     return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record

@@ -82,7 +82,7 @@ def test_a_context_holds_what_the_plan_says() -> None:
         before = backend.memory.nbytes
         context = backend.open_context(LENGTH)
         step(backend, context, rows, IDS[:9], 0, 1)
-        footprint = footprint_of(BUNDLE.manifest, "onnxruntime")
+        footprint = footprint_of(BUNDLE.manifest)
         needs = device_needs(footprint, LENGTH, "cpu", limit=None, shared=True)
         room = Room(0, 1 << 40, slots=9)  # for chunks of as many tokens
         plan = plan_memory("it", [LENGTH], lambda _: needs, room).device
