@@ -12,14 +12,14 @@ from stem_edge.progress import show_status
 from stem_edge.runtime.first_load.safety import check_safety
 from stem_edge.shown import printable
 
+COPY_AGAIN = "copy the bundle again from its source or export it again"
 DESCRIPTION = """\
 Check whether a bundle is safe to load, and say so, with reasons, in one line.
-Every file must have the size and sha256 that the manifest lists, and no other
-file that can be run may lie beside them; the weights must have the size that
-follows from the model; all records of the tables and the tokenizer must be of
+Every file must have the size and sha256 that the manifest lists; the weights and
+tables must have the size that follows from the model; the tokenizer must be of
 the kinds that stem-edge writes; and the chat template must work in a process of
-its own, within limits of memory and time. Safe means that no damage or code was
-found. It is no proof, and says nothing about what the model writes.
+its own, within limits of memory and time. Safe means that no damage was found.
+It is no proof, and says nothing about what the model writes.
 With --tables, the shards of the tables are left out: hash them where they are.
 
 With --runs, generate instead in several ways: with drafts, in batches, after
@@ -78,4 +78,4 @@ def _verify_files(args: argparse.Namespace) -> int:
         print(printable(reason))
     first = printable(first.partition("; ")[0])
     more = f" (and {len(others)} more, above)" if others else ""
-    raise BundleError(f"{args.bundle}: not safe to load: {first}{more}; {found.advice}")
+    raise BundleError(f"{args.bundle}: not safe to load: {first}{more}; {COPY_AGAIN}")

@@ -1,4 +1,4 @@
-"""Catalogue Z11 to Z18: how tables are read. Their files: test_stores.py."""
+"""Catalogue Z12 to Z18: how tables are read. Their files: test_stores.py."""
 
 from __future__ import annotations
 
@@ -17,37 +17,18 @@ from faulty_disk import shorten
 from loading import load_fixed
 from stores import write_store
 
-from stem_edge.bundle.manifest import TABLES
-from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
 from stem_edge.export.tables import SHARD_NBYTES, make_grid
 from stem_edge.files import disk
-from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.table_arrays import open_tables
 from stem_edge.tables.codecs import RowType
-from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.packing import make_layout
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 EVERY = np.arange(5)
-
-
-def test_z11_scales_of_rare_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
-    """Rare tokens have their own array, which the index refers to."""
-    wide = RecordLayout(
-        records=4, layers=(1,), parts=((16,),), row_type="int8", group_size=16, scale_type="fp16"
-    )
-    rare = RecordLayout(
-        records=2, layers=(1,), parts=((16,),), row_type="int4", group_size=16, scale_type="fp16"
-    )
-    stored = [pack_records(layout, [np.ones((2, 16), np.float32)]) for layout in (wide, rare)]
-    rare.row_scales(stored[1], 0)[1] = np.inf
-    format = write_store(tmp_path / TABLES, wide, stored[0], 1, [0, 1, 2, 2, 3], (rare, stored[1]))
-    manifest: Any = type("Manifest", (), {"table_format": format})
-    path = tmp_path / TABLES / "rare_records" / "c" / "1" / "0"
-    refused(lambda: check_tables(Bundle(tmp_path, manifest)), BundleError, path, "record 3 at")
 
 
 def test_z12_a_shard_that_is_cut_while_it_is_open(root: Path) -> None:
