@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +66,6 @@ def export_bundle(
     lora: str | Path | None = None,
     assistant: str | Path | None = None,
     tokenizer: str | Path | None = None,
-    ignore_keys: Collection[str] = (),
     calibration: str | Path | None = None,
     max_kl: float | None = None,
     prefill_graph: bool | None = None,
@@ -95,8 +93,6 @@ def export_bundle(
         onnxruntime's CPU. It has the type of the backbone if that is one for all matrices, else 8
         bits; no token depends on it.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
-    ignore_keys: key of config.json that you know to change nothing, though transformers knows it;
-        several of them.
     calibration: text, or token ids as .npy or .int32, like those that the model will see. It
         decides types, guides the quantizer, balances the channels of the prefill graph and warms
         the row cache; on ggml, it weights the channels of the quantized matrices by their size.
@@ -131,7 +127,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     ggml = recipe.engine == GgufFormat.engine
     if ggml:
         checked_ggml()  # before gigabytes are read
-    source = read_checkpoint(checkpoint, recipe.ignore_keys)
+    source = read_checkpoint(checkpoint)
     if recipe.lora is not None:
         source = merge_lora(source, recipe.lora)
     tokenizer = _read_tokenizer(source, recipe.tokenizer)

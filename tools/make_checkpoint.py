@@ -5,8 +5,8 @@
     python tools/make_checkpoint.py OUT --shape gemma-4-e2b --packed
     python tools/make_checkpoint.py OUT --shape gemma-4-e2b-assistant
 
-For tests and benchmarks: the shapes are real, generated text is noise. Everything is written in pieces,
-so a checkpoint may be larger than memory: STEM-1/3 of the 1B shape takes 13 GB on disk.
+For tests and benchmarks: the shapes are real, generated text is noise. Tables are written in pieces,
+so they may be larger than memory: STEM-1/3 of the 1B shape takes 13 GB on disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
-import warnings
 import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,12 +22,9 @@ from typing import Any, Literal
 import gemma_checkpoint
 import torch
 from gemma_checkpoint import describe, write_gemma
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 MIX = "feed_forward.alpha"  # belongs to no module, so it is not a `.weight`
-Layout = Literal["training", "consolidated"]
+Layout = Literal["training", "consolidated"]  # tables in shards of columns, or in one file
 # Tables are cut from one block of this many random values: drawing 17 billion would take minutes.
 NOISE_VALUES = 1 << 22
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -112,28 +108,18 @@ def write_checkpoint(
 ) -> Path:
     """Write the folder `out` and return it. `parts` is the number of column shards."""
     kind = DTYPES[dtype]
-    # Only allocated: pages that are never touched cost no memory, and the planner draws each tensor.
     backbone = {
-        f"{prefix}{name}" + ".weight" * (not name.endswith(MIX)): torch.empty(size, dtype=kind)
+        prefix + name + ".weight" * (not name.endswith(MIX)): torch.empty(size, dtype=kind)
         for name, size in shape.backbone().items()
     }
     names = [f"stem_embeddings.{number}.weight" for number in range(len(shape.stem_layers))]
     out.mkdir(parents=True)
     (out / "params.json").write_text(json.dumps(shape.params(parts, dtype)))
+    drawn = {n: _weight(n.removeprefix(prefix), value, seed) for n, value in backbone.items()}
+    torch.save({"model": drawn}, out / "consolidated.pth")
     if layout == "consolidated":
-        drawn = {n: _weight(n.removeprefix(prefix), value, seed) for n, value in backbone.items()}
-        torch.save({"model": drawn}, out / "consolidated.pth")
         _write_tables(out / "consolidated_stem.pth", names, shape, range(shape.d_ff), kind, seed)
         return out
-    with warnings.catch_warnings():
-        # One process is intended, so torch need not warn about it.
-        warnings.filterwarnings("ignore", "torch.distributed is")
-        save_distributed(
-            {"model": backbone},
-            checkpoint_id=out,
-            planner=_RandomPlanner(seed, f"model.{prefix}"),
-            no_dist=True,
-        )
     if names:
         (out / "stem_shards").mkdir()
     width = -(-shape.d_ff // parts)
@@ -142,20 +128,6 @@ def write_checkpoint(
         columns = range(shape.d_ff)[part * width : (part + 1) * width]
         _write_tables(path, names, shape, columns, kind, seed)
     return out
-
-
-class _RandomPlanner(DefaultSavePlanner):
-    """Draw each tensor when it is written, so that not all are in memory at once."""
-
-    def __init__(self, seed: int, prefix: str) -> None:
-        super().__init__()
-        self._seed, self._prefix = seed, prefix
-
-    def resolve_data(self, write_item: WriteItem) -> Any:
-        value = super().resolve_data(write_item)
-        if not isinstance(value, torch.Tensor):
-            return value
-        return _weight(write_item.index.fqn.removeprefix(self._prefix), value, self._seed)
 
 
 def _weight(name: str, like: torch.Tensor, seed: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FORMS = {  # file that tells a trainer -> patterns of the files that are read
     CONFIG: (CONFIG, WEIGHTS, INDEX, "generation_config.json"),
-    PARAMS: (PARAMS, BACKBONE, TABLES, f"{SHARDS}/*.pt", ".metadata", "__*.distcp"),
+    PARAMS: (PARAMS, BACKBONE, TABLES, f"{SHARDS}/*.pt"),
 }
 
 

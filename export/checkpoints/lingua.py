@@ -1,9 +1,6 @@
 """Checkpoints of the public STEM trainer, which is built on Meta Lingua.
 
-They have two layouts, and backbone and tables may each be in either:
-
-    consolidated/  consolidated.pth  consolidated_stem.pth  params.json
-    0000000100/    .metadata  __0_0.distcp ...  stem_shards/stem_model_mp<n>.pt  params.json
+    params.json  consolidated.pth  consolidated_stem.pth, or stem_shards/stem_model_mp<n>.pt
 
 The trainer's defaults (its transformer arguments, its rule for the FFN width, interleaved RoPE) are
 noted where they are used.
@@ -28,7 +25,6 @@ from stem_edge.export.checkpoints.checkpoint import (
 from stem_edge.export.tensor_files.json import one_line, read_json
 from stem_edge.export.tensor_files.tensor import Tensor, check_type, joined
 from stem_edge.export.tensor_files.torch import WRAPPERS, load_tensors, named_tensors
-from stem_edge.export.tensor_files.torch_distributed import load_distributed
 from stem_edge.limits import MAX_LAYERS
 
 PARAMS = "params.json"
@@ -161,20 +157,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
     """Open the backbone by this project's names; unknown tensors keep their own names."""
-    found: Mapping[str, Tensor]
     path = folder / BACKBONE
-    if path.is_file():
-        state = load_tensors(path)
-        found = named_tensors(path, state.get("model", state), SKIPPED)
-    elif (folder / ".metadata").is_file():
-        found = {WRAPPERS.sub("", n): matrix for n, matrix in load_distributed(folder).items()}
-    else:
+    if not path.is_file():
         listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise CheckpointError(
-            f"{folder}: no weights; expected {BACKBONE} or a distributed checkpoint (.metadata and "
-            f"__*.distcp), found {listed}"
+            f"{folder}: no {BACKBONE}, found {listed}; make it of a distributed checkpoint with python -m "
+            f"torch.distributed.checkpoint.format_utils dcp_to_torch {folder} {path}"
         )
-    modules = {n.removesuffix(".weight"): m for n, m in found.items() if not n.startswith(SKIPPED)}
+    state = load_tensors(path)
+    found = named_tensors(path, state.get("model", state), SKIPPED)
+    modules = {n.removesuffix(".weight"): m for n, m in found.items()}
     return {names.get(module, module): matrix for module, matrix in modules.items()}
 
 

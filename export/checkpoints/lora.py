@@ -51,47 +51,17 @@ IGNORED = {
 }
 
 
-Rank = Annotated[int, msgspec.Meta(ge=1)]
-Alpha = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
-
-
 class Options(msgspec.Struct):
     """Options in adapter_config.json that the sums depend on."""
 
-    r: Rank
-    lora_alpha: Alpha
+    r: Annotated[int, msgspec.Meta(ge=1)]
+    lora_alpha: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
     use_rslora: bool = False
-    rank_pattern: dict[str, Rank] | None = None
-    alpha_pattern: dict[str, Alpha] | None = None
 
-    def __post_init__(self) -> None:
-        for pattern in (*(self.rank_pattern or ()), *(self.alpha_pattern or ())):
-            # Limited, because a regular expression from a file could backtrack for ever.
-            if len(pattern) > 256 or re.search(r"\)[*+?{]", pattern):
-                raise ValueError(f"the pattern {one_line(pattern)} is too general")
-            if len(re.findall(r"[*+?{|]", pattern)) > 2:
-                raise ValueError(
-                    f"the pattern {one_line(pattern)} has more than two repeats or choices"
-                )
-            re.compile(pattern)
-
-    def rank(self, module: str) -> int:
-        """Return the rank of a module's B A."""
-        return int(_matching(self.rank_pattern, module, self.r))
-
-    def scale(self, module: str) -> float:
-        """Return the factor of a module's B A."""
-        rank = self.rank(module)
-        alpha = _matching(self.alpha_pattern, module, self.lora_alpha)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
-
-
-def _matching(patterns: Mapping[str, float] | None, module: str, default: float) -> float:
-    """Return the value of the first pattern that matches the end of a module's name."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
+    @property
+    def scale(self) -> float:
+        """Factor of B A."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
 
 def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
@@ -161,14 +131,14 @@ def _merged(
     kind = EMBEDDING if any(part in parts for part in EMBEDDING) else LINEAR
     if not any(part in parts for part in (*EMBEDDING, *LINEAR)):
         return base
-    rank, (rows, columns) = options.rank(module), (*base.shape, 0)[:2]
+    rank, (rows, columns) = options.r, (*base.shape, 0)[:2]
     ends = (rows, columns) if kind == EMBEDDING else (columns, rows)
     for part, shape in zip(kind, ((rank, ends[0]), (ends[1], rank)), strict=True):
         _check_shape(path, f"{module}.{part}", parts.get(part), shape)
     a, b = (parts[part] for part in kind)
     left: Matrix = b
     right: Matrix = a
-    given, scale = base, np.float32(options.scale(module))
+    given, scale = base, np.float32(options.scale)
     if kind == EMBEDDING:
         left, right = (ArrayMatrix(np.ascontiguousarray(whole(tensor).T)) for tensor in (a, b))
 

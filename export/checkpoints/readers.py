@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,16 +27,15 @@ MOST_SHOWN = 8  # names of files in a message
 PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 
 
-def read_checkpoint(path: str | Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
+def read_checkpoint(path: str | Path) -> Checkpoint:
     """Open a checkpoint of any known trainer, in a folder or on a hub (hf:org/name).
 
-    ignore_keys: keys of config.json that the user knows to change nothing. Raises CheckpointError,
-    HubError, InputError.
+    Raises CheckpointError, HubError, InputError.
     """
-    return note_zero_tables(open_checkpoint(checkpoint_folder(path), ignore_keys))
+    return note_zero_tables(open_checkpoint(checkpoint_folder(path)))
 
 
-def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
+def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint as read_checkpoint does, but read no tables for its notes."""
     if not path.exists():
         hint = ""
@@ -48,13 +46,9 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
             "GGUF file, or a model on a hub as hf:org/name"
         )
     if (path / CONFIG).is_file():  # must be first, since Mistral's folders have a params.json, too
-        return read_hugging_face(path, ignore_keys)
-    if path.suffix == SUFFIX and path.is_file() and not ignore_keys:
+        return read_hugging_face(path)
+    if path.suffix == SUFFIX and path.is_file():
         return read_gguf(path)
-    if ignore_keys:
-        raise CheckpointError(
-            f"{path}: has no {CONFIG}, whose keys --ignore-key is for; leave that out"
-        )
     if (path / PARAMS).is_file():
         return read_lingua(path)
     if find_states(path):

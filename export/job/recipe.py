@@ -45,7 +45,6 @@ class Recipe:
     lora: File = None
     assistant: File = None
     tokenizer: File = None
-    ignore_keys: Collection[str] = ()
     calibration: File = None
     max_kl: float | None = None
     prefill_graph: bool | None = None

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -35,23 +34,42 @@ ARRAYS = (
 # Prefixes that wrappers of a model put before its names.
 WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
 PIECE_NBYTES = 1 << 22  # read at a time to compare checksums
-T = TypeVar("T")
 
 
 class Unread:
-    """Stands for an object of any class, and has its attributes."""
+    """Stands for an object of any class, whose state is not read."""
 
     def __init__(self, *arguments: object) -> None:
         pass
 
     def __setstate__(self, state: object) -> None:
-        if isinstance(state, dict):
-            vars(self).update(state)
+        pass
 
 
 def load_tensors(path: Path) -> dict[Any, Any]:
-    """Open a dict saved by torch.save, with a Tensor for each tensor, not read yet."""
-    state = guarded(path, lambda: _mapped(path))
+    """Open a dict saved by torch.save, with a Tensor for each tensor, not read yet.
+
+    Any error of a damaged or hostile file becomes a CheckpointError of one line.
+    """
+    try:
+        _check_archive(path)
+        state = _mapped(path)
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; copy the whole checkpoint folder") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot read ({error.strerror or error}); check the disk, or copy it again"
+        ) from error
+    except Exception as error:  # torch raises errors of many types for a damaged file
+        code = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"it names {code[1]}, which no tensor needs" if code else reason_of(error)
+        raise CheckpointError(
+            f"{path}: not readable as plain tensors ({reason}); the file is truncated, damaged or "
+            "carries code: copy it again from where it was trained, or save the model as "
+            "safetensors there"
+        ) from error
     if not isinstance(state, dict):
         raise CheckpointError(
             f"{path}: holds a {type(state).__name__}; expected a dict of tensors: give another file"
@@ -85,59 +103,31 @@ def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict
     return tensors
 
 
-def guarded(path: Path, read: Callable[[], T]) -> T:
-    """Run a reader; any error of a damaged or hostile file becomes a CheckpointError of one line."""
-    try:
-        return read()
-    except CheckpointError:
-        raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing; copy the whole checkpoint folder") from error
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot read ({error.strerror or error}); check the disk, or copy it again"
-        ) from error
-    except Exception as error:  # torch raises errors of many types for a damaged file
-        code = re.search(r"GLOBAL ([\w.]+)", str(error))
-        reason = f"it names {code[1]}, which no tensor needs" if code else reason_of(error)
-        raise CheckpointError(
-            f"{path}: not readable as plain tensors ({reason}); the file is truncated, damaged or "
-            "carries code: copy it again from where it was trained, or save the model as "
-            "safetensors there"
-        ) from error
+def _check_archive(path: Path) -> None:
+    """Raise ValueError or BadZipFile unless this is a whole archive as torch.save writes it."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_NBYTES)
+        if not head.startswith(ZIP):
+            what = looks_like(head) or f"bytes {head[:8].hex(' ') or 'none'}"
+            raise ValueError(f"it is {what}, not an archive of torch.save")
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError(
+                        f"{member.filename} is compressed, which torch.save never does"
+                    )
+                if member.filename.endswith("/byteorder") and archive.read(member) == b"big":
+                    raise ValueError("its values are not little-endian; save it on another machine")
+                with archive.open(member) as data:  # which compares checksums at the end
+                    while member.CRC and data.read(PIECE_NBYTES):  # 0: was not computed
+                        pass
 
 
 def _mapped(path: Path) -> Any:
-    with path.open("rb") as file:
-        check_archive(file)
-    return read_archive(path, path.resolve(), mmap=True)
-
-
-def check_archive(file: IO[bytes]) -> None:
-    """Raise ValueError or BadZipFile unless this is a whole archive as torch.save writes it."""
-    head = file.read(HEAD_NBYTES)
-    if not head.startswith(ZIP):
-        what = looks_like(head) or f"bytes {head[:8].hex(' ') or 'none'}"
-        raise ValueError(f"it is {what}, not an archive of torch.save")
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if member.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{member.filename} is compressed, which torch.save never does")
-            if member.filename.endswith("/byteorder") and archive.read(member) == b"big":
-                raise ValueError("its values are not little-endian; save it on another machine")
-            with archive.open(member) as data:  # which compares checksums at the end
-                while member.CRC and data.read(PIECE_NBYTES):  # 0: was not computed
-                    pass
-
-
-def read_archive(path: Path, file: Path | IO[bytes], **options: Any) -> Any:
-    """Open what one torch.save wrote into a file, or a part of the file `path`. Raises whatever torch does.
-
-    options: of torch.load.
-    """
+    """Open what torch.save wrote. Raises whatever torch does."""
     torch = _import_torch(path)
     with torch.serialization.safe_globals([(Unread, name) for name in ARRAYS]):
-        state = torch.load(file, weights_only=True, **options)
+        state = torch.load(path.resolve(), weights_only=True, mmap=True)
 
     def opened(value: Any, depth: int = 2) -> Any:  # of a model in a trainer's state
         if isinstance(value, dict) and depth:
@@ -176,9 +166,7 @@ def _opened(path: Path, tensor: Any) -> Any:
     values = tensor.detach() if shape else tensor.detach()[None]
 
     def rows(start: int, stop: int) -> F32:
-        found: F32 = np.array(
-            values[start:stop].float().numpy()
-        )  # a copy, as callers may change it
+        found: F32 = np.array(values[start:stop].float().numpy())  # callers may change the copy
         return found
 
     return Tensor(shape, rows, nbytes, path=path, dtype=dtype)

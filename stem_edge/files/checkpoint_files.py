@@ -25,7 +25,7 @@ HUGGING_FACE = (
     *(CONFIG, "*.safetensors", "*.safetensors.index.json"),
     *("generation_config.json", "adapter_config.json"),
 )
-OTHERS = ("*.safetensors", "*.pth", "*.pt", "*.distcp", "*.json", ".metadata")
+OTHERS = ("*.safetensors", "*.pth", "*.pt", "*.json")
 
 
 def is_checkpoint(path: Path) -> bool:

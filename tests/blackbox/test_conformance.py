@@ -2,7 +2,7 @@
 
 tests/data/conformance: random weights, and the trainer's logits for two sequences of each, from an
 empty context, in float32. Written by the public STEM trainer: `full` and `third` consolidated,
-`full` and `half` as a training run leaves them (`half` in 12 column shards). Written by BlaGPT's:
+`full` and `half` with tables in column shards (12 of `half`). Written by BlaGPT's:
 `blagpt-third` (biases, norms of q and k, tied head) and `blagpt-full` (none of these). Written by
 `tests/helpers/packed_folders.py`, with transformers' logits: `gemma4-mobile` (matrices of 2, 4 and 8 bits, ranges,
 rows of 2 bits with a scale for each layer).

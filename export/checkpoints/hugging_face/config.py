@@ -6,7 +6,6 @@ A family of dense models is a class here, an entry of KINDS (reader.py), and one
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -205,12 +204,11 @@ class Qwen3(Qwen2, kw_only=True):
 
 
 def read_config(
-    path: Path, kinds: dict[str, type[Decoder]], ignore_keys: Collection[str] = ()
+    path: Path, kinds: dict[str, type[Decoder]]
 ) -> tuple[ModelConfig, Decoder, tuple[str, ...], bool]:
     """Read a config.json of one of `kinds`. Raises CheckpointError.
 
-    ignore_keys: keys that the user knows to change nothing. Returns also notes for the user, and
-    whether matrices are codes, as packed.py reads them.
+    Returns also notes for the user, and whether matrices are codes, as packed.py reads them.
     """
     whole = read_json(path, "a model's configuration", dict[str, Any])
     kind = whole.get("model_type")
@@ -225,8 +223,7 @@ def read_config(
         given.pop(QUANTIZED, None)
     _refuse_quantized(path, whole | given)
     fields = kinds[kind].__struct_fields__
-    notes = _note_ignored(path, whole | given, fields, ignore_keys)
-    notes += check_keys(path, given, kinds[kind].known_as or kind, {*fields, *ignore_keys})
+    notes = check_keys(path, given, kinds[kind].known_as or kind, fields)
     decoder = convert_options(path, given, kinds[kind])
     decoder.outer(whole)
     try:
@@ -248,16 +245,3 @@ def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
                 f"{path}: {key}: the model is already quantized ({one_line(method)}); "
                 "export the original"
             )
-
-
-def _note_ignored(
-    path: Path, given: dict[str, Any], fields: Collection[str], ignore_keys: Collection[str]
-) -> tuple[str, ...]:
-    """Return a note about keys that the user had ignored. Raises CheckpointError if they cannot be."""
-    for key in ignore_keys:
-        if key in fields:
-            raise CheckpointError(f"{path}: {key} counts in this model, so it cannot be ignored")
-        if key not in given:
-            raise CheckpointError(f"{path}: has no key {one_line(key)} to ignore; leave that out")
-    named = ", ".join(map(one_line, ignore_keys))
-    return (f"{path.name}: ignored because it was asked for: {named}",) if named else ()

@@ -68,7 +68,7 @@ def check_keys(
 ) -> tuple[str, ...]:
     """Return notes about keys that are ignored. Raises CheckpointError with all that must not be.
 
-    kind: the model_type; harmless: keys that are read, or that the user has judged.
+    kind: the model_type; harmless: keys that are read.
     """
     keys = read_known_keys()
     known, own_schema = keys.of_text(kind), kind not in keys.models
@@ -87,10 +87,9 @@ def check_keys(
         said = "; ".join(
             f"{one_line(k)} is {one_line(repr(rest[k]))}, expected {expected[k]}" for k in wrong
         )
-        options = " ".join(f"--ignore-key {one_line(key)}" for key in wrong)
         raise CheckpointError(
             f"{path}: {one_line(said, MOST_SHOWN)}: may change what {kind} models compute; if you "
-            f"know that it does not, export with {one_line(options, MOST_SHOWN)} (ignore_keys=)"
+            "know that it does not, delete it from the file"
         )
     if own_schema or not unknown:
         return ()

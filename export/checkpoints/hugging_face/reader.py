@@ -7,7 +7,7 @@ Dense models of the kinds in config.py, and STEM models in this project's own sc
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,9 @@ KINDS: dict[str, type[Decoder]] = {
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
-    """Open a folder with config.json and safetensors; ignore_keys as in read_config.
-
-    Raises CheckpointError.
-    """
-    config, decoder, notes, is_packed = read_config(path / CONFIG, KINDS, ignore_keys)
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Open a folder with config.json and safetensors. Raises CheckpointError."""
+    config, decoder, notes, is_packed = read_config(path / CONFIG, KINDS)
     files = (
         PackedFiles(path, decoder.widths(config))
         if is_packed

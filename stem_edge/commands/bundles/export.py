@@ -34,7 +34,7 @@ take. CHECKPOINT comes from one of
   Hugging Face    config.json and *.safetensors: Gemma 3, 3n and 4, Llama,
                   Mistral, Qwen2, Qwen3, SmolLM, and STEM models
   GGUF            FILE.gguf of these models
-  STEM trainer    the folder of one training step, or a consolidated folder
+  STEM trainer    a folder with params.json and consolidated.pth
   BlaGPT          state_step*.pt or best_model*.pt, or their folder
 Nothing in it is executed. OUT appears only when the export is complete."""
 
@@ -70,12 +70,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lora": {"metavar": "DIR", "help": "PEFT adapter to merge into the weights"},
     "assistant": {"metavar": "PATH", "help": "draft model that was made for a Gemma 4"},
     "tokenizer": {"metavar": "FILE", "help": "tokenizer.json in place of the checkpoint's"},
-    "ignore_keys": {
-        "flags": ("--ignore-key",),
-        "action": "append",
-        "metavar": "KEY",
-        "help": "key of config.json that changes nothing; repeatable",
-    },
     "prefill_graph": {
         "action": argparse.BooleanOptionalAction,
         "help": "add int8 matrices for faster prompts (default: if exact)",
@@ -132,7 +126,7 @@ def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[
 def _run_rows(args: argparse.Namespace, given: dict[str, Any]) -> int:
     if others := given.keys() - inspect.signature(export_rows).parameters:
         name = min(others)
-        option = next(iter(SETTINGS[name].get("flags", [option_of(name)])))
+        option = option_of(name)
         raise ExportError(f"{option} is for bundles, and --tables-only makes none; leave it out")
     out = export_rows(args.checkpoint, args.out, **given)
     with open_rows(out) as rows:

@@ -41,9 +41,8 @@ PICTURES = {
             {"params.json", "consolidated.pth", "consolidated_stem.pth"},
         ),
         (
-            {"params.json", ".metadata", "__0_0.distcp", "__1_0.distcp", "stem_shards/stem_model_mp0.pt",
-             "stem_shards/notes.txt"},
-            {"params.json", ".metadata", "__0_0.distcp", "__1_0.distcp", "stem_shards/stem_model_mp0.pt"},
+            {"params.json", "consolidated.pth", "stem_shards/stem_model_mp0.pt", "stem_shards/notes.txt"},
+            {"params.json", "consolidated.pth", "stem_shards/stem_model_mp0.pt"},
         ),
         (
             {"best_model_9.pt", "state_step000100.pt", "state_step000020.pt"},
@@ -103,7 +102,7 @@ def test_wrong_weights_are_refused(hub: HubServer, tiny_checkpoint: Path) -> Non
     name = next(
         path.relative_to(tiny_checkpoint).as_posix()
         for path in sorted(tiny_checkpoint.rglob("*"))
-        if path.is_file() and path.suffix in (".pt", ".distcp", ".pth")
+        if path.is_file() and path.suffix in (".pt", ".pth")
     )
     data = (tiny_checkpoint / name).read_bytes()
     hub.faults.wrong[name] = data[:-1] + bytes([data[-1] ^ 1])

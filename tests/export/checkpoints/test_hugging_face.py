@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import exports
 import numpy as np
 import pytest
 import torch
@@ -85,7 +84,7 @@ def add_biases(tensors: dict[str, torch.Tensor]) -> None:
             [
                 "sliding_window is 5",
                 "is_causal is False, expected True: may change what llama models",
-                "--ignore-key sliding_window --ignore-key is_causal (ignore_keys=)",
+                "delete it from the file",
             ],
         ),
         ({"num_hidden_layers": 10**12}, ["num_hidden_layers"]),
@@ -114,23 +113,6 @@ def test_a_config_that_is_not_understood(
 ) -> None:
     edit(llama, **values)
     refused(llama, "config.json", *parts)
-
-
-def test_keys_that_the_user_ignores(llama: Path) -> None:
-    before = read_checkpoint(llama).config
-    edit(llama, sliding_window=5, is_causal=False, vendor=3)
-    found = read_checkpoint(llama, ["sliding_window", "is_causal", "vendor"])
-    assert found.config == before
-    asked = "config.json: ignored because it was asked for: sliding_window, is_causal, vendor"
-    assert found.notes == (asked,)
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [("hidden_size", "counts in this model"), ("none", "has no key none to ignore")],
-)
-def test_keys_that_cannot_be_ignored(llama: Path, key: str, said: str) -> None:
-    exports.refused(lambda: read_checkpoint(llama, [key]), "config.json", said)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +13,6 @@ import numpy as np
 import pytest
 import torch
 from make_checkpoint import Layout, Shape, write_checkpoint
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 from torch_model import torch_logits
 
 from stem_edge.export.checkpoints.lingua import read_checkpoint
@@ -111,7 +100,7 @@ def test_rows_that_are_means(consolidated: Path, kind: str, size: int | None, wi
     [
         (
             "consolidated.pth",
-            ["no weights", "consolidated.pth", "found consolidated_stem.pth"],
+            ["no consolidated.pth, found consolidated_stem.pth", "dcp_to_torch"],
         ),
         ("consolidated_stem.pth", ["no tables", "stem_shards"]),
     ],
@@ -123,7 +112,7 @@ def test_a_missing_consolidated_file_is_named(
     refused(consolidated, *parts)
 
 
-TRAINING = [".metadata", "__0_0.distcp", *(f"stem_shards/stem_model_mp{n}.pt" for n in (0, 2, 3))]
+TRAINING = ["consolidated.pth", *(f"stem_shards/stem_model_mp{n}.pt" for n in (0, 2, 3))]
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -131,19 +120,10 @@ def test_a_cut_or_missing_file_of_a_training_folder_is_named(training: Path, nam
     os.truncate(training / name, (training / name).stat().st_size // 2)
     refused(training, str(training / name))
     (training / name).unlink()
-    if name == ".metadata":
-        refused(training, "no weights; expected consolidated.pth or a distributed checkpoint")
-    elif name == "__0_0.distcp":
-        refused(training, "__0_0.distcp: missing")
+    if name == "consolidated.pth":
+        refused(training, f"format_utils dcp_to_torch {training} {training / name}")
     else:
         refused(training, "3 of 4 column shards", f"missing {Path(name).name}")
-
-
-def test_an_index_cannot_point_outside_of_the_folder(training: Path) -> None:
-    data = (training / ".metadata").read_bytes()
-    assert b"__0_0.distcp" in data
-    (training / ".metadata").write_bytes(data.replace(b"__0_0.distcp", b"../../secret"))
-    refused(training, "outside of the folder")
 
 
 @pytest.mark.parametrize(
@@ -164,86 +144,3 @@ def test_params_that_contradict_the_tensors(
 ) -> None:
     edit_params(consolidated, **model)
     refused(consolidated, *parts)
-
-
-def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) -> None:
-    expected = {name: whole(m) for name, m in read_checkpoint(training).backbone.items()}
-    cut_over_two_ranks(training)
-    found = read_checkpoint(training).backbone
-    assert {p.name for p in training.glob("*.distcp")} == {"__0_0.distcp", "__1_0.distcp"}
-    for name, values in expected.items():
-        assert np.array_equal(whole(found[name]), values)
-        assert np.array_equal(found[name].rows(3, 20), values[3:20])
-
-
-def columns(metadata: Metadata) -> None:
-    entry: Any = metadata.state_dict_metadata["model.output.weight"]
-    entry.size = torch.Size([300, 31])
-
-
-def placeless(metadata: Metadata) -> None:
-    del metadata.storage_data[FIRST]
-
-
-def compressed(metadata: Metadata) -> None:
-    metadata.storage_data[FIRST].transform_descriptors = ["zstd"]
-
-
-def another_piece(metadata: Metadata) -> None:
-    metadata.storage_data[FIRST] = next(iter(metadata.storage_data.values()))
-
-
-NORM = "model.norm.weight"
-FIRST = MetadataIndex(NORM, torch.Size([0]))
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (columns, "is not split along its rows alone"),
-        (placeless, "tensor model.norm.weight has no place in the index"),
-        (compressed, "is stored compressed; save it without extensions"),
-        (another_piece, "expected a tensor [16]"),
-    ],
-)
-def test_pieces_of_another_kind(
-    training: Path, damage: Callable[[Metadata], None], said: str
-) -> None:
-    cut_over_two_ranks(training, damage=damage)
-    refused(training, said)
-
-
-def cut_over_two_ranks(
-    folder: Path,
-    keep: Callable[[str, int], bool] = lambda *_: True,
-    damage: Callable[[Metadata], None] = lambda _: None,
-) -> None:
-    """Write the checkpoint again as two ranks would that hold half of each tensor's rows."""
-    state = torch.load(
-        write_checkpoint(folder / "whole", Shape(), layout="consolidated") / "consolidated.pth",
-        weights_only=True,
-    )
-    shutil.rmtree(folder / "whole")
-    data = [bytearray(), bytearray()]
-    tensors: dict[str, Any] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    for name, tensor in state["model"].items():
-        chunks = []
-        for part, piece in enumerate(tensor.chunk(2)):
-            offset = torch.Size([part * len(piece)] + [0] * (tensor.ndim - 1))
-            stream = io.BytesIO()
-            torch.save(piece.clone(), stream)
-            if keep(name, part):
-                chunks.append(ChunkStorageMetadata(offset, piece.shape))
-            span = (len(data[part]), len(stream.getvalue()))
-            places[MetadataIndex(f"model.{name}", offset)] = _StorageInfo(
-                f"__{part}_0.distcp", *span
-            )
-            data[part] += stream.getvalue()
-        properties = TensorProperties(dtype=tensor.dtype)
-        tensors[f"model.{name}"] = TensorStorageMetadata(properties, tensor.shape, chunks)
-    for part, content in enumerate(data):
-        (folder / f"__{part}_0.distcp").write_bytes(content)
-    metadata = Metadata(tensors, storage_data=places)
-    damage(metadata)
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))

@@ -122,30 +122,18 @@ def test_an_embedding_gains_the_transpose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "rank", "scale"),
+    ("options", "scale"),
     [
-        ({"use_rslora": True}, 2, 6 / 2**0.5),
-        ({"lora_alpha": 1.5}, 2, 0.75),
-        ({"fan_in_fan_out": True}, 2, 3.0),  # changes only how the trainer stores W
-        ({"rank_pattern": {"q_proj": 3}}, 3, 2.0),
-        ({"alpha_pattern": {"q_proj": 8}}, 2, 4.0),
-        ({"alpha_pattern": {"k_proj": 9, r"layers\.0\..*q_proj": 8, "q_proj": 7}}, 2, 4.0),
-        ({"alpha_pattern": {f"^{Q}": 8}}, 2, 4.0),
-        (
-            {"alpha_pattern": {"q": 8, "_proj": 8, r"model\.layers\.1\.self_attn\.q_proj": 8}},
-            2,
-            3.0,
-        ),
-        ({"rank_pattern": {Q: 3}, "alpha_pattern": {Q: 12}, "use_rslora": True}, 3, 12 / 3**0.5),
-        ({"rank_pattern": None, "alpha_pattern": None}, 2, 3.0),
-        ({"use_rslora": ..., "rank_pattern": ..., "alpha_pattern": ...}, 2, 3.0),
-        ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, 2, 3.0),
+        ({"use_rslora": True}, 6 / 2**0.5),
+        ({"lora_alpha": 1.5}, 0.75),
+        ({"fan_in_fan_out": True}, 3.0),  # changes only how the trainer stores W
+        ({"rank_pattern": None, "alpha_pattern": None}, 3.0),
+        ({"use_rslora": ..., "rank_pattern": ..., "alpha_pattern": ...}, 3.0),
+        ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, 3.0),
     ],
 )
-def test_rank_and_scale_of_a_module(
-    tmp_path: Path, options: dict[str, Any], rank: int, scale: float
-) -> None:
-    tensors = pair(Q, 8, 8, rank)
+def test_the_scale(tmp_path: Path, options: dict[str, Any], scale: float) -> None:
+    tensors = pair(Q, 8, 8)
     found = change(base(), save(tmp_path, tensors, **options), "layers.0.wq")
     assert np.abs(found - scale * product(tensors)).max() < 1e-5
 
@@ -197,13 +185,8 @@ def moved(tensors: dict[str, torch.Tensor], old: str, new: str) -> dict[str, tor
 
 OPTIONS_OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
     ({"r": 0}, "$.r"), ({"r": ...}, "`r`"), ({"lora_alpha": "6"}, "lora_alpha"),
-    ({"lora_alpha": 1e30}, "lora_alpha"), ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
-    ({"alpha_pattern": {"(": 1}}, "adapter_config.json"),
-    ({"alpha_pattern": {"a{99999999999}": 1}}, "adapter_config.json"),
-    ({"alpha_pattern": {"(a|a)+b": 1}}, "too general"),
-    ({"alpha_pattern": {".*a.*a.*a": 1}}, "more than two repeats"),
-    ({"alpha_pattern": {"(.|.)" * 20: 1}}, "more than two repeats"),
-    ({"alpha_pattern": {"q" * 300: 1}}, "too general"),
+    ({"lora_alpha": 1e30}, "lora_alpha"), ({"rank_pattern": {"q_proj": 4}}, "expected off: merge it"),
+    ({"alpha_pattern": {"q_proj": 4}}, "expected off: merge it"),
 ]  # fmt: skip
 OTHER_TENSORS: list[tuple[dict[str, torch.Tensor], list[str]]] = [
     (moved(pair(Q, 8, 8), "q_proj", "x_proj"), [f"{Q[:-6]}x_proj is not a matrix"]),

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 from exports import contents
-from hf_folders import edit
 from safetensors.torch import save_file
 from tiers import slow_but
 from torch_model import random_tensors
 
 import stem_edge
-from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
@@ -82,15 +80,6 @@ def test_folders_that_are_not_checkpoints(tmp_path: Path) -> None:
             read_checkpoint(path)
     with pytest.raises(CheckpointError, match="did you mean hf:org/name"):
         read_checkpoint("org/name")
-
-
-def test_a_bundle_names_the_keys_that_its_export_ignored(llama: Path, tmp_path: Path) -> None:
-    edit(llama, sliding_window=5, is_causal=False)
-    export = ["export", str(llama), str(tmp_path / "out"), "--ignore-key", "sliding_window"]
-    assert main(export) == 1
-    assert main([*export, "--ignore-key", "is_causal"]) == 0
-    notes = stem_edge.open_bundle(tmp_path / "out").manifest.report.notes
-    assert "config.json: ignored because it was asked for: sliding_window, is_causal" in notes
 
 
 @pytest.mark.parametrize("otherwise", slow_but([True], [False, True]))
