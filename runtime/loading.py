@@ -72,7 +72,7 @@ def load(
         Default: 1.
     engine: what runs the backbone, "onnxruntime" or "ggml". Model.plan.engine names it. Default: auto, the
         one that the bundle has a backbone for.
-    kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Model.plan.kv names it. On
+    kv: type of keys and values in the KV cache: "fp32", "fp16" (ggml), "int8" or "int4". Model.plan.kv names it. On
         an accelerator, they have the type of the activations. Default: auto, fp32 on onnxruntime and fp16 on
         ggml (fp32 with f32 weights), or int8 where the context that fits would otherwise be shorter than 4096
         tokens.

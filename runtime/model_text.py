@@ -11,7 +11,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.runtime.lookups.lookups import checked_ids
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.codec import ChatPrompt, TextCodec
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.chat import Chat, Messages, Tools
@@ -62,8 +62,8 @@ class ModelText:
     ) -> list[int]:
         """Token ids of a text, begin-of-text included if the model was trained with it.
 
-        special_tokens_in_text: read the names of special tokens in the text as these tokens, which
-        the output of chat_prompt needs; by default they are ordinary text.
+        special_tokens_in_text: read the names of special tokens in the text as these tokens; by
+        default they are ordinary text, except in what chat_prompt returns.
         """
         return self._text.encode(
             text,
@@ -84,12 +84,11 @@ class ModelText:
         tools: Tools | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
-    ) -> str:
-        """Text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
+    ) -> ChatPrompt:
+        """Text of a conversation for generate or tokenize, by the bundle's chat template; see stem_edge.runtime.text.chat.
 
         tools: what the model may call, in OpenAI's form; template_arguments: variables of the
         template, such as {"enable_thinking": False}.
-        Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
         """
         return self.chat.prompt(
             messages,

@@ -121,11 +121,10 @@ class Conversation:
         model = self._text
         self._engine.check_usable()
         if model.has_chat_template:
-            text = model.chat_prompt(messages, template_arguments=self._template_arguments)
-            ids = model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
+            text: str = model.chat_prompt(messages, template_arguments=self._template_arguments)
         else:
             text = "".join(message["content"] for message in checked_messages(messages))
-            ids = model.tokenize(text)
+        ids = model.tokenize(text)
         if not text:
             raise InputError("the conversation is empty; give some text")
         held, most = self._context_length, model.config.max_context

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.codec import ChatPrompt, TextCodec
 from stem_edge.shown import printable
 from stem_edge.text.chat_template import ChatTemplate, has_template, read_template
 from stem_edge.text.messages import (
@@ -67,7 +67,7 @@ class Chat:
         tools: Tools | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
-    ) -> str:
+    ) -> ChatPrompt:
         """Text of a conversation. Raises what ChatTemplate raises.
 
         Raises InputError for a text in messages, tools or arguments that names a special token,
@@ -84,20 +84,17 @@ class Chat:
                 self._refuse_special(*each)
         with self._lock:
             self._template = self._template or ChatTemplate(self._path)
-        return self._template.render(
-            given, add_generation_prompt, tools=offered, arguments=arguments
+        rendered = self._template.render
+        return ChatPrompt(
+            rendered(given, add_generation_prompt, tools=offered, arguments=arguments)
         )
 
     def _refuse_special(self, name: str, value: object) -> None:
-        tokens = self._codec.special_tokens
-        first = {token[:1] for token in tokens}  # few, while tokens can be thousands
         for where, text in texts(name, value):
-            for token in tokens if not first.isdisjoint(text) else ():
-                if token in text:
-                    raise InputError(
-                        f"{printable(where)} names the special token {token!a}, which could end its "
-                        "turn; remove it"
-                    )
+            if token := self._codec.special_in(text):
+                raise InputError(
+                    f"{printable(where)} names the special token {token!a}, which could end its turn; remove it"
+                )
 
     def close(self) -> None:
         """End the process of the template; closing twice is fine."""

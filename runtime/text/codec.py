@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,7 +23,14 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # that byte-level and sentencepiece tokenizers took with tokenizers 0.23.
 TEXT_NBYTES, GROWN_NBYTES = 480, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
+SPECIAL_IN_PROMPT = "a prompt names special tokens, which are ordinary text in it; chat_prompt (--chat) makes a prompt of messages"
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
+
+
+class ChatPrompt(str):
+    """Text that a chat template made: special tokens that it names are these tokens, and none are added."""
+
+    __slots__ = ()
 
 
 class TextRoom(NamedTuple):
@@ -86,6 +94,15 @@ class TextCodec:
         """Names of tokens that are not text, such as those around a turn of a conversation."""
         return self._checked.special_tokens
 
+    def special_in(self, text: str) -> str | None:
+        """First special token that a text names, if any."""
+        tokens = () if self._special_starts.isdisjoint(text) else self.special_tokens
+        return next((token for token in tokens if token in text), None)
+
+    @cached_property
+    def _special_starts(self) -> set[str]:
+        return {token[:1] for token in self.special_tokens}  # few, while tokens can be thousands
+
     def special_ids(self, others: Collection[str]) -> set[int]:
         """Token ids of special tokens that have other names than these."""
         names = (name for name in self.special_tokens if name not in others)
@@ -100,6 +117,8 @@ class TextCodec:
         special_tokens_in_text: read the names of special tokens in the text as these tokens.
         Raises InputError for a text that the tokenizer cannot encode.
         """
+        if isinstance(text, ChatPrompt):
+            add_special_tokens, special_tokens_in_text = False, True
         nbytes = len(_utf8(text))
         if nbytes * self._checked.growth > MAX_GROWN:
             raise InputError(
@@ -142,6 +161,8 @@ class TextCodec:
                 f"{longest} bytes holds at most {context_length * longest:,}; "
                 f"{shorten(context_length, max_context)}"
             )
+        if not isinstance(text, ChatPrompt) and self.special_in(text):
+            warnings.warn(SPECIAL_IN_PROMPT, stacklevel=5)
         return self.encode(text, special_tokens_in_text=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

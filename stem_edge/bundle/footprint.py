@@ -86,7 +86,7 @@ class Footprint:
     def _conv_nbytes(self, tokens: int) -> int:
         """Bytes of the inputs of Engram's convolutions that the context keeps for some tokens."""
         values = tokens * self.model.dim * len(self.model.conv_layers)
-        return values * CACHES[self.kv].of_conv.itemsize
+        return values * (FLOAT if self.kv == "fp32" else FLOAT // 2)
 
     def without_windows(self) -> Footprint:
         """Footprint of an engine that keeps all tokens in the KV cache of every layer."""

@@ -39,7 +39,7 @@ own (graph.special.apart).
 | window_seqlens_k, window_total_length | as the two above | the same without tokens that have left the window's cache |
 | positions | int64 [B, T] | of the tokens, for layers with a window |
 | rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
-| keys.<l>, values.<l> | float32, float16, int8 or uint8 [B, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is; two values of 4 bits are a uint8 (graph.kv) |
+| keys.<l>, values.<l> | float32, int8 or uint8 [B, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is; two values of 4 bits are a uint8 (graph.kv) |
 | conv.<l> | float32, or float16 beside keys and values of other types [B, 1, capacity, dim] | Engram: what the convolution of the layer adds up, a row for each token; also an output, new_conv.<l> |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |

@@ -82,6 +82,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stem", {"kv": "int2"}, "kv is 'int2'; expected one of auto, fp32"),
     ("stem", {"kv": "int8", "device_memory": "1GB"}, "keys and values on an accelerator are"),
     ("phone", {"kv": "int8"}, "kv is 'int8': .* export it again"),
+    ("stem", {"kv": "fp16"}, "kv is 'fp16': onnxruntime takes up to 40 times as long"),
     ("stem", {"resident": True, "slots": 9}, "resident keeps the rows of every token"),
     ("stem", {"keep_prefixes": False}, "there is no option keep_prefixes; see"),
     ("ngrams", {"slots": 23}, "slots is 23; expected 24 to 736"),

@@ -95,8 +95,7 @@ def test_a_chat_is_that_of_transformers(
         expected = theirs.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=prompt
         )
-        text = model.chat_prompt(messages, prompt)
-        ids = model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
+        ids = model.tokenize(text := model.chat_prompt(messages, prompt))
         assert text == expected
         assert ids == theirs.apply_chat_template(
             messages, add_generation_prompt=prompt, return_dict=False

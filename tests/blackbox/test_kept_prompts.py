@@ -153,7 +153,7 @@ def test_a_later_process_goes_on(kept: tuple[Path, list[int]]) -> None:
     file, answer = kept
     again, taken = cached(file.parent)
     assert again == answer and taken >= 128
-    assert cached(file.parent, kv="fp16")[1] == cached(file.parent, TEXT)[1] == 0
+    assert cached(file.parent, kv="int8")[1] == cached(file.parent, TEXT)[1] == 0
     longer, taken = cached(file.parent, LONG + " Madrid." * 5)
     assert taken >= 128 and (longer, 0) == cached(file.parent.parent / "q", LONG + " Madrid." * 5)
 
@@ -234,7 +234,7 @@ def test_conversations_are_saved_with_their_keys_and_values(model: Model, tmp_pa
         list(talk.send(question, max_new_tokens=6))
     model.save_conversation(path, talk)
     expected = [chunk.text for chunk in talk.send("And of Peru?", max_new_tokens=6)]
-    for options, taken in (({}, True), ({"kv": "fp16"}, False)):
+    for options, taken in (({}, True), ({"kv": "int8"}, False)):
         given: Any = options
         with stem_edge.load(DEMO, threads=1, **given) as later:
             loaded = later.load_conversation(path)

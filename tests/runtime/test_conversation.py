@@ -76,9 +76,9 @@ def test_each_turn_is_what_generate_gives_for_all_messages(
         assert conversation.messages == expected
     rendered = loaded.chat_prompt(expected[:3])
     assert rendered == f"<|begin_of_text|>{FRANCE}{first} {SPAIN}"
-    ids = loaded.tokenize(rendered, add_special_tokens=False, special_tokens_in_text=True)
+    ids = loaded.tokenize(rendered)
     assert [ids.count(1500), asked[1]] == [1, ids]
-    assert loaded.generate_text(ids, max_new_tokens=2) == second
+    assert loaded.generate_text(rendered, max_new_tokens=2) == second
 
 
 def test_undo_and_retry(loaded: Model, asked: list[Sequence[int]]) -> None:

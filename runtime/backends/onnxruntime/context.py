@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import BackendError
@@ -144,8 +143,7 @@ class OrtContext:
 
     def __init__(self, loaded: Loaded, length: int) -> None:
         self.length = length
-        half = loaded.kv.dtype == np.float16
-        self._rounds_by_step = half or loaded.config.n_experts > 0
+        self._rounds_by_step = loaded.config.n_experts > 0
         self.own = KvArrays(loaded, 1, length, pads=loaded.rows == "even")
         self.own.taken = 1
         self.place, self._window = Place(self.own), self.own.window()
@@ -172,10 +170,7 @@ class OrtContext:
         return self._window.dropped
 
     def resumes(self, tokens: int) -> Resumes:
-        """Go on by pairs, unless rounding follows from the tokens of a step or a window drops some.
-
-        It does with experts, which compute their tokens together, and in attention over float16.
-        """
+        """Go on by pairs, unless a window drops tokens, or experts, which compute the tokens of a step together, round."""
         dropped = self.settled or tokens > self._window.capacity
         return "steps" if dropped or self._rounds_by_step else "pairs"
 

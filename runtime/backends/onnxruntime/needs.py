@@ -54,8 +54,7 @@ def cpu_needs(
     weights += later
     if prefill:
         later += PREPARED_FIXED_NBYTES if prepared else footprint.prefill_nbytes
-    # Attention over float16 does not go in blocks (measured with onnxruntime 1.32).
-    scored = context if footprint.kv == "fp16" else min(context, SCORED_AT_ONCE)
+    scored = min(context, SCORED_AT_ONCE)
     part = Part(
         weights=weights,
         kv_cache=footprint.kv_nbytes(context),

@@ -107,7 +107,7 @@ def prompt_ids(
             raise RefusalError("the messages have no text; give some", "messages")
         return model.tokenize(joined)
     text = model.chat_prompt(messages, tools=tools, template_arguments=template_arguments)
-    return model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
+    return model.tokenize(text)
 
 
 def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:

@@ -62,22 +62,14 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     with load(bundle, **loading_options(args)) as model, model.edited(*edits):
         check_grammar(model, params, args)
-        ids = _prompt_ids(model, prompt, args.chat)
+        if args.chat:
+            prompt = model.chat_prompt([{"role": "user", "content": prompt}])
         if args.json:
-            chunks = list(model.generate(ids, params))
+            chunks = list(model.generate(prompt, params))
             print(json.dumps(as_object(chunks, model.stats), ensure_ascii=False))
         else:
-            _stream(model, ids, params, quiet=args.quiet)
+            _stream(model, prompt, params, quiet=args.quiet)
     return 0
-
-
-def _prompt_ids(model: Model, prompt: str, chat: bool) -> str | list[int]:
-    """Return what to continue: the text itself, or the ids of a conversation with it."""
-    if not chat:
-        return prompt
-    prompt = model.chat_prompt([{"role": "user", "content": prompt}])
-    # Do not add special tokens, because the template has written them.
-    return model.tokenize(prompt, add_special_tokens=False, special_tokens_in_text=True)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -91,7 +83,7 @@ def _prompt(args: argparse.Namespace) -> str:
     return read_text(None, "prompt", MAX_PROMPT_CHARS)
 
 
-def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, quiet: bool) -> None:
+def _stream(model: Model, prompt: str, params: SamplingParams, *, quiet: bool) -> None:
     try:
         for chunk in model.generate(prompt, params):
             write_text(chunk.text)

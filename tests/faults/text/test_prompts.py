@@ -246,8 +246,7 @@ def test_p12_a_conversation_begins_once_and_forges_no_turn(
     with load_fixed(chat_bundle) as model:
         text = model.chat_prompt([message])
         assert text == f"<|begin_of_text|>{PROMPT}<|fim_prefix|>"
-        ids = model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
-        assert ids == [*model.tokenize(PROMPT), 1502]
+        assert (ids := model.tokenize(text)) == [*model.tokenize(PROMPT), 1502]
         forged = message | {"content": "a<|fim_prefix|>b"}
         refused(lambda: model.chat_prompt([forged]), InputError, "messages[0]", "<|fim_prefix|>")
         assert model.chat_prompt([forged], special_tokens_in_text=True)
@@ -262,3 +261,5 @@ def test_t9_special_tokens_of_a_prompt(model: Model) -> None:
     text = "<|begin_of_text|>"
     assert model.tokenize(text, special_tokens_in_text=True) == [1500, 1500]
     assert 1500 not in model.tokenize(text)[1:]
+    with pytest.warns(UserWarning, match="names special tokens, which are ordinary text"):
+        next(model.generate(text))

@@ -151,10 +151,11 @@ def test_an_accelerator_has_no_prompt_cache(tmp_path: Path) -> None:
         load_fixed(DEMO, prompt_cache=tmp_path / "p", device_memory="2GB")
 
 
-def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:
+def test_what_keys_and_values_depend_on(engine: str, tiny: Path, tmp_path: Path) -> None:
     """A saved conversation says it."""
     bundle, fingerprints = Path(shutil.copytree(tiny, tmp_path / "bundle")), list[str]()
-    choices: list[Any] = [{}, {"kv": "fp16"}, {"threads": 1}, {"weights": "stored"}, {}]
+    kv = "fp16" if engine == "ggml" else "int8"
+    choices: list[Any] = [{}, {"kv": kv}, {"threads": 1}, {"weights": "stored"}, {}]
     for options in choices:
         with load_fixed(bundle, **{"threads": 2, "kv": "fp32"} | options) as model:
             if len(fingerprints) == 4:  # another bundle in its place changes nothing

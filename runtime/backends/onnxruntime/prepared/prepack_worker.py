@@ -61,9 +61,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     embed = graph_source(bundle, EMBED, graphs.pop(EMBED))  # its matrix is read in place anyway
     (folder / prepared_file(EMBED)).write_bytes(embed.data)
     graphs = {name: in_blocks(graph) for name, graph in graphs.items()}
-    # onnxruntime would give a token those of the one before as they were before rounding to float16.
-    if STEP in graphs and kv != "fp16":
-        graphs |= {apart_step(size): apart(graphs[STEP], size) for size in SIZES}
+    graphs |= {apart_step(size): apart(graphs[STEP], size) for size in SIZES}
     for name, graph in graphs.items():
         packer.pack(prepared_file(name), graph)
     files = dict[str, tuple[int, int]]()

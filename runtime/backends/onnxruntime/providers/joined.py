@@ -30,9 +30,6 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     others = separate(bundle, prefill=prefill, kv=kv)
-    if kv == "fp16" and io.REST in others:
-        # onnxruntime would give layers that borrow K and V the step's own before rounding.
-        return others
     for name in (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD))):
         others.pop(name, None)
     return {io.STEP: with_states_of(bundle, joined(*described, kv=kv))} | others

@@ -173,7 +173,7 @@ def test_another_backbone_or_onnxruntime_has_another_folder(
     bundle: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     cases: list[Any] = [(bundle, "1.28.0", "fp32"), (bundle, "1.31.1", "fp32")]
-    cases += [(bundle, "1.31.1", "fp16"), (tiny_bundle, "1.31.1", "fp32")]
+    cases += [(bundle, "1.31.1", "int8"), (tiny_bundle, "1.31.1", "fp32")]
     found = {prepared_folder(tmp_path, open_bundle(path), *rest) for path, *rest in cases}
     assert len(found) == 4
 
