@@ -50,7 +50,7 @@ class Chat:
             return None
         from stem_edge.text.tool_calls.families import family_of  # half a megabyte, which few need
 
-        return family_of(read_template(self._path, tools=True)[0], self._codec.special_tokens)
+        return family_of(read_template(self._path)[1], self._codec.special_tokens)
 
     @cached_property
     def thoughts(self) -> Thoughts | None:

@@ -3,7 +3,7 @@
 llama-cpp-python compiles ggml on the user's machine for the instructions that the processor
 reports. If the system does not allow one of them (AMX in many virtual machines), a matrix product
 kills the process instead of raising an error. A child process therefore uses the library first: it
-multiplies matrices of every type and compares the products with numpy's. A passed test is remembered in the user's
+multiplies with matrices of every type. A passed test is remembered in the user's
 cache folder until the library, the processor, the system or stem-edge changes. A failed one is not,
 so that a library that was installed again is tested at once.
 """
@@ -46,8 +46,7 @@ REBUILD = (
 FORMAT = 6
 FOLDER = "ggml"
 TRIAL = "stem_edge.runtime.backends.ggml.library_trial"
-# Exit status of TRIAL: a wrong result; a library that Ggml refuses.
-DIFFERS, REFUSED = 10, 11
+REFUSED = 11  # exit status of TRIAL: its last line says what is wrong
 TRIAL_SECONDS = 60.0  # one or two are enough on an idle machine
 
 
@@ -70,8 +69,7 @@ def check_library(
 ) -> None:
     """Run the trial of a library unless it has passed before. Raises BackendError.
 
-    `command` (default: TRIAL in a separate process) gets the path of the library as its last
-    argument and must end within `seconds`.
+    command: runs the trial within `seconds`, with the path of the library as its last argument.
     """
     try:
         described = (FORMAT, *library_files(path), cpu_digest(), platform.release(), __version__)
@@ -81,24 +79,19 @@ def check_library(
     passed = cache_folder(cache_dir) / FOLDER / digest
     if passed.exists():
         return
-    _try(path, command or module_command(TRIAL), seconds)
+    try:
+        ended = run_child([*(command or module_command(TRIAL)), str(path)], seconds)
+    except OSError as error:
+        raise BackendError(
+            f"cannot start a process to test ggml in {path} ({error.strerror}); allow stem-edge to "
+            "start a Python interpreter once for this test"
+        ) from error
+    if ended.status != 0:
+        raise BackendError(_failure(path, ended))
     # Not an error, because a cache that cannot be written only means another trial next time.
     with contextlib.suppress(OSError):
         passed.parent.mkdir(parents=True, exist_ok=True)
         write_whole(passed, b"")
-
-
-def _try(path: Path, command: Sequence[str], seconds: float) -> None:
-    """Run the trial. Raises BackendError unless it passes."""
-    try:
-        ended = run_child([*command, str(path)], seconds)
-    except OSError as error:
-        raise BackendError(
-            f"cannot start {command[0]} to test ggml in {path} ({error.strerror}); allow stem-edge "
-            "to start a Python interpreter once for this test"
-        ) from error
-    if ended.status != 0:
-        raise BackendError(_failure(path, ended))
 
 
 def _failure(path: Path, ended: Ended) -> str:
@@ -108,8 +101,6 @@ def _failure(path: Path, ended: Ended) -> str:
         return f"ggml in {path} did not end its test in time ({step}); try again when the machine is less busy, or {REBUILD}"
     if status == REFUSED:
         return said
-    if status == DIFFERS:
-        return f"ggml in {path} computes wrong numbers on this processor: {said}; {REBUILD}"
     if status == -SIGKILL:
         return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
     if not ended.crashed or status == -signal.SIGABRT:

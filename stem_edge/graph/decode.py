@@ -22,7 +22,7 @@ from stem_edge.graph.formats import BACKBONE_DATA, PREFILL_DATA, BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType, place_peaks
 from stem_edge.graph.layer import norm, wanted
-from stem_edge.graph.linear import DecodeProducts, Products, vector
+from stem_edge.graph.linear import Products, vector
 from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan
@@ -73,10 +73,10 @@ def decoding(
 
 def products_of(
     config: ModelConfig, graph: Graph, plan: WeightPlan, format: BackboneFormat
-) -> DecodeProducts:
+) -> Products:
     """Return the builder of matrix products for a graph that decodes."""
     if not config.ranges:
-        return DecodeProducts(graph, plan, format)
+        return Products(graph, plan, format)
     from stem_edge.graph.special.steps import SteppedProducts  # for models with ranges alone
 
     return SteppedProducts(graph, plan, format, config)
@@ -103,7 +103,7 @@ def prompts(
     return Built({io.PREFILL: graph}, plan)
 
 
-def embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str:
+def embedding(products: Products, config: ModelConfig, result: str) -> str:
     """Emit token_ids [B, T] -> result [B, T, hidden_width]."""
     graph, shape = products.graph, (config.vocab_size, config.dim)
     ids = graph.input(io.TOKEN_IDS, np.int64, [graph.sequences, "T"])

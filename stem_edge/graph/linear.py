@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd, prod
-from typing import Protocol
 
 import numpy as np
 
@@ -25,28 +24,10 @@ from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 SPLIT_VALUES = 1 << 24
 
 
-class Products(Protocol):
-    """Products of one graph: x [B, T, K] times the transpose of stacked matrices [N, K]."""
+class Products:
+    """Products of one graph: x [B, T, K] times the transpose of stacked matrices [N, K].
 
-    graph: Graph
-    plan: WeightPlan
-
-    def norm(self, name: str, size: int, consumer: str) -> str:
-        """Return the weight [size] of an RMS norm that feeds the product `consumer`."""
-
-    def values_apart(self, layer: int) -> bool:
-        """Return whether a layer's values have a separate product."""
-
-    def product(
-        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
-    ) -> str:
-        """Emit the product with tensors `parts`, stacked to `shape` [N, K]; return its result."""
-
-
-class DecodeProducts:
-    """Products that decode: each matrix has the type that its BackboneFormat names.
-
-    Quantized matrices are multiplied with activations in blocks of int8. Where embedding and head
+    Each matrix has the type that its BackboneFormat names. Quantized matrices are multiplied with activations in blocks of int8. Where embedding and head
     are one matrix that is stored once, its head must be emitted before its rows.
     """
 
@@ -55,17 +36,20 @@ class DecodeProducts:
         self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Return the weight unchanged: nothing is balanced here."""
+        """Return the weight [size] of an RMS norm that feeds the product `consumer`, unchanged here."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
-        """Return whether a layer's values have another type than its queries and keys."""
+        """Return whether a layer's values have a separate product, because their type differs."""
         return self.format.values_apart(layer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
+        """Emit the product with tensors `parts`, stacked to `shape` [N, K]; return its result.
+
+        That is FusedMatMul or MatMulNBits, for a matrix of very many rows several of these.
+        """
         if self.format.bits(kind, name) == 32:
             weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)

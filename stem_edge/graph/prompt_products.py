@@ -6,13 +6,13 @@ import numpy as np
 
 from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.linear import DecodeProducts, vector
+from stem_edge.graph.linear import Products, vector
 from stem_edge.graph.weight_plan import Balance, Columns, WeightPlan
 
 INT8_MAX = 127
 
 
-class PromptProducts:
+class PromptProducts(Products):
     """Products for prompts: int8 matrices, a scale per output and one per token of activations.
 
     Products this coarse are the fastest for many tokens, and the least exact if some input channels
@@ -25,8 +25,7 @@ class PromptProducts:
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
-        self.graph, self.plan = graph, plan
-        self._as_decoding = DecodeProducts(graph, plan, format)
+        super().__init__(graph, plan, format)
         self._balanced = frozenset(format.balanced)  # a set, because a manifest may name very many
         self._normed: set[str] = set()  # consumers whose balance divides a norm
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
@@ -45,7 +44,7 @@ class PromptProducts:
     ) -> str:
         """Emit an integer product and its scaling; x is quantized once for all its consumers."""
         if kind in SMALL_KINDS:
-            return self._as_decoding.product(name, kind, x, parts, shape)
+            return super().product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
         # gate and up have the same input, so they must share a balance.
         consumer = name.replace(".up", ".gate")

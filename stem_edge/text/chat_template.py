@@ -63,10 +63,9 @@ def _templates(config: dict[str, Any]) -> dict[str, str]:
     return found if "default" in found else {}
 
 
-def read_template(path: Path, *, tools: bool = False) -> tuple[str, dict[str, str]]:
-    """Read the chat template of a tokenizer_config.json, and the special tokens that it may use.
+def read_template(path: Path) -> tuple[str, str, dict[str, str]]:
+    """Read the chat template of a tokenizer_config.json, that for tools, and special tokens for both.
 
-    tools: read the one for conversations with tools, if there are several templates.
     Raises BundleError, and InputError if there is no template.
     """
     config = _read_config(path)
@@ -76,14 +75,15 @@ def read_template(path: Path, *, tools: bool = False) -> tuple[str, dict[str, st
             f"{path}: no chat template; give a plain prompt, or export with a tokenizer that has a "
             "template"
         )
-    template = templates[TOOL_USE if tools and TOOL_USE in templates else "default"]
-    if len(template.encode()) > MAX_TEMPLATE_NBYTES:
+    usual = templates["default"]
+    both = usual, templates.get(TOOL_USE, usual)
+    if (nbytes := max(len(template.encode()) for template in both)) > MAX_TEMPLATE_NBYTES:
         raise BundleError(
-            f"{path}: chat_template has {len(template.encode()):,} bytes, expected at most "
-            f"{MAX_TEMPLATE_NBYTES:,}; {REMEDY}"
+            f"{path}: chat_template has {nbytes:,} bytes, expected at most {MAX_TEMPLATE_NBYTES:,}; "
+            f"{REMEDY}"
         )
     tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}
-    return template, {name: token for name, token in tokens.items() if isinstance(token, str)}
+    return *both, {name: token for name, token in tokens.items() if isinstance(token, str)}
 
 
 class ChatTemplate:
@@ -95,8 +95,7 @@ class ChatTemplate:
 
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
         self._path, self._seconds = path, seconds
-        self.source, self.tokens = read_template(path)
-        self.tool_source, _ = read_template(path, tools=True)
+        self.source, self.tool_source, self.tokens = read_template(path)
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         self._works = False  # whether it rendered the sample, so that a failure is of the messages

@@ -102,7 +102,7 @@ def _gguf(path: Path) -> None:
 
 
 def _template(path: Path) -> None:
-    source, _ = read_template(path)
+    source, *_ = read_template(path)
     with contextlib.suppress(Exception):  # because chat_worker reports every exception
         environment().parse(source)
 
@@ -120,7 +120,7 @@ def chat_process(path: Path) -> ChatTemplate:
 def _chat(path: Path) -> None:
     # Reuse the process with another template, because starting one for each input is slow.
     chat = chat_process(path)
-    chat.source, chat.tokens = read_template(path)
+    chat.source, chat.tool_source, chat.tokens = read_template(path)
     chat.render(SAMPLE)
 
 

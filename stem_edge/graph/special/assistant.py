@@ -17,7 +17,7 @@ from stem_edge.graph.formats import ASSISTANT_DATA, BACKBONE_DATA, Assistant, Ba
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import QUANTIZED, KvType, place_peaks
 from stem_edge.graph.layer import LayerGraph, norm
-from stem_edge.graph.linear import DecodeProducts, vector
+from stem_edge.graph.linear import Products, vector
 from stem_edge.graph.weight_plan import Order, WeightPlan
 from stem_edge.layers import Layer, Rope
 
@@ -32,7 +32,7 @@ def drafting(
     Raises GraphError, ValueError.
     """
     model, graph, plan = assistant.model, Graph(), WeightPlan(ASSISTANT_DATA)
-    products = DecodeProducts(graph, plan, assistant.format)
+    products = Products(graph, plan, assistant.format)
     cache = place_peaks(WeightPlan(BACKBONE_DATA), target, format, kv)
     graph.input(io.POSITIONS, np.int64, [1, 1])
     both = [graph.input(name, np.float32, [1, 1, target.dim]) for name in (io.EMBEDDED, io.STATE)]
@@ -120,7 +120,7 @@ def _caches(layer: LayerGraph, prefix: str, lender: int) -> tuple[list[str], lis
     return inputs, [graph.output(name, cache.dtype, shape) for name in updated]
 
 
-def _head(products: DecodeProducts, assistant: Assistant, x: str) -> None:
+def _head(products: Products, assistant: Assistant, x: str) -> None:
     """Emit the scores of all tokens, or of those in the best clusters with their ids."""
     graph, plan, model = products.graph, products.plan, assistant.model
     shape, count = (model.vocab_size, model.dim), assistant.clusters

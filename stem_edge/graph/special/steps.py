@@ -16,7 +16,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import backbone_shapes
-from stem_edge.graph.linear import DecodeProducts
+from stem_edge.graph.linear import Products
 from stem_edge.graph.weight_plan import Blocks, WeightPlan
 from stem_edge.numerics.quantize import I64
 
@@ -25,7 +25,7 @@ SMALL_BLOCKS = 16, 32
 ZERO = "int8.zero"
 
 
-class SteppedProducts(DecodeProducts):
+class SteppedProducts(Products):
     """Products that decode a model with ranges."""
 
     def __init__(

@@ -40,7 +40,7 @@ def test_the_size_of_a_chat_template(config: Path) -> None:
     def of(length: int) -> None:
         told = {"chat_template": "\u00e9" + "x" * (length - 2), "bos_token": "<s>", "eos_token": 3}
         config.write_text(json.dumps(told))
-        assert read_template(config)[1] == {"bos_token": "<s>"}
+        assert read_template(config)[2] == {"bos_token": "<s>"}
 
     takes(of, 2**16, "65,537 bytes, expected at most 65,536")
 
@@ -48,7 +48,7 @@ def test_the_size_of_a_chat_template(config: Path) -> None:
 def test_the_size_of_a_config(config: Path) -> None:
     data = b'{"chat_template": "x"}'
     config.write_bytes(data + b" " * (2**22 - len(data)))
-    assert read_template(config) == ("x", {})
+    assert read_template(config) == ("x", "x", {})
     config.write_bytes(data + b" " * (2**22 + 1 - len(data)))
     refused(lambda: read_template(config), BundleError, config, "larger than 4,194,304 bytes")
 

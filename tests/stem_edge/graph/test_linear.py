@@ -18,7 +18,7 @@ from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.graph.ir import Array, Graph
-from stem_edge.graph.linear import DecodeProducts, Products
+from stem_edge.graph.linear import Products
 from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import ArrayMatrix
@@ -78,7 +78,7 @@ def build(make: Make, matrices: Sequence[F32], norm: F32 | None = None) -> Built
 
 def decoding(format: BackboneFormat) -> Make:
     """Matrices as a graph for decoding has them."""
-    return lambda graph, plan: DecodeProducts(graph, plan, format)
+    return lambda graph, plan: Products(graph, plan, format)
 
 
 def prompts(balanced: tuple[str, ...]) -> Make:
@@ -174,7 +174,7 @@ def test_rows_are_gathered_exactly(
     format = BackboneFormat(weights="fp32", head=stored, block_size=32, asymmetric=asymmetric)
     built = Built(embedding=matrix)
     built.graph.output("rows", np.float32, [1, "T", width])
-    products = DecodeProducts(built.graph, built.plan, format)
+    products = Products(built.graph, built.plan, format)
     ids = built.graph.input("ids", np.int64, [1, "T"])
     products.rows("embedding", "embedding", ids, "rows", matrix.shape)
     feeds = {"ids": np.array([[5, 0, 159, 5]])}
@@ -196,7 +196,7 @@ def test_a_matrix_that_is_embedding_and_head_is_stored_once(
         weights="fp32", head=stored, block_size=32, asymmetric=asymmetric, tied=True
     )
     built = Built(embedding=matrix)
-    graph, products = built.graph, DecodeProducts(built.graph, built.plan, format)
+    graph, products = built.graph, Products(built.graph, built.plan, format)
     x = graph.input("x", np.float32, [1, "T", K])
     products.product("logits", "head", x, ("embedding",), matrix.shape)
     graph.output("logits", np.float32, [1, "T", len(matrix)])
