@@ -115,7 +115,7 @@ def served(bundle: Path, sequences: int, threads: int) -> Iterator[tuple[int, ps
     with socket.create_server((HOST, 0)) as free:
         port = int(free.getsockname()[1])
     command = [sys.executable, "-m", "stem_edge", "serve", str(bundle), "--port", str(port)]
-    command += ["--exact", "--sequences", str(sequences), "--queue", "1000"]
+    command += ["--exact", "--sequences", str(sequences)]
     command += ["--threads", str(threads)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

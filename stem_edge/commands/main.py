@@ -36,6 +36,8 @@ COMMANDS = {
     "list": ("bundles", "list the models that are kept, by the names that commands take"),
     "rm": ("bundles", "remove a model, or something that is kept for faster loads"),
 }
+# Ollama's name of a command -> ours.
+SYNONYMS = {"ls": "list", "show": "inspect"}
 # Command -> extra of the package that it needs.
 EXTRAS = {"serve": "server"}
 
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _import(known)
         parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
         command.add_arguments(parser)
-        status: int = command.run(parser.parse_intermixed_args(rest))
+        status: int = command.run(parser.parse(rest))
         if sys.stdout is not None:
             sys.stdout.flush()  # now, because Python's own flush at exit would print a traceback
         return status
@@ -155,7 +157,8 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
         parser.print_help()
         raise SystemExit(2)
     # Parse only the name, because the options belong to the parser of the command.
-    return str(parser.parse_args(arguments[:1]).command), arguments[1:]
+    first = SYNONYMS.get(arguments[0], arguments[0])
+    return str(parser.parse_args([first]).command), arguments[1:]
 
 
 def _import(name: str) -> ModuleType:

@@ -124,7 +124,7 @@ def test_the_command_answers_a_chat_as_transformers_does(
     edit(ended, "generation_config.json", eos_token_id=[EOS, last])
     stem_edge.export_bundle(ended, tmp_path / "out", **EXACT)
     for path, ends in ((bundle, [EOS, END_OF_TURN]), (tmp_path / "out", [EOS, last])):
-        command = ["generate", str(path), "-p", "the river", "--chat", "--json", "-n", "12"]
+        command = ["run", str(path), "the river", "--temp", "0", "--json", "-n", "12"]
         assert main(command) == 0
         told = json.loads(capsys.readouterr().out)
         found = network.generate(
@@ -204,7 +204,7 @@ COMMANDS: list[list[str]] = [
     ["inspect", "OUT", "--geometry"],
     ["fit", "OUT", "--memory", "4GB"],
     ["eval", "OUT", "--text", "TEXT", "--against", "CHECKPOINT"],
-    ["measure", "OUT", "--prompt-tokens", "40", "--new-tokens", "4"],
+    ["measure", "OUT", "--prompt-tokens", "40", "-n", "4"],
     ["verify", "OUT"],
     ["edit", "OUT", "--source", "Paris", "--target", "river", "-o", "FILE"],
 ]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import operator
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from stem_edge.bundle.edit_files.file import MAX_TEXT, SCOPES, Edit, Replacement, Scope, tables_id
@@ -27,8 +25,6 @@ def make_edit(
     scheme: Scheme = "auto",
     scope: Scope = "positions",
     layers: Sequence[int] | None = None,
-    subset: Sequence[int] | None = None,
-    pad: str | int | None = None,
 ) -> Edit:
     """Make an edit: tokens of `source` look up the rows of `target` (STEM paper, 3.3).
 
@@ -41,11 +37,8 @@ def make_edit(
     scope: "positions": where the source occurs in a prompt, as whole words. "everywhere": at every
         token of the source, in prompt and answer, whatever text it is part of.
     layers: STEM layers that the edit applies to. Default: all.
-    subset: for scheme subset, the places of the target's tokens to use, from 0 on. Default: the
-        last ones.
-    pad: for the padding schemes, the padding token as text or id. Default: the begin-of-text token,
-        else the tokenizer's padding token, else the end-of-text token.
 
+    Padding is the begin-of-text token, else the tokenizer's padding token, else the end-of-text token.
     Spaces around source and target are removed. Raises InputError for texts, layers or options that
     do not fit, and BundleError.
     """
@@ -56,17 +49,12 @@ def make_edit(
         raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
     if scope not in SCOPES:
         raise InputError(f"scope is {scope!r}; expected one of {', '.join(SCOPES)}")
-    if subset is not None and scheme != "subset":
-        raise InputError(
-            f"subset belongs to scheme subset, and this is {scheme}; set scheme to subset"
-        )
     codec = TextCodec(bundle.file(TOKENIZER))
     change = Replacement(
         source=source,
         target=target,
         scheme=scheme,
-        subset=None if subset is None else _integers("subset", subset),
-        pad=_padding(bundle, codec, pad),
+        pad=_padding(bundle, codec),
     )
     chosen = _layers(bundle, layers)
     edit = Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope=scope)
@@ -91,7 +79,12 @@ def _check_rows(bundle: Bundle) -> None:
 
 def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> tuple[int, ...]:
     stem_layers = bundle.manifest.model.stem_layers
-    chosen = stem_layers if wanted is None else tuple(sorted(set(_integers("layers", wanted))))
+    try:
+        chosen = tuple(
+            sorted({operator.index(one) for one in (stem_layers if wanted is None else wanted)})
+        )
+    except TypeError:
+        raise InputError(f"layers is {wanted!r}; expected integers") from None
     if not chosen or not set(chosen) <= set(stem_layers):
         raise InputError(
             f"layers are {','.join(map(str, chosen)) or 'none'}; expected STEM layers of "
@@ -108,18 +101,8 @@ def _text(what: str, text: str) -> str:
     return text.strip()
 
 
-def _integers(what: str, values: Iterable[int]) -> tuple[int, ...]:
-    """Convert integers of any type, numpy's too, to int. Raises InputError."""
-    try:
-        return tuple(operator.index(value) for value in values)
-    except TypeError:
-        raise InputError(f"{what} is {values!r}; expected integers") from None
-
-
-def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | None:
-    """Return the padding token: the given one, or the default that `make_edit` describes."""
-    if pad is not None:
-        return one_token(bundle, codec, pad)
+def _padding(bundle: Bundle, codec: TextCodec) -> int | None:
+    """Return the padding token that `make_edit` describes."""
     # Begin-of-text is preferred because it is in all training text. A padding token often is in
     # none, so that its row may still have the values of initialization.
     if bundle.manifest.model.bos_id is not None:
@@ -132,32 +115,7 @@ def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | N
     if isinstance(named, dict):  # an added token with its options
         named = named.get("content")
     if isinstance(named, str):
-        # Not an error, because the caller cannot help a name that is not a token.
-        with contextlib.suppress(InputError):
-            return one_token(bundle, codec, named)
+        ids = codec.encode(named, add_special_tokens=False)
+        if len(ids) == 1 and ids[0] < bundle.manifest.model.vocab_size:
+            return ids[0]
     return next(iter(bundle.manifest.model.eos_ids), None)
-
-
-def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
-    """Return the id of a text that is a single token, or a valid id as int. Raises InputError."""
-    encode = partial(codec.encode, add_special_tokens=False)
-    if isinstance(token, str):
-        ids = encode(token)
-        if len(ids) != 1:
-            others = [other for other in (f" {token.strip()}", token.strip()) if other != token]
-            single = [other for other in others if len(encode(other)) == 1]
-            spaced = "" if token.startswith(" ") else ", or try it with a leading space"
-            cut = ", ".join(repr(codec.decode([id_], skip_special_tokens=False)) for id_ in ids)
-            advice = f"did you mean {single[0]!r}?" if single else f"give one of its tokens{spaced}"
-            raise InputError(
-                f"{token!r} is {len(ids)} tokens, expected one: {cut or 'nothing'}; {advice}"
-            )
-        token = ids[0]
-    try:
-        number = operator.index(token)
-    except TypeError:
-        raise InputError(f"a token is {token!r}; expected an integer or a text") from None
-    if not 0 <= number < bundle.manifest.model.vocab_size:
-        last = bundle.manifest.model.vocab_size - 1
-        raise InputError(f"token id {number} is out of range; this model has 0 to {last}")
-    return number

@@ -26,7 +26,7 @@ schemes, for a source and a target of n_s and n_t tokens (STEM paper, 3.3):
   swap                   n_s = n_t    token for token
   pad-left, pad-right    n_s >= n_t   padding before the target, or after it
   copy                   n_s >= n_t   tokens of the target repeated
-  subset                 n_s <= n_t   some tokens of the target
+  subset                 n_s <= n_t   the last tokens of the target
   average                any          the mean of the target's rows
   auto                   any          {AUTO[0]}, {AUTO[1]} or {AUTO[-1]}, as the lengths allow
 
@@ -34,7 +34,7 @@ examples:
   stem-edge edit model --source Spain --target Germany -o spain.edit
   stem-edge generate model --edit spain.edit "Spain lies in" """
 
-MAKING = ("source", "target", "scheme", "scope", "layers", "subset", "pad", "out", "force")
+MAKING = ("source", "target", "scheme", "scope", "layers", "out", "force")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scope = "positions: where the source stands; or everywhere"
     add("--scope", choices=SCOPES, metavar="NAME", help=scope)
     add("--layers", metavar="2,5", help="numbers of the STEM layers to edit (default: all)")
-    subset = "scheme subset: tokens of the target, from 0"
-    add("--subset", metavar="0,2", help=subset)
-    add("--pad", metavar="TOKEN", help="padding, as text or id (default: begin of text)")
     add("-o", "--out", metavar="FILE", help="file to write, which ends in .edit")
     add("--force", action="store_true", help="replace an existing file")
 
@@ -84,7 +81,6 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:
-    pad = args.pad
     return make_edit(
         bundle,
         args.source,
@@ -92,8 +88,6 @@ def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:
         scheme=args.scheme or "auto",
         scope=args.scope or "positions",
         layers=_numbers("--layers", args.layers),
-        subset=_numbers("--subset", args.subset),
-        pad=int(pad) if pad is not None and pad.isascii() and pad.isdigit() else pad,
     )
 
 

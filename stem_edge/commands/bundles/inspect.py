@@ -8,7 +8,7 @@ import json
 from stem_edge.apps.measuring.analysis import cost_figures, cost_table, geometry, geometry_table
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_figures, bundle_table
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
+from stem_edge.commands.options.loading import BUNDLE_FOLDER, CONTEXT, add_loading
 from stem_edge.errors import InputError
 
 DESCRIPTION = """\
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--geometry", action="store_true", help=geometry)
     add_loading(parser, "tables")
     context = "with --cost: tokens of the context"
-    add("--context-length", type=int, metavar="N", help=context)
+    add(*CONTEXT, type=int, metavar="N", help=context)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,8 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lines", action="store_true", help="each line is a document of its own")
     window = "tokens seen at once (default: the context, up to 2048)"
     add("--window", type=int, metavar="N", help=window)
-    stride = "tokens between starts of windows (default: half)"
-    add("--stride", type=int, metavar="N", help=stride)
     against = "bundle or checkpoint to compare distributions with"
     add("--against", metavar="PATH", help=against)
     graph = "measure the graph for prompts in place of decoding"

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from stem_edge.apps.measuring.device_profiles import DEVICES
 from stem_edge.apps.measuring.fit import Fit, fit
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
+from stem_edge.commands.options.loading import BUNDLE_FOLDER, CONTEXT, add_loading
 from stem_edge.errors import MemoryPlanError
 from stem_edge.shown import format_size
 from stem_edge.text_table import format_rate, table, wrapped
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bandwidth = "memory bandwidth, like 17GB (default: measured here)"
     add("--bandwidth", metavar="SIZE", help=bandwidth)
     context = "tokens of prompt and answer at most"
-    add("--context-length", type=int, metavar="N", help=context)
+    add(*CONTEXT, type=int, metavar="N", help=context)
     add_loading(parser, "threads", "sequences", "engine", "kv")
     add("--json", action="store_true", help="print all figures as JSON")
 

@@ -26,7 +26,7 @@ EPILOG = """\
 examples:
   stem-edge measure model --device phone-4gb --plot run.png
   stem-edge measure model --cases resident emulate-flash=emmc
-  stem-edge measure model --against other FILE.gguf,lazy --limit 2GiB
+  stem-edge measure model --against other FILE.gguf,lazy
 devices: """
 
 
@@ -42,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", metavar="FILE", help="text, or token ids as .npy or .int32")
     prompt = f"tokens of the prompt (default: {PROMPT_TOKENS})"
     add("--prompt-tokens", type=int, metavar="N", help=prompt)
-    add("--new-tokens", type=int, metavar="N", help=f"tokens decoded (default: {NEW_TOKENS})")
+    new = f"tokens decoded (default: {NEW_TOKENS})"
+    add(
+        "-n", "--max-new-tokens", "--new-tokens", dest="new_tokens", type=int, metavar="N", help=new
+    )
     add("--rounds", type=int, metavar="N", default=ROUNDS, help=f"(default: {ROUNDS})")
     add("--device", metavar="NAME", help="plan, threads and flash of a device listed below")
-    add("--limit", metavar="SIZE", help="memory of a process, files included (Linux)")
     cold = "drop files from the page cache before runs (Linux)"
     add("--cold", action="store_true", help=cold)
     add("--json", action="store_true", help="print all figures and samples as JSON")

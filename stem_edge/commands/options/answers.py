@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,20 @@ LIKELY = "choose among likely tokens"
 FORM = "answers of this form only"
 
 
+def add_text(add: Callable[..., object], metavar: str, what: str) -> None:
+    """Declare a text to answer, by position or as llama.cpp has it; given_text reads it."""
+    add("text", metavar=metavar, nargs="?", help=what)
+    add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
+
+
+def given_text(args: argparse.Namespace) -> str | None:
+    """Return the text of add_text, or None. Raises InputError for two."""
+    if args.text is not None and args.prompt is not None:
+        raise InputError("more than one prompt; give it by position or with -p")
+    found: str | None = args.prompt if args.text is None else args.text
+    return found
+
+
 def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> None:
     """Declare the fields of SamplingParams; sampling_params reads them.
 
@@ -35,41 +48,31 @@ def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> N
     number: dict[str, Any] = {"type": float, "metavar": "X"}
     count: dict[str, Any] = {"type": whole_number, "metavar": "N"}
     several: dict[str, Any] = {"action": "append", "default": []}
-    add("-n", "--max-new-tokens", **count, default=max_new_tokens, help=LENGTH % max_new_tokens)
-    add("-t", "--temperature", **number, help="0: the most probable token; 1: as trained")
-    add("--greedy", action="store_true", help="temperature 0, whatever the model's own is")
+    length = ("-n", "--max-new-tokens", "--max-tokens", "--predict", "--n-predict", "--num-predict")
+    add(*length, **count, default=max_new_tokens, help=LENGTH % max_new_tokens)
+    add("--temperature", "--temp", **number, help="0: the most probable token; 1: as trained")
     add("--top-k", **count, help=LIKELY)
     add("--top-p", **number, help=LIKELY)
     add("--min-p", **number, help=LIKELY)
-    add("--seed", **count, help="the same seed gives the same answer")
+    add("-s", "--seed", **count, help="the same seed gives the same answer")
     add("--stop", **several, metavar="TEXT", help="end before TEXT; may be repeated")
     form = group.add_mutually_exclusive_group()
-    form.add_argument("--schema", type=Path, metavar="FILE", help=FORM)
-    form.add_argument("--regex", metavar="TEXT", help=FORM)
-    form.add_argument("--grammar", type=Path, metavar="FILE", help=FORM)
-    add("--repetition-penalty", **number, help=MORE)
+    form.add_argument("--schema", "--json-schema-file", "-jf", type=Path, metavar="FILE", help=FORM)
+    form.add_argument("--grammar", "--grammar-file", type=Path, metavar="FILE", help=FORM)
+    add("--repetition-penalty", "--repeat-penalty", **number, help=MORE)
     add("--presence-penalty", **number, default=0.0, help=MORE)
     add("--frequency-penalty", **number, default=0.0, help=MORE)
-    add("--logit-bias", **several, type=_bias, metavar="ID=B", help=MORE)
-    add("--logprobs", **count, help=MORE)
 
 
-def sampling_params(args: argparse.Namespace, as_json: bool) -> SamplingParams:
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Values of the options of add_sampling. Raises InputError."""
-    if args.logprobs is not None and not as_json:
-        raise InputError("--logprobs shows in JSON only; add --json")
     return params_of(None, sampling_options(args))
 
 
 def sampling_options(args: argparse.Namespace) -> SamplingOptions:
     """Values of the options of add_sampling, as keywords of generate. Raises InputError."""
-    options: SamplingOptions = {"stop": args.stop, "logit_bias": dict(args.logit_bias)}
-    options.update({name: getattr(args, name) for name in RANGES})  # type: ignore[typeddict-item]
-    if args.greedy:
-        if args.temperature:
-            raise InputError("--greedy is a temperature of 0; leave --temperature out")
-        options["temperature"] = 0
-    options["regex"] = args.regex
+    options: SamplingOptions = {"stop": args.stop}
+    options.update({name: getattr(args, name) for name in RANGES if name in args})  # type: ignore[typeddict-item]
     for path, name, make in (
         (args.schema, "schema", Grammar.of_schema),
         (args.grammar, "grammar", Grammar.of_text),
@@ -105,16 +108,6 @@ def _file_named(path: Path | None) -> Iterator[None]:
         raise InputError(f"{path}: {error}" if path is not None else str(error)) from None
 
 
-def _bias(text: str) -> tuple[int, float]:
-    token, _, bias = text.partition("=")
-    try:
-        return whole_number(token), float(bias)
-    except (ValueError, argparse.ArgumentTypeError):
-        raise argparse.ArgumentTypeError(
-            f"expected a token id and a number like 42=-100, found {shown(text)}"
-        ) from None
-
-
 def whole_number(text: str) -> int:
     """Parse a whole number from the command line, with a short message for a long argument."""
     try:
@@ -139,6 +132,4 @@ def as_object(chunks: Sequence[Chunk], stats: GenerationStats) -> dict[str, obje
     }
     if thoughts := "".join(chunk.thoughts for chunk in chunks):
         result["thoughts"] = thoughts
-    if chunks[-1].logprobs is not None:
-        result["logprobs"] = [asdict(one) for chunk in chunks for one in chunk.logprobs or []]
     return result

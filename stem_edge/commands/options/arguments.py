@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
 from itertools import groupby
@@ -16,13 +17,37 @@ from typing import Any, NoReturn
 from stem_edge.errors import InputError
 
 MORE = "(docs/commands.md)"  # help of options that few people need
+# Options of llama.cpp, Ollama and mlx-lm that have no synonym here, and what to type.
+RUN, DRAFTS, GPU = "stem-edge run chats", "--speculate N drafts", "--provider NAME chooses a device"
+KV, WHOLE = "--kv TYPE stores keys and values so", "--resident reads all tables first"
+FOREIGN = {
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "-dev"), GPU),
+    **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-bits"), KV),
+    **dict.fromkeys(("--mlock", "--no-mmap"), WHOLE),
+    **dict.fromkeys(("-i", "-cnv", "--conversation", "--interactive", "--chat"), RUN),
+    **dict.fromkeys(
+        ("-md", "--model-draft", "--draft-model", "--draft-max", "--num-draft-tokens"), DRAFTS
+    ),
+    **dict.fromkeys(("-f", "--file"), "the prompt is read from stdin, as in < FILE"),
+    **dict.fromkeys(("-j", "--json-schema", "--format"), "--schema FILE reads one from a file"),
+    **dict.fromkeys(("-np", "--parallel"), "--sequences N fits N contexts"),
+    **dict.fromkeys(("-r", "--reverse-prompt"), "--stop TEXT ends an answer"),
+    **dict.fromkeys(("-fa", "--flash-attn"), "attention is always computed so; leave it out"),
+    "--adapter-path": "stem-edge export --lora merges an adapter",
+    "--api-key": "--api-key-file FILE, because all users of a machine see its command lines",
+    "--greedy": "--temp 0 takes the most probable token",
+    "--verbose": "--json prints all figures",
+}
+# llama.cpp's options of the model, which is an argument without a name here.
+MODEL = {"-m": "", "--model": "", "-hf": "hf:", "-hfr": "hf:", "--hf-repo": "hf:"}
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Format help for 80 columns: a line for each option, or for several that share their help."""
+    """Format help for the terminal: a line for each option, or for several that share their help."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=27, width=80)
+        width = min(80, shutil.get_terminal_size().columns)
+        super().__init__(prog, max_help_position=27, width=width)
         self._together = dict[argparse.Action, list[argparse.Action]]()
 
     def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
@@ -40,7 +65,9 @@ class Help(argparse.RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         if isinstance(action, argparse.BooleanOptionalAction):
             return action.option_strings[0].replace("--", "--[no-]")
-        names = ", ".join(action.option_strings)
+        long = next(name for name in action.option_strings if name.startswith("--"))
+        short = [name for name in action.option_strings if len(name) == 2]
+        names = ", ".join([*short, long])
         return names if action.nargs == 0 else f"{names} {self._format_args(action, action.dest)}"
 
     def _format_action(self, action: argparse.Action) -> str:
@@ -55,6 +82,16 @@ class Help(argparse.RawDescriptionHelpFormatter):
         )
         return "\n".join(wrapped) + "\n"
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Keep the lines of a description, and wrap those that are too long for the terminal."""
+        lines = []
+        for line in text.splitlines():
+            begin = len(line) - len(line.lstrip())
+            inside = " " * (begin + 2 * bool(begin))
+            lines += textwrap.wrap(line, width, subsequent_indent=inside, break_on_hyphens=False)
+            lines += [""] * (not line)
+        return "".join(f"{indent}{line}\n" for line in lines)
+
     def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: Any) -> str:
         """Name positional arguments alone, as long as argparse has not changed them to parse."""
         forms = {"?": "[{}]", "+": "{} ...", "*": "[{} ...]"}
@@ -63,7 +100,8 @@ class Help(argparse.RawDescriptionHelpFormatter):
             names = (
                 forms.get(one.nargs, "{}").format(one.metavar or one.dest) for one in positional
             )
-            usage = " ".join(["%(prog)s [options]", *names])
+            words = " ".join(["usage: %(prog)s [options]", *names]) % {"prog": self._prog}
+            return textwrap.fill(words, self._width, subsequent_indent="  ") + "\n\n"
         return super()._format_usage(usage, actions, groups, prefix)
 
 
@@ -76,10 +114,22 @@ class Parser(argparse.ArgumentParser):
         self._positionals = self._optionals  # one section for what a command works on and how
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse options and arguments in any order, and -m MODEL as llama.cpp has it."""
+        words = list(words)
+        for at, word in enumerate(words):
+            name = word.partition("=")[0]
+            if name in FOREIGN and name not in self._option_string_actions:
+                self.error(f"there is no {name} here; {FOREIGN[name]}")
+            if word in MODEL and at + 1 < len(words):
+                words = [MODEL[word] + words[at + 1], *words[:at], *words[at + 2 :]]
+        return self.parse_intermixed_args(words)
+
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option that may be meant, and end the process with status 2."""
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        near = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = get_close_matches(unknown[1], known, 1) if unknown else []
         hint = "".join(f"did you mean {name}? " for name in near)
         self.exit(2, f"{self.prog}: {message}; {hint}see {self.prog} --help\n")
 

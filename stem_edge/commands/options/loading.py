@@ -23,6 +23,7 @@ def speculation(text: str) -> Speculate:
     return known[text] if text in known else int(text)
 
 
+CONTEXT = ("-c", "--context-length", "--ctx-size", "--num-ctx", "--max-kv-size")
 _SIZE = {"metavar": "SIZE"}
 _COUNT = {"type": int, "metavar": "N"}
 _FLAG = {"action": "store_true"}
@@ -31,8 +32,9 @@ SPECULATE = "draft tokens: auto, on, off, or N for a step"
 # Keywords of load that are options of every command that loads a bundle, and their settings of argparse.
 LOADING: dict[str, dict[str, Any]] = {
     "memory": _SIZE | {"help": "limit on memory, like 600MB (default: half the free)"},
-    "threads": _COUNT | {"help": "threads that compute (default: one for each CPU)"},
-    "context_length": _COUNT | {"help": "tokens of prompt and answer at most"},
+    "threads": _COUNT
+    | {"flags": ("-t", "--threads"), "help": "threads that compute (default: one for each CPU)"},
+    "context_length": _COUNT | {"flags": CONTEXT, "help": "tokens of prompt and answer at most"},
     "sequences": _COUNT | {"help": "full contexts that fit at a time"},
     "engine": {"metavar": "NAME", "help": "onnxruntime or ggml"},
     "kv": {"choices": KV_CHOICES, "metavar": "TYPE", "help": KV},

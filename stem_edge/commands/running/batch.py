@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ray", metavar="ADDRESS", help=ray)
     add("--json", action="store_true", help="print figures as one JSON object at the end")
     add("-q", "--quiet", action="store_true", help="print neither progress nor figures")
-    add_sampling(parser.add_argument_group("choosing tokens, where a row does not say"))
+    add_sampling(parser.add_argument_group("choosing tokens, if a row does not"))
     add_loading(parser.add_argument_group("loading"))
     parser.set_defaults(sequences=None, seed=0)
 

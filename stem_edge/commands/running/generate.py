@@ -9,8 +9,10 @@ import sys
 from stem_edge.bundle.edit_files.opening import open_edits
 from stem_edge.commands.options.answers import (
     add_sampling,
+    add_text,
     as_object,
     check_grammar,
+    given_text,
     sampling_params,
     taken,
     write_text,
@@ -27,21 +29,21 @@ from stem_edge.runtime.sampling_params import SamplingParams
 MAX_PROMPT_CHARS = 64 << 20  # a limit, because stdin may have no end
 
 DESCRIPTION = """\
-Continue a text; figures go to stderr. Without PROMPT, stdin is read."""
+Continue a text, without a chat template (stem-edge run has it). Figures go to
+stderr. Without PROMPT, stdin is read."""
 
 EPILOG = """\
 examples:
-  stem-edge generate model --chat "What is the capital of Spain?" """
+  stem-edge generate model "Once upon a time" --memory 600MB
+  stem-edge generate model --temp 0.8 --seed 1 < prompt.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
-    add("text", metavar="PROMPT", nargs="?", help="text to continue")
-    add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
+    add_text(add, "PROMPT", "text to continue")
     edit = "apply an edit; repeatable: later ones win"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
-    add("--chat", action="store_true", help="put the prompt into the bundle's chat template")
     add("--json", action="store_true", help="print one JSON object at the end")
     add("-q", "--quiet", action="store_true", help="print no line of figures")
     add_sampling(parser.add_argument_group("choosing tokens"))
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args, args.json)
+    params = sampling_params(args)
     bundle, edits = args.bundle, []
     if args.edit:
         from stem_edge.bundle.hub.fetch import pinned  # 20 ms, for edits alone
@@ -62,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     with load(bundle, **loading_options(args)) as model, model.edited(*edits):
         check_grammar(model, params, args)
-        if args.chat:
-            prompt = model.chat_prompt([{"role": "user", "content": prompt}])
         if args.json:
             chunks = list(model.generate(prompt, params))
             print(json.dumps(as_object(chunks, model.stats), ensure_ascii=False))
@@ -73,11 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    if args.text is not None and args.prompt is not None:
-        raise InputError("more than one prompt; give PROMPT or -p")
-    given = args.prompt if args.text is None else args.text
-    if given is not None:
-        return str(given)
+    if (given := given_text(args)) is not None:
+        return given
     if sys.stdin.isatty():
         raise InputError('no prompt; give one like "Once upon a time", or by stdin (< FILE)')
     return read_text(None, "prompt", MAX_PROMPT_CHARS)

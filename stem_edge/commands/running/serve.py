@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import socket
 import sys
 import time
@@ -30,6 +29,7 @@ from stem_edge.runtime.loading import open_or_make
 from stem_edge.shown import format_size, parse_size
 
 SEQUENCES = 8  # answers computed together, if memory allows
+GRACE_SECONDS = 30  # to finish answers at the end
 MAX_KEY_CHARS = 4096
 MAX_PORT = 65535
 
@@ -48,21 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     several: dict[str, Any] = {"action": "append", "default": []}
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
-    add("--name", metavar="NAME", help="name of the model for clients (default: its folder)")
     host = "address to listen on (default: 127.0.0.1)"
     add("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
     add("--port", type=int, default=8080, metavar="N", help="port; 0: any free (default: 8080)")
-    key = "key that clients must give; visible in the process list"
-    add("--api-key", metavar="KEY", help=key)
-    add("--api-key-file", type=Path, metavar="FILE", help="file with the key")
+    key = "file with the key that clients must give"
+    add("--api-key-file", type=Path, metavar="FILE", help=key)
     allow = "host name by which clients may ask; repeatable; *: any"
     add("--allow-host", **several, metavar="NAME", help=allow)
     origin = "let pages of this origin ask; repeatable; *: any"
     add("--cors-origin", dest="origins", **several, metavar="ORIGIN", help=origin)
-    queue = "most queued requests; more get 429 (default: 64)"
-    add("--queue", type=int, default=64, metavar="N", help=queue)
-    grace = "time to finish answers at the end (default: 30)"
-    add("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
     loading = parser.add_argument_group("loading")
     add_loading(loading)
     add_loading(loading, "prompt_cache")
@@ -70,11 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    key = _key(args)
-    if not 0 <= args.grace < math.inf:
-        raise InputError(f"--grace is {args.grace}; expected a number of seconds from 0 on")
-    if args.queue < 0:
-        raise InputError(f"--queue is {args.queue}; expected at least 0")
+    key = None if args.api_key_file is None else _key(args.api_key_file)
     if args.sequences is not None:
         check_sequences(args.sequences)
     options, bundle = loading_options(args), pinned(args.bundle)
@@ -84,16 +74,14 @@ def run(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as listening:
         program = app(
             lambda: load(bundle, **options),
-            name=args.name,
             sequences=args.sequences or SEQUENCES,
-            waiting=args.queue,
             api_key=key,
             hosts=args.allow_host,
             origins=args.origins,
         )
         url = url_of(listening)
         tell(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
-        server = _Server(program, args.grace, url)
+        server = _Server(program, url)
         log = log_to_stderr()
         try:
             server.run(sockets=[listening])
@@ -119,20 +107,16 @@ def _for_model(memory: str | None) -> int | None:
     return left
 
 
-def _key(args: argparse.Namespace) -> str | None:
-    if args.api_key is not None and args.api_key_file is not None:
-        raise InputError("give either --api-key or --api-key-file, not both")
-    if args.api_key_file is None:
-        key, where = args.api_key, "--api-key"
-    else:
-        where = f"--api-key-file {args.api_key_file}"
-        try:
-            key = read_text(args.api_key_file, "key", MAX_KEY_CHARS).strip()
-        except InputError as error:
-            raise InputError(f"--api-key-file {error}") from None
-    if key is not None and (not key or not key.isprintable() or not key.isascii()):
-        raise InputError(f"{where} has no key; give one line of printable ASCII characters")
-    return None if key is None else str(key)
+def _key(path: Path) -> str:
+    try:
+        key = read_text(path, "key", MAX_KEY_CHARS).strip()
+    except InputError as error:
+        raise InputError(f"--api-key-file {error}") from None
+    if not key or not key.isprintable() or not key.isascii():
+        raise InputError(
+            f"--api-key-file {path} has no key; give one line of printable ASCII characters"
+        )
+    return key
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -178,14 +162,14 @@ def _say(text: str) -> None:
 class _Server(Server):
     """Server that says when the model is loaded, and ends gracefully.
 
-    The first signal refuses new requests and lets answers end for `grace` seconds; the rest get an
+    The first signal refuses new requests and lets answers end for half a minute; the rest get an
     error. The second signal sends these errors at once; the third waits for nothing.
     """
 
-    def __init__(self, program: Starlette, grace: float, url: str) -> None:
+    def __init__(self, program: Starlette, url: str) -> None:
         super().__init__(program)
         self.compute: Compute = program.state.service.compute
-        self._grace, self._deadline, self._url = grace, float("inf"), url
+        self._deadline, self._url = float("inf"), url
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -197,9 +181,9 @@ class _Server(Server):
             self._deadline = now
         else:
             self.compute.draining = True
-            self._deadline = now + self._grace
+            self._deadline = now + GRACE_SECONDS
             if self.compute.busy:
-                _say(f"finishing answers for at most {self._grace:.0f} s; once more to end now")
+                _say(f"finishing answers for at most {GRACE_SECONDS} s; once more to end now")
 
     async def on_tick(self, counter: int) -> bool:
         """Tell whether to end; called ten times a second."""

@@ -106,7 +106,7 @@ def test_p2_a_prompt_from_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_p3_numbers_of_the_command_are_checked_by_its_usage(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("-n", "--top-k", "--seed", "--logprobs"):
+    for name in ("-n", "--top-k", "--seed"):
         with pytest.raises(SystemExit) as caught:
             given = f"{name}={text}" if name != "-n" else f"-n{text} "
             main(["generate", str(DEMO), "-p", "a", given])
@@ -251,10 +251,9 @@ def test_p12_a_conversation_begins_once_and_forges_no_turn(
         refused(lambda: model.chat_prompt([forged]), InputError, "messages[0]", "<|fim_prefix|>")
         assert model.chat_prompt([forged], special_tokens_in_text=True)
         refused(lambda: model.chat_prompt([message | {"role": "root"}]), InputError, "'root'")
-    command = ["generate", str(chat_bundle), "-p", PROMPT, "-n", "1", "--chat", "--json"]
+    command = ["run", str(chat_bundle), "-p", PROMPT, "-n", "1", "--json"]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["stats"]["prompt_tokens"] == len(ids)
-    command_refused(capsys, ["generate", DEMO, "-p", "a", "--chat"], "no chat template")
 
 
 def test_t9_special_tokens_of_a_prompt(model: Model) -> None:

@@ -31,12 +31,12 @@ def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) 
         stem_edge.export_bundle(CHECKPOINT, tmp_path / kind, type=kind, rows=kind)
     exact, small = (str(tmp_path / kind) for kind in types)
     arguments = ["--text", str(text), "--against", str(CHECKPOINT)]
-    assert main(["eval", exact, small, *arguments, "--window", "64", "--stride", "50"]) == 0
+    assert main(["eval", exact, small, *arguments, "--window", "64"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     size = len((TEXT * 3).encode())
     assert f"1 document of {size} bytes" in out
-    assert "windows of 64 tokens, one every 50; computed by onnxruntime" in out
+    assert "windows of 64 tokens, one every 32; computed by onnxruntime" in out
     assert f"divergence from the reference {CHECKPOINT}, nats per token" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(small)]
     assert rows[0][2].endswith("%")  # change of perplexity

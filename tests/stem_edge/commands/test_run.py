@@ -57,7 +57,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, text: str | bytes, *arguments: str | 
     """Run the command on a text in stdin."""
     data = text if isinstance(text, bytes) else text.encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
-    chosen = [] if "-t" in arguments else ["--greedy"]
+    chosen = [] if "--temp" in arguments else ["--temp", "0"]
     return main(["run", *map(str, arguments), *chosen])
 
 
@@ -68,10 +68,8 @@ def test_a_line_is_a_message_and_stdout_has_the_answers_alone(
     out, err = capsys.readouterr()
     assert err == ""
     assert [line[:4] for line in out.splitlines()] == [" Par", " Lim"]
-    assert piped(monkeypatch, FRANCE, bundle, "-n", "3", "--verbose") == 0
-    out, err = capsys.readouterr()
-    assert err.startswith("prompt 6 tokens at ")
-    assert err.endswith("cut at 3 tokens (--max-new-tokens)\n")
+    assert piped(monkeypatch, PERU, bundle, FRANCE, "-n", "3") == 0
+    assert capsys.readouterr() == (f"{out.splitlines()[0]}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +109,11 @@ def test_json_has_an_object_for_each_answer_and_each_error(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = f"{FRANCE}\n/retry\n<|fim_prefix|>\n{PERU * 60}\n{PERU}\n"
-    assert piped(monkeypatch, typed, bundle, "-n", "2", "--json", "--logprobs", "1") == 1
+    assert piped(monkeypatch, typed, bundle, "-n", "2", "--json") == 1
     out, err = capsys.readouterr()
     first, again, special, long, last = map(json.loads, out.splitlines())
     assert first["text"] == again["text"]
-    assert len(first["token_ids"]) == len(first["logprobs"]) == 2
+    assert len(first["token_ids"]) == 2
     assert first["finish_reason"] == "length"
     assert last["stats"]["prompt_tokens"] > first["stats"]["prompt_tokens"]
     assert "names the special token" in special["error"]
@@ -131,7 +129,7 @@ def test_commands(
     typed = f"{FRANCE}\n/system Be short.\n/save {talk}\n/undo\n/undo\n/undo\n{PERU}\n"
     typed += f"/load {talk}\n/retry\n/save {talk}\n/save {note}\n/save\n/load {note}\n/load x/y\n"
     typed += f"/load {tmp_path}\n/save {tmp_path}/x/y\n/new\n/system\n/help\n/retr\n/xyz\n"
-    assert piped(monkeypatch, f"{typed}/exit\n{PERU}", bundle, "-n", "2", "-t", "0") == 1
+    assert piped(monkeypatch, f"{typed}/exit\n{PERU}", bundle, "-n", "2", "--temp", "0") == 1
     out, err = capsys.readouterr()
     assert [line[:2] for line in out.splitlines()] == [" P", " L", " P"]
     lines = iter(err.splitlines())
@@ -170,7 +168,7 @@ def test_commands(
         (b"\xff\n", [], "stem-edge: messages[0].content is not valid Unicode"),
         ("x" * 600_000, [], "a message of more than 524,288 characters"),
         ('"""\n' + "x\n" * 300_000, [], "a message of more than 524,288 characters"),
-        (FRANCE, ["--logprobs", "2"], "--logprobs shows in JSON only"),
+        ("", [FRANCE, "-p", PERU], "more than one prompt"),
         (FRANCE * 60, [], "undo turns, shorten the message, begin a new conversation\n"),
         (FRANCE, ["--context-length", "4"], "or load with a larger --context-length (up to 256)"),
     ],
@@ -190,7 +188,7 @@ def test_what_is_refused(
 
 
 def test_a_conversation_at_a_terminal(bundle: Path) -> None:
-    options = ["-n", "200", "-t", "9", "--seed", "1"]
+    options = ["-n", "200", "--temp", "9", "--seed", "1"]
     with Terminal([sys.executable, "-c", SLOWLY, "run", str(bundle), *options]) as terminal:
         assert "A context of 256 tokens; temperature 9, top_p 0.95. /help lists" in terminal.until(
             "> "
@@ -286,5 +284,5 @@ def test_thoughts_are_folded(
 def test_set(
     line: str, said: str, bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    piped(monkeypatch, line, bundle, "--verbose")
+    piped(monkeypatch, line, bundle)
     assert said in capsys.readouterr().err

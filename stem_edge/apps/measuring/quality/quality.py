@@ -75,7 +75,6 @@ def evaluate(
     *,
     lines: bool = False,
     window: int | None = None,
-    stride: int | None = None,
     against: str | Path | None = None,
     edits: Sequence[Edit] = (),
     prefill_graph: bool = False,
@@ -89,9 +88,8 @@ def evaluate(
     lines: take every line that is not blank as a document of its own, from an empty context and closed
         by the end-of-text token; otherwise, the text is one document. Documents begin with the
         begin-of-text token if the model was trained with it.
-    window: tokens seen at once. Default: the model's context, up to 2048.
-    stride: tokens between the starts of two windows: every token has at least window - stride + 1
-        tokens of context, or all, so small is exact and slow. Default: half the window.
+    window: tokens seen at once; every token has at least half of them as context, or all that there
+        are. Default: the model's context, up to 2048.
     against: reference to compare distributions with: a bundle, or a checkpoint that an export
         takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
     edits: of the bundle, not of `against`, with scope everywhere, to see their side effects.
@@ -99,13 +97,13 @@ def evaluate(
     options: of stem_edge.load, for the bundle; `against` runs on the CPU with the usual ones. memory is a
         limit for both. Logits of some tokens and, for a checkpoint, the arrays of a window come on top.
 
-    Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
+    Raises InputError for a text of fewer than two tokens, a window out of range, another
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
     bundle, against = pinned(bundle), None if against is None else pinned(against)
     opened = open_bundle(bundle)
     _check(opened, edits, prefill_graph=prefill_graph)
-    task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
+    task = make_task(opened, read_text(Path(text)), lines=lines, window=window)
     if against is not None:
         check_reference(model_folder(against), opened, task)
     chosen = LoadOptions(**options | {"context_length": task.window}, warm_start=False)

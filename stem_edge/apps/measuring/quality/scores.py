@@ -42,17 +42,12 @@ class ScoringTask:
         return sum(len(ids) - 1 for ids in self.token_ids)
 
 
-def make_task(
-    bundle: Bundle, text: str, *, lines: bool, window: int | None, stride: int | None
-) -> ScoringTask:
+def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> ScoringTask:
     """Split a text and fill in defaults. Raises InputError for what the bundle cannot do."""
     context = bundle.manifest.model.max_context
     asked = min(context, LONGEST_WINDOW) if window is None else window
     if not 0 < asked <= context:
         raise InputError(f"window is {asked} tokens; {bundle.path} takes 1 to {context}")
-    step = max(1, asked // 2) if stride is None else stride
-    if not 0 < step <= asked:
-        raise InputError(f"stride is {step} tokens; expected 1 to {asked}, the window")
     found = split(bundle, text, lines=lines)
     ids = [each for _, each in found]
     longest = max(len(each) - 1 for each in ids)  # not the last token, because none comes after it
@@ -64,7 +59,7 @@ def make_task(
         characters=sum(len(each) for each, _ in found),
         window=min(asked, longest),
         window_asked=asked,
-        stride=step,
+        stride=max(1, asked // 2),
     )
 
 

@@ -19,7 +19,6 @@ import stem_edge
 from stem_edge.apps.measuring.bandwidth import measured
 from stem_edge.apps.measuring.device_profiles import find_device
 from stem_edge.apps.measuring.fit import beside_mapped
-from stem_edge.apps.measuring.limits import limited
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
@@ -30,7 +29,6 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.shown import parse_size
 from stem_edge.system.memory import usable_cpus
 from stem_edge.system.page_cache import drop_pages
 from stem_edge.system.processor import cpu_info
@@ -50,7 +48,6 @@ def measure(
     new_tokens: int | None = None,
     rounds: int = ROUNDS,
     device: str | None = None,
-    limit: int | str | None = None,
     cold: bool = False,
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
@@ -67,8 +64,7 @@ def measure(
     rounds: how often each subject runs. Default: 3.
     device: name of a device (stem_edge.apps.measuring.device_profiles): run with its memory plan, as many
         threads, and the delays of its flash.
-    limit: memory that each process gets, mapped files included, in a cgroup of its own (Linux).
-    cold: take all files out of the page cache before each run; always done for a device and a limit.
+    cold: take all files out of the page cache before each run; always done for a device.
     notify: called with what is going on, in words; at the end with an empty text.
     options: of stem_edge.load, for every subject whose name does not imply others.
 
@@ -82,8 +78,7 @@ def measure(
     work = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
     chosen = _chosen(opened, given, work, device)
     subjects = make_subjects(opened, chosen, cases, against)
-    asked = None if limit is None else parse_size(limit)
-    runs = _Runs(subjects, chosen, work, device, asked, cold, notify)
+    runs = _Runs(subjects, chosen, work, device, cold, notify)
     try:
         return runs.report(opened, rounds)
     finally:
@@ -112,7 +107,6 @@ class _Runs:
     options: LoadOptions
     work: Workload
     device: str | None
-    limit: int | None
     cold: bool
     notify: Callable[[str], None]
 
@@ -120,8 +114,6 @@ class _Runs:
         """Run all rounds. Raises what the first subject raises in its first round."""
         if self._fresh:
             drop_pages(())  # raises where that is not possible
-        with limited(self.limit):  # first, because it may be refused
-            pass
         found = {subject.name: SubjectResult() for subject in self.subjects}
         bandwidth = list[float]()
         for subject in self.subjects:
@@ -135,7 +127,7 @@ class _Runs:
                     continue
                 self.notify(what)
                 try:
-                    with limited(self.limit) as confine, self._open(subject, confine) as worker:
+                    with self._open(subject) as worker:
                         result.rounds.append(self._round(worker))
                 except StemEdgeError as error:
                     first = subject is self.subjects[0] and not result.rounds
@@ -153,7 +145,6 @@ class _Runs:
             "context_length": self.options.context_length,
             "threads": self.options.cpus,
             "device": self.device,
-            "limit": self.limit,
             "cold": self._fresh,
             "options": load_options(self.options),
         }
@@ -171,15 +162,15 @@ class _Runs:
     @property
     def _fresh(self) -> bool:
         """True if each run begins with no file in the page cache."""
-        return self.cold or self.device is not None or self.limit is not None
+        return self.cold or self.device is not None
 
-    def _open(self, subject: Subject, confine: Callable[[int], None]) -> WorkerProcess:
+    def _open(self, subject: Subject) -> WorkerProcess:
         if self._fresh:
             drop_pages(subject.files())
-        return WorkerProcess(subject, confine)
+        return WorkerProcess(subject)
 
     def _load_once(self, subject: Subject) -> None:
-        """Load without limits and unmeasured, so that later loads find a prepared backbone."""
+        """Load unmeasured, so that later loads find a prepared backbone."""
         if subject.kind != "stem-edge" or subject.options.get("resident"):
             return
         self.notify(f"preparing {subject.name}")

@@ -77,9 +77,8 @@ def _head(report: Report) -> Iterator[str]:
     )
     if "provider" in settings["options"]:
         yield f"provider {settings['options']['provider']}"
-    for name in ("device", "limit"):
-        if (given := settings[name]) is not None:
-            yield f"{name} {format_size(given) if name == 'limit' else given}"
+    if settings["device"] is not None:
+        yield f"device {settings['device']}"
 
 
 def _last(report: Report) -> Round:

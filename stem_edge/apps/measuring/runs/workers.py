@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,12 +79,8 @@ class WorkerProcess:
     Requests raise what the engine raised, or StemEdgeError if the process died.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        confine: Callable[[int], None] = lambda pid: None,
-    ) -> None:
-        """Start the process. `confine` is called with its pid before any work."""
+    def __init__(self, subject: Subject) -> None:
+        """Start the process."""
         self.subject, self._began = subject, time.perf_counter()
         self._process = subprocess.Popen(
             code_command(COMMAND),
@@ -96,7 +91,6 @@ class WorkerProcess:
         try:
             files = FileKinds(Path(subject.path) / TABLES, (Path(subject.path), subject.prepared))
             self.sampler = MemorySampler(MemoryReader(self._process.pid, files))
-            confine(self._process.pid)
         except BaseException:
             self.close()
             raise

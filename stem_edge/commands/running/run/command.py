@@ -7,7 +7,9 @@ import sys
 
 from stem_edge.commands.options.answers import (
     add_sampling,
+    add_text,
     check_grammar,
+    given_text,
     sampling_params,
     taken,
 )
@@ -24,25 +26,31 @@ from stem_edge.sampling import CONVERSATION
 
 MAX_NEW_TOKENS = 1024
 DESCRIPTION = """\
-Chat with a model. At a terminal, Ctrl-C stops an answer, /help lists commands,
-and Ctrl-D ends. Otherwise each line of stdin is a message."""
+Chat with a model, or answer MESSAGE and end. At a terminal, Ctrl-C stops an
+answer, /help lists commands, and Ctrl-D ends. Otherwise each line of stdin is a
+message."""
 
 EPILOG = """\
 examples:
-  stem-edge run model --system "Answer in one sentence." -t 0.7 --top-p 0.9
-  echo "What is the capital of Spain?" | stem-edge run model"""
+  stem-edge run model "What is the capital of Spain?"
+  stem-edge run model --system "Answer in one sentence." --temp 0.7 --top-p 0.9"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
-    add("--system", metavar="TEXT", help="system message, which comes before all others")
+    add_text(add, "MESSAGE", "message to answer")
+    add(
+        "--system",
+        "-sys",
+        "--system-prompt",
+        metavar="TEXT",
+        help="system message, which comes before all others",
+    )
     thinking = "let the model think before it answers, or not"
     add("--thinking", action=argparse.BooleanOptionalAction, help=thinking)
     add("--json", action="store_true", help="print a JSON object for each answer")
     add("-q", "--quiet", action="store_true", help="print no line of figures after an answer")
-    verbose = "print figures without a terminal, too, to stderr"
-    add("--verbose", action="store_true", help=verbose)
     add_sampling(parser.add_argument_group("choosing tokens"), MAX_NEW_TOKENS)
     loading = parser.add_argument_group("loading")
     add_loading(loading)
@@ -50,21 +58,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args, args.json)
-    interactive = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    params = sampling_params(args)
+    message = given_text(args)
+    interactive = (
+        message is None and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    )
     system = [{"role": "system", "content": args.system}] if args.system else []
     with load(args.bundle, **loading_options(args)) as model:
         check_grammar(model, params, args)
         params = model.chosen(params, CONVERSATION)
         thinking = {} if args.thinking is None else {"enable_thinking": args.thinking}
         with model.conversation(system, template_arguments=thinking) as conversation:
-            figures = args.verbose or (interactive and not args.quiet and not args.json)
+            figures = interactive and not args.quiet and not args.json
             session = Session(
                 model, conversation, params, interactive, args.json, figures, _explain
             )
             if interactive:
                 session.tell(_welcome(model, params))
-            _converse(session, TypedLines(interactive))
+            if message is not None:
+                take(session, Typed(message, is_command=False))
+            else:
+                _converse(session, TypedLines(interactive))
         return 1 if session.failed and not interactive else 0
 
 

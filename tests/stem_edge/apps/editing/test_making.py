@@ -11,17 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from installed import DEMO
 
 import stem_edge
 from stem_edge import make_edit
-from stem_edge.apps.editing.making import one_token
 from stem_edge.bundle.edit_files.file import Replacement, check_edit, tables_id
 from stem_edge.bundle.edit_files.schemes import Scheme
-from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.text.codec import TextCodec
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +47,10 @@ def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
         ({"scheme": "swap", "target": "mouse"}, "does not fit a source of 3 and a target of 5"),
         ({"scheme": "subset", "target": "at"}, "does not fit"),
         ({"scheme": "pad-left", "target": "mouse"}, "does not fit"),
-        ({"subset": [0]}, "belongs to scheme subset, and this is auto"),
-        ({"scheme": "subset", "subset": [0, 1], "target": "mouse"}, "expected 3 ascending places"),
-        ({"scheme": "subset", "subset": [0, 1, 0.5]}, "expected integers"),
-        ({"scheme": "subset", "subset": [2, 1, 0]}, "expected 3 ascending places"),
         ({"layers": []}, "layers are none; expected STEM layers of 1,2"),
         ({"layers": [0]}, "layers are 0; expected STEM layers of 1,2"),
         ({"layers": ["1"]}, "layers is .* expected integers"),
         ({"layers": [1.0]}, "expected integers"),
-        ({"pad": 300}, "token id 300 is out of range"), ({"pad": -1}, "token id -1"),
-        ({"pad": 1.5}, "expected an integer"), ({"pad": "ab"}, "'ab' is 2 tokens, expected one"),
         ({"scope": "everywhere", "source": "ada", "target": "cow"}, "twice"),
     ],
     ids=str,
@@ -73,9 +64,7 @@ def test_what_cannot_be_an_edit_is_refused(
 
 def test_numpys_integers_can_be_saved(bundle: Bundle, tmp_path: Path) -> None:
     numbers: Any = np.arange(3)
-    made = make_edit(
-        bundle, "cat", "mouse", scheme="subset", subset=numbers, layers=numbers[1:], pad=numbers[2]
-    )
+    made = make_edit(bundle, "cat", "mouse", scheme="subset", layers=numbers[1:])
     long = make_edit(bundle, "x" * 4096, "é" * 2048)  # the greatest length
     for one in (made, long):
         one.save(tmp_path / "one.edit")
@@ -130,24 +119,5 @@ def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
     for scheme in schemes:
         with pytest.raises(InputError, match="needs a padding token; name one"):
             make_edit(copy, "cat", "ox", scheme=scheme)
-        made = make_edit(copy, "cat", "ox", scheme=scheme, pad="#")
-        assert isinstance(made.change, Replacement) and made.change.pad == ord("#")
     make_edit(copy, "cat", "ox", scheme="copy")
     make_edit(copy, "cat", "dog")
-
-
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        (1756, "token id 1756 is out of range; this model has 0 to 1755"),
-        ("France", r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\?"),
-        ("Mississippi", r"tokens, expected one: .*; give one of its tokens, or try it with"),
-        ("", "is 0 tokens, expected one: nothing"),
-    ],
-)
-def test_what_is_no_single_token(token: str | int, message: str) -> None:
-    bundle = open_bundle(DEMO)
-    codec = TextCodec(bundle.file(TOKENIZER))
-    with pytest.raises(InputError, match=message):
-        one_token(bundle, codec, token)
-    assert one_token(bundle, codec, " France") == 704

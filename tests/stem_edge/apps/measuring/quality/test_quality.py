@@ -83,9 +83,7 @@ def plain_formula(ids: list[int], window: int, stride: int) -> float:
 
 
 LINES = ["The capital of France is Paris.", "", "  ", "The capital of Peru is Lima."]
-SHORT_WINDOWS = [
-    pytest.param(*pair, marks=pytest.mark.slow) for pair in ((16, 16), (16, 5), (9, 1))
-]
+SHORT_WINDOWS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((16, 8), (9, 4), (1, 1))]
 
 
 @pytest.mark.parametrize(("window", "stride"), [(None, None), *SHORT_WINDOWS])
@@ -95,9 +93,7 @@ def test_figures_are_the_plain_formula(lines: bool, window: int | None, stride: 
     ends = [stem_edge.open_bundle(DEMO).manifest.model.eos_ids[0]] * lines
     texts = [LINES[0], LINES[3]] if lines else [TEXT]
     documents = [token_ids(DEMO, text) + ends for text in texts]
-    found = evaluate(
-        DEMO, "\n".join(LINES) if lines else TEXT, window=window, stride=stride, lines=lines
-    )
+    found = evaluate(DEMO, "\n".join(LINES) if lines else TEXT, window=window, lines=lines)
     total = sum(plain_formula(ids, window or 256, stride or 256) for ids in documents)
     tokens, bits = sum(len(ids) - 1 for ids in documents), -total / math.log(2)
     assert (found.documents, found.tokens) == (len(texts), tokens)
@@ -169,8 +165,6 @@ def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) 
         ({"text": " \n\n", "lines": True}, "too few tokens"),
         ({"window": 0}, r"window is 0 tokens; .* takes 1 to 256"),
         ({"window": 257}, r"window is 257 tokens; .* takes 1 to 256"),
-        ({"window": 8, "stride": 9}, "stride is 9 tokens; expected 1 to 8"),
-        ({"stride": 0}, "stride is 0 tokens; expected 1 to 256"),
         ({"against": "/nowhere"}, "/nowhere: no such folder; give a bundle, or the folder of"),
     ],
 )

@@ -1,11 +1,9 @@
-"""`stem-edge measure`: its JSON, tables, plots, limits, and bad input."""
+"""`stem-edge measure`: its JSON, tables, plots, and bad input."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,12 +18,11 @@ from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
-from stem_edge.errors import InputError
 from stem_edge.runtime.backends.options import LoadOptions
 
 Capture = pytest.CaptureFixture[str]
 PHASES = ["start", "import", "load", "first", "prompt", "decode"]
-SHORT = ["--prompt-tokens", "30", "--new-tokens", "4", "--rounds", "1"]
+SHORT = ["--prompt-tokens", "30", "-n", "4", "--rounds", "1"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by kind")
 
 
@@ -105,42 +102,18 @@ def test_a_device_gives_memory_and_flash(capsys: Capture) -> None:
     assert "\ndevice phone-4gb\n" in capsys.readouterr().out
 
 
-@pytest.fixture
-def confined(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Limits of processes that would be confined."""
-    seen: list[int | None] = []
-
-    @contextmanager
-    def limited(nbytes: int | None) -> Iterator[Callable[[int], None]]:
-        seen.append(nbytes)
-        yield lambda pid: None
-
-    monkeypatch.setattr(runner, "limited", limited)
-    return seen
-
-
 @pytest.mark.slow
-def test_what_does_not_fit_a_limit_is_told_and_the_others_go_on(
-    confined: list[int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Subject("lost", "llama.cpp", "no/such.gguf")
     make = subjects.make_subjects
     monkeypatch.setattr(runner, "make_subjects", lambda *given: [*make(*given), lost])
     seen: list[str] = []
     found = stem_edge.measure(
-        DEMO, prompt_tokens=8, new_tokens=2, rounds=2, limit="1GB", threads=1, notify=seen.append
+        DEMO, prompt_tokens=8, new_tokens=2, rounds=2, threads=1, notify=seen.append
     )
     assert len(found.subjects["bundle"].rounds) == 2
     assert found.subjects["lost"].failed.startswith("round 1 of 2: lost")
-    # One that tries if it is possible at all, two rounds of the bundle, and the first of the other.
-    assert confined == [10**9] * 4
     assert "round 2 of 2: lost" not in seen and seen[-1] == ""
-
-
-def test_a_limit_needs_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.apps.measuring.limits.memory_cgroup", lambda: None)
-    with pytest.raises(InputError, match=r"limit is 1 GB, but no cgroup .* systemd-run"):
-        stem_edge.measure(DEMO, limit="1GB")
 
 
 def test_cases_are_options_of_load() -> None:

@@ -37,7 +37,7 @@ def report(**subjects: SubjectResult) -> Report:
 
 
 SETTINGS = {
-    "threads": 2, "text": "a text", "prompt_tokens": 100, "new_tokens": 4, "rounds": 3, "cold": False, "options": {}, "device": None, "limit": None,
+    "threads": 2, "text": "a text", "prompt_tokens": 100, "new_tokens": 4, "rounds": 3, "cold": False, "options": {}, "device": None,
 }  # fmt: skip
 
 
