@@ -156,10 +156,15 @@ class Answering(ModelText):
         params: SamplingParams | None = None,
         *,
         stem_ids: Sequence[StemId] | None = None,
+        score: Callable[[F32], None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Request:
-        """Make a request for a scheduler; arguments, and errors at once, as for generate."""
-        return self._request(prompt, params_of(params, options), stem_ids)
+        """Make a request for a scheduler; other arguments, and errors at once, as for generate.
+
+        score: called with the logits float32 [n, V] of the prompt's tokens, a step's at a time. The answer then
+        has no tokens.
+        """
+        return self._request(prompt, params_of(params, options), stem_ids, score=score)
 
     def _request(
         self,
@@ -167,16 +172,18 @@ class Answering(ModelText):
         params: SamplingParams,
         stem_ids: Sequence[StemId] | None,
         edits: Changes | None = None,
+        score: Callable[[F32], None] | None = None,
     ) -> Request:
         ids, params = self._prompt_ids(prompt), self.chosen(params)
         if params.logit_bias:
             checked_ids(list(params.logit_bias), self.config.vocab_size)
         # The last token is handed out but never processed, so it takes no place in the context.
         length = min(self.plan.context_length, len(ids) + params.max_new_tokens - 1)
+        length = length if score is None else len(ids)
         lookups = self._lookups(ids, stem_ids, edits)
         constraint = None if params.grammar is None else self._grammars.open(params.grammar)
         answer = partial(Answer, ids, params, self._text, self.config.eos_ids, constraint)
-        return Request(ids, lookups, length, answer)
+        return Request(ids, lookups, length, answer, score)
 
     def generate_text(
         self,

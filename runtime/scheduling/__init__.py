@@ -9,6 +9,5 @@ A step is a chunk of the prompt at the front of the queue, or a token of each ru
 | request.py | a prompt and its answer: its state from the first chunk of the prompt to the last token |
 | scheduler.py | a Loop for several requests: which computes next, memory, failures |
 | batch.py | steps of several sequences, under the lock of the engine |
-| queue.py | requests that have not begun, and other work that alternates with them |
 | many.py | many prompts through a scheduler, submitted as places become free; Ctrl-C between steps |
 """

@@ -71,10 +71,16 @@ class Loop:
         )
         request.prompt_seconds += time.perf_counter() - started
         request.steps.popleft()
+        if request.score is not None:
+            request.score(logits)
         if rest is not None:
             return False
         tokens, seconds = request.prompt_tokens, request.prompt_seconds
         self._record.prefilled(tokens, request.cached_tokens, seconds)
+        if request.score is not None:
+            self._chunks.append((request, Chunk("", [], None, "length")))
+            self._end(request)
+            return False
         request.choose(logits[0])
         self._record.sampled()
         self._expect(together([*running, request]))

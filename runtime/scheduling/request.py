@@ -51,7 +51,8 @@ class Request:
 
     The thread that steps the scheduler writes its figures; other threads may read them.
 
-    length: most tokens of prompt and answer that are processed.
+    length: most tokens of prompt and answer that are processed. score: called with the logits [n, V] of each step
+    of the prompt; the answer then has no tokens.
     """
 
     answer: Answer  # this and the context are there once it has begun
@@ -64,9 +65,10 @@ class Request:
         lookups: Lookups,
         length: int,
         begin_answer: Callable[[], Answer],
+        score: Callable[[F32], None] | None = None,
     ) -> None:
         self.prompt, self.lookups, self.length = prompt, lookups, length
-        self.begin_answer = begin_answer
+        self.begin_answer, self.score = begin_answer, score
         self.cancelled = False  # set by any thread
         self.begun = False  # it has a context
         self.ended = False  # no more chunks come
@@ -99,12 +101,15 @@ class Request:
         """
         started, self.answer = time.perf_counter(), self.begin_answer()
         self.lookups.__enter__()
-        lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
+        if every := self.score is not None:  # also of tokens that a cached prompt has
+            lent = prefixes.empty(self.length)
+        else:
+            lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
         self.context = lent.__enter__()
         self._lent = lent
         self.cached_tokens = self.context.position
-        row_ids = self.lookups.prompt
-        self.steps.extend(engine.steps(self.prompt, row_ids, computed=self.cached_tokens))
+        rows, cached = self.lookups.prompt, self.cached_tokens
+        self.steps.extend(engine.steps(self.prompt, rows, computed=cached, every=every))
         self.prompt_seconds = time.perf_counter() - started
         self.begun = True
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 
-from stem_edge.errors import OutOfMemoryError, StemEdgeError
+from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
 from stem_edge.runtime.backends.context import in_steps
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.engine import Engine, Step
@@ -14,7 +15,6 @@ from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.batch import Batch
 from stem_edge.runtime.scheduling.loop import Loop
-from stem_edge.runtime.scheduling.queue import Queue
 from stem_edge.runtime.scheduling.request import Request, Stepping, together
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
@@ -24,7 +24,7 @@ class Scheduler(Loop):
     """Decodes up to `size` sequences together. One thread steps; any thread may submit and cancel.
 
     Requests begin in the order of submission, one prompt at a time, once there is a place and
-    memory: keys and values of all sequences stay within the limit of `prefixes`. If nothing runs, other work (`room`) included, any request may begin.
+    memory: keys and values of all sequences stay within the limit of `prefixes`. If nothing runs, any request may begin.
 
     A sequence that runs alone stays in its context and drafts, so a unit of work may give several
     tokens. When another one begins, it joins the batch and stops drafting.
@@ -53,7 +53,7 @@ class Scheduler(Loop):
         self._length, self._nbytes_of = length, nbytes_of
         self._batch = Batch(engine, self.size, length, apart=not stepping.batches)
         self._steady = steady and not stepping.exact and self._batch.together
-        self._queue = Queue()
+        self._waiting, self._closed = deque[Request](), False
         self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
         self._lone: Request | None = None  # runs alone, in its own context
@@ -64,7 +64,10 @@ class Scheduler(Loop):
 
         It wakes no thread that waits for work.
         """
-        self._queue.submit(request)
+        self._waiting.append(request)
+        if self._closed:  # after that, because `close` may run at the same time
+            request.end()
+            raise InputError("this scheduler is closed; make another")
 
     def cancel(self, request: Request) -> None:
         """End a request: only a step under way may give it more chunks. Any thread may call it.
@@ -80,31 +83,22 @@ class Scheduler(Loop):
     @property
     def busy(self) -> bool:
         """True if a step has anything to do; any thread may ask."""
-        return bool(self._queue.waiting or self._running or self._prompt is not None)
+        return bool(self._waiting or self._running or self._prompt is not None)
 
     @property
     def waiting(self) -> int:
         """Number of requests in the queue."""
-        return len(self._queue.waiting)
-
-    def room(self, tokens: int) -> AbstractContextManager[None] | None:
-        """Return what other work enters while it has a context of this length; None if it must wait.
-
-        For the thread that steps, which asks again after a step. Without memory for both, other work
-        and requests alternate.
-        """
-        nbytes = self._nbytes(tokens)
-        return self._queue.other(lambda: self._idle or self._prefixes.fits(nbytes))
+        return len(self._waiting)
 
     @property
     def _idle(self) -> bool:
         """True if nothing known here has a context; others may, for ever."""
-        return not self._running and self._prompt is None and not self._queue.others
+        return not self._running and self._prompt is None
 
     @property
     def free(self) -> int:
         """Number of places that no request has or waits for."""
-        taken = len(self._running) + len(self._queue.waiting) + (self._prompt is not None)
+        taken = len(self._running) + len(self._waiting) + (self._prompt is not None)
         return self.size - taken
 
     def step(self) -> list[tuple[Request, Chunk]]:
@@ -128,7 +122,6 @@ class Scheduler(Loop):
             self._prompt_next = self._prompt is not None
             self._decode(decode)
         self._admit()
-        self._queue.refused = False  # other work asks again after a step
         return self._chunks
 
     def close(self) -> None:
@@ -138,25 +131,30 @@ class Scheduler(Loop):
             if request is not None:
                 request.end()
         self._running, self._prompt, self._lone = [], None, None
-        self._queue.close()
+        self._closed = True
+        while self._waiting:
+            self._waiting.popleft().end()
 
     def _drop_cancelled(self) -> None:
         for request in [*self._running, self._prompt]:
             if request is not None and request.cancelled:
                 self._end(request)
-        if self._queue.waiting:
-            self._queue.drop_cancelled()
+        for request in self._waiting.copy():  # at once, because other threads append
+            if request.cancelled:
+                request.end()
+                with suppress(ValueError):  # `close` was faster
+                    self._waiting.remove(request)
 
     def _admit(self) -> None:
         """Begin the request at the front of the queue, if there is room for it."""
-        while self._prompt is None and self._queue.waiting and len(self._running) < self.size:
-            request = self._queue.first
-            if request is None or not self._fits(request):
+        while self._prompt is None and self._waiting and len(self._running) < self.size:
+            request = self._waiting[0]
+            if not self._fits(request):
                 return
             if self._lone is not None and not self._joined(self._lone):
                 return
             self._prompt = request  # first, so that `close` finds it
-            self._queue.begin()
+            self._waiting.popleft()
             with self._errors_of(request):
                 beside = bool(self._running)
                 request.begin(self._engine, self._prefixes, whole=beside)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from stem_edge.apps.answers.events import AnswerEvents
 from stem_edge.apps.answers.refusals import (
@@ -59,8 +56,6 @@ class Compute:
         self.failure: Exception | None = None  # why there is no model, or none any more
         self.memory_limit = 0  # on anonymous memory: what model and requests may take
         self.counters = RowCounters()  # of all rows, after the last step
-        # Other work than answers: a piece at each `next`; the future is told of its end.
-        self._jobs = deque[tuple[Generator[object], Future[None]]]()
         self._lock = threading.RLock()  # of accepted work, so that all of it learns of the end
         self._wake = threading.Event()
         self.draining = False  # True: take no more requests; those that wait or run go on
@@ -98,8 +93,8 @@ class Compute:
 
     @property
     def busy(self) -> int:
-        """Count of answers and other work that have not ended."""
-        return len(self._replies) + len(self._jobs)
+        """Count of answers that have not ended."""
+        return len(self._replies)
 
     @property
     def queued(self) -> int:
@@ -148,21 +143,6 @@ class Compute:
         self._wake.set()
         return replies
 
-    async def run_job(self, work: Generator[object]) -> None:
-        """Run a generator, each piece by a turn of the compute thread between steps.
-
-        Cancelling this ends the work after a piece under way. Errors as for submit.
-        """
-        done = Future[None]()
-        with self._lock:
-            self.check(1)
-            self._jobs.append((work, done))
-        self._wake.set()
-        try:
-            await asyncio.wrap_future(done)
-        finally:
-            self._wake.set()
-
     def end(self, seconds: float | None = None) -> None:
         """Take no more requests, tell those under way, and wait for the thread.
 
@@ -209,7 +189,7 @@ class Compute:
                     worked = False
                     continue
                 self._wake.clear()
-                while not self._ending and (self._found[1].busy or self._jobs):
+                while not self._ending and self._found[1].busy:
                     self._turn(*self._found)
                 worked = True
         except BaseException as error:
@@ -232,7 +212,7 @@ class Compute:
         )
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
-        """Do a step of the answers and one of other work."""
+        """Do a step of the answers."""
         told = None
         try:
             self._step(model, scheduler)
@@ -245,23 +225,6 @@ class Compute:
                 self._end_all(told)
                 model.engine.check_usable()
                 self._found = model, model.scheduler(self.sequences)
-        # One after the other, because each may hold a context.
-        if self._jobs:
-            self._advance(*self._jobs[0])
-
-    def _advance(self, work: Generator[object], done: Future[None]) -> None:
-        """Do a piece of the first work, which is dropped at its end."""
-        error: Exception | None = None
-        try:
-            if not done.cancelled():
-                next(work)
-                return
-        except StopIteration:
-            pass
-        except Exception as raised:  # ends this work alone
-            error = raised
-        self._jobs.popleft()
-        _finish(work, done, error)
 
     def _step(self, model: Model, scheduler: Scheduler) -> None:
         found = scheduler.step()
@@ -282,18 +245,10 @@ class Compute:
             self._ended(reply)
 
     def _end_all(self, error: Exception) -> None:
-        """End all answers and other work with an error."""
+        """End all answers with an error."""
         told = public(error)
         if self._found is not None:
             self._found[1].close()
         for request in list(self._replies):
             if (reply := self._replies.pop(request, None)) is not None:
                 reply.push(Chunk("", [], None, "error", told))
-        while self._jobs:
-            _finish(*self._jobs.popleft(), told)
-
-
-def _finish(work: Generator[object], done: Future[None], error: Exception | None) -> None:
-    work.close()
-    with suppress(InvalidStateError):  # cancelled: no caller waits any more
-        done.set_exception(error) if error is not None else done.set_result(None)

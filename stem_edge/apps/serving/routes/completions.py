@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,13 +14,11 @@ from starlette.routing import Route
 from stem_edge.apps.answers.events import AnswerEvent, End, Text
 from stem_edge.apps.answers.openai.completion import Asked, CompletionBody, prepare
 from stem_edge.apps.answers.openai.options import DONE, head, usage
-from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.serving.http import COMMENT, event, read, respond, until_left
 from stem_edge.apps.serving.reply import Replies
 from stem_edge.apps.serving.service import Service, service_of
-from stem_edge.runtime.sampling import token_logprobs
-
-MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs
 
 
 async def completions(request: Request) -> Response:
@@ -28,35 +28,40 @@ async def completions(request: Request) -> Response:
     with_usage = body.with_usage
     asked = await service.prompts.run(lambda: _prepare(service, body))
     if body.echo and body.logprobs is not None:
-        await until_left(request, service.compute.run_job(_scores(service, asked)))
+        await until_left(request, _score(service, asked))
     replies = service.compute.submit(asked.requests if asked.generates else [])
     if not body.stream:
         return await respond(request, replies, _whole(service, asked, replies))
     return await respond(request, replies, _events(service, asked, replies, with_usage=with_usage))
 
 
-def _scores(service: Service, asked: Asked) -> Generator[None]:
-    """Find the log probabilities of the prompts, in the compute thread: of some tokens at a time."""
-    compute, count = service.compute, asked.body.logprobs or 0
-    for (_, found), request in zip(asked.echoes, asked.requests[:: asked.count], strict=True):
-        while (room := compute.scheduler.room(request.prompt_tokens)) is None:
-            yield  # for memory
-        if request.prompt_tokens > 1:
-            with room:
-                for logits in service.model.logits_chunks(request.prompt[:-1]):
-                    targets = request.prompt[len(found) :]  # it begins with the first token
-                    rows = zip(logits, targets, strict=False)
-                    found.extend(token_logprobs(row, target, count) for row, target in rows)
-                    yield
+async def _score(service: Service, asked: Asked) -> None:
+    """Find the log probabilities of the prompts."""
+    pairs = zip(asked.echoes, asked.requests[:: asked.count], strict=True)
+    scored = [
+        service.model.request(
+            request.prompt[:-1], score=partial(_add, asked, found, request.prompt)
+        )
+        for (_, found), request in pairs
+        if request.prompt_tokens > 1
+    ]
+    with closing(service.compute.submit(scored)) as replies:
+        await replies.whole()
+
+
+def _add(
+    asked: Asked, found: list[TokenLogprobs | int], prompt: Sequence[int], logits: F32
+) -> None:
+    """Append log probabilities of the prompt's next tokens; `found` begins with its first token."""
+    rows = zip(logits, prompt[len(found) :], strict=False)
+    found.extend([token_logprobs(row, token, asked.body.logprobs or 0) for row, token in rows])
 
 
 def _prepare(service: Service, body: CompletionBody) -> Asked:
     """Tokenize prompts that are not too many. Raises InputError, and what Compute.check raises."""
     params, prompts = body.sampling(service.model), body.prompts()
     answers = len(prompts) * body.count
-    service.compute.check(1 if params is None else answers)
-    if answers > MOST_SCORED:
-        raise RefusalError(f"{answers} texts are given; at most {MOST_SCORED} at once", "prompt")
+    service.compute.check(answers)
     return prepare(service.model, service.token_texts, body, prompts, params)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator
 from itertools import count
 from typing import Any
 
@@ -14,7 +13,6 @@ from starlette.applications import Starlette
 
 import stem_edge
 from stem_edge.apps.serving import app
-from stem_edge.apps.serving.compute import Compute
 from stem_edge.errors import BundleError, DeviceLostError
 from stem_edge.runtime.model import Model
 
@@ -43,34 +41,6 @@ def test_a_full_queue_is_told_when_to_come_back(
     steps.release()
     assert b"Paris" in taken[0].read_all()
     assert b"Paris" in other.read_all()
-
-
-def test_other_work_is_done_one_after_the_other(model: Model) -> None:
-    under_way, most, done = 0, 0, list[int]()
-
-    def work(number: int) -> Generator[None]:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        yield
-        done.append(number)
-        under_way -= 1
-
-    async def all_work() -> None:
-        compute = Compute(
-            lambda: model, sequences=1, waiting=8, closes=False, ended=lambda reply: None
-        )
-        compute.start()
-        try:
-            while compute.loaded is None:
-                await asyncio.sleep(0.01)
-            await asyncio.gather(*(compute.run_job(work(number)) for number in range(5)))
-        finally:
-            compute.end()
-
-    asyncio.run(all_work())
-    assert done == [*range(5)]
-    assert most == 1
 
 
 @pytest.mark.parametrize(
