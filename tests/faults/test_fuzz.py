@@ -6,10 +6,7 @@ go into tests/data/fuzz/TARGET, which is replayed here.
 
 from __future__ import annotations
 
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +14,8 @@ from random import Random
 
 import pytest
 from fuzzing.mutants import mutants
-from fuzzing.running import SEEDS, FaultError, Runner
+from fuzzing.running import SEEDS, Runner
 from fuzzing.targets import TARGETS, chat_process
-from installed import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -69,37 +65,3 @@ def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
     assert runner.executions > 20
     assert runner.accepted > 0
     assert (len(runner.refused_at) > 1) is TARGETS[name].refuses
-
-
-@needs_timers
-def test_a_reader_that_fails_is_found_and_its_input_made_small(tmp_path: Path) -> None:
-    def read(path: Path) -> None:
-        if b"bad" in path.read_bytes():
-            raise IndexError("outside")
-
-    target = TARGETS["edit"]._replace(read=read)
-    runner = Runner(target, tmp_path, tmp_path / "found")
-    assert runner.run(b"good") == "accepted"
-    with pytest.raises(
-        FaultError, match=r"finding-\w+: IndexError at .*test_fuzz\.py:\d+: 'outside'"
-    ):
-        runner.run(b"x" * 5000 + b"bad, bad" + b"y" * 300)
-    (path,) = (tmp_path / "found").iterdir()
-    assert path.read_bytes() == b"bad"
-
-
-@needs_timers
-def test_the_command_runs_a_target_and_an_input_by_itself(tmp_path: Path) -> None:
-    def run(*arguments: object) -> str:
-        program = ROOT / "tools" / "fuzz.py"
-        command: list[str | Path] = [sys.executable, program, *map(str, arguments)]
-        command += ["--findings", tmp_path]
-        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        return str(done.stdout)
-
-    counts = re.match(r"edit: 300 inputs in \d+ s, (\d+) accepted", run("edit", "--runs", 300))
-    assert counts is not None and 0 < int(counts[1]) < 300
-    assert not list((tmp_path / "edit").iterdir())
-    (tmp_path / "input").write_bytes(b"nothing")
-    assert run("edit", "--replay", tmp_path / "input").startswith("refused: ")
-    assert len(run("--list").splitlines()) == len(TARGETS)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from contract import refused, takes
 
-from stem_edge.errors import BackendError, BundleError, InputError, StemEdgeError
+from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.text import chat_template
 from stem_edge.text.chat_template import ChatTemplate, read_template
 from stem_edge.text.messages import checked_messages
@@ -59,68 +57,16 @@ def test_a_file_that_is_not_a_config(config: Path, data: bytes) -> None:
     refused(lambda: read_template(config), BundleError, config, "not a JSON object")
 
 
-class Worker:
-    """A worker with scripted answers."""
-
-    def __init__(self, *answers: bytes | BaseException) -> None:
-        self.answers, self.asked, self.closed = list(answers), list[tuple[Any, float]](), 0
-
-    def ask(self, request: bytes, seconds: float) -> bytes:
-        self.asked.append((json.loads(request), seconds))
-        answer = self.answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-@pytest.fixture
-def worker(config: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    config.write_text('{"chat_template": "x", "eos_token": "<e>"}')
-    made = Worker(b'{"text": "first"}\n')
-    monkeypatch.setattr(chat_template, "_Worker", lambda: made)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "named"),
-    [
-        (b'{"error": "odd\\n\\u001b", "line": 7}\n', InputError, "for these messages: odd \\x1b;"),
-        (b'{"error": "odd", "line": 7}\n', InputError, "chat_template, line 7: "),
-        (b'{"error": "odd", "line": null}\n', InputError, "chat_template: the chat template of"),
-        (b"{}\n", InputError, "None;"),
-        (TimeoutError(), InputError, "it takes longer than 2.0 seconds"),
-        (b"[]\n", BundleError, "its process ended"), (b"", BundleError, "its process ended"),
-        (BrokenPipeError(), BundleError, "its process ended"),
-    ],
-)  # fmt: skip
-def test_invalid_answers(
-    answer: bytes | BaseException,
-    kind: type[StemEdgeError],
-    named: str,
-    config: Path,
-    worker: Worker,
-) -> None:
-    worker.answers += [answer, b'{"text": "again"}\n']
-    with closing(ChatTemplate(config)) as template:
-        error = refused(lambda: template.render([turn()]), kind, named)
-        assert (str(config) in error) == ("plain text" in error) == (kind is BundleError)
-        ended = "error" not in str(answer) and answer != b"{}\n"
-        assert worker.closed == ended
-        assert template.render([turn()]) == "again"
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [(OSError(12, "No memory"), "No memory"), (TimeoutError(), "no reason given")],
 )
 def test_a_process_that_cannot_be_started(
-    error: OSError, said: str, config: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    error: OSError, said: str, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> None:
         raise error
 
+    config.write_text('{"chat_template": "x"}')
     monkeypatch.setattr(chat_template, "_Worker", fails)
     refused(lambda: ChatTemplate(config), BackendError, config, said, "free some memory")

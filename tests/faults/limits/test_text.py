@@ -103,36 +103,3 @@ def test_the_limit_of_a_texts_growth(path: Path, monkeypatch: pytest.MonkeyPatch
     assert codec.encode("aaaaaaaa\u00e9")
     message = refused(lambda: codec.encode("a" * 11), InputError, path, "11 bytes")
     assert message.endswith("may turn each byte into 3; give at most 10 bytes")
-
-
-class Fails:
-    """A tokenizer whose methods raise an error."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def encode(self, *_: object, **__: object) -> None:
-        raise self._error
-
-    decode = encode
-
-
-class Panic(BaseException):
-    """A panic of the library, which is not an Exception."""
-
-
-def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    panic = Panic("at\nline\x1b 3 " + "x" * 400)
-    codec = TextCodec(write(path))
-    monkeypatch.setattr(codec, "_tokenizer", Fails(panic))
-    message = refused(lambda: codec.encode("a"), InputError, path, "this text (at line\\x1b 3 xx")
-    assert "x" * 288 in message
-    assert "x" * 290 not in message
-    refused(lambda: codec.decode([0]), InputError, "these token ids")
-
-    def fails(*_: object) -> None:
-        raise panic
-
-    other = type("Other", (), {"from_buffer": fails})
-    monkeypatch.setattr("stem_edge.runtime.text.keeping.Tokenizer", other)
-    refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json (at line\\x1b 3")

@@ -90,17 +90,6 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD)]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_fetched_slots_hold_the_rows_of_their_tokens(overlap: bool, seed: int, make: Make) -> None:
-    rows, rng = make(overlap), np.random.default_rng(seed)
-    steps = [rng.zipf(1.3, rng.integers(1, SLOTS + 1)) % V for _ in range(200)]
-    for tokens, following in zip(steps, [*steps[1:], steps[0]], strict=True):
-        assert contents(rows, rows.slots(tokens)) == tokens.tolist()
-        guess = following if rng.random() < 0.8 else rng.integers(0, V, 3)
-        rows.expect(guess)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_overlap_and_plain_count_the_same_hits_and_read_the_same_records(
     seed: int, make: Make
@@ -135,38 +124,12 @@ def test_records_of_later_steps_are_begun_and_not_read(
     assert store_of(rows).reads == [[1, 2], [5], [3], [4]]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
-    rows = make(overlap)
-    before = rows.slots(ids(1, 2, 3, 4)).tolist()
-    store_of(rows).failures = 2 if overlap else 1
-    rows.expect(ids(5, 6))
-    with pytest.raises(RowReadError, match=r"read of \[5, 6\] failed"):
-        rows.slots(ids(5, 6))
-    assert resident(rows.cache) == {1, 2, 3, 4}
-    assert rows.slots(ids(1, 2, 3, 4)).tolist() == before
-    assert contents(rows, rows.slots(ids(5, 6))) == [5, 6]
-
-
 def test_only_wanted_records_of_a_submit_are_kept(make: Make) -> None:
     rows = make()
     rows.expect(ids(10, 11, 12, 13))
     assert contents(rows, rows.slots(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
     assert resident(rows.cache) == {1, 2, 11, 13}
     assert store_of(rows).reads == [[10, 11, 12, 13], [1, 2]]
-
-
-def test_close_waits_for_the_read_under_way_and_ends_the_thread(make: Make) -> None:
-    before, rows = threads(), make()
-    store_of(rows).gate.clear()
-    rows.expect(ids(1))
-    wait_until(lambda: store_of(rows).reads == [[1]])
-    assert len(threads()) == len(before) + 1
-    threading.Timer(0.02, store_of(rows).gate.set).start()
-    rows.close()
-    assert store_of(rows).gate.is_set()
-    assert threads() == before
-    rows.close()
 
 
 # Of 100 tokens, in no order: two of each record.

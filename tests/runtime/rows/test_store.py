@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stores import Way, flip_bit, ids, open_way, write_store
 
-from stem_edge.errors import BundleError, InputError, RowReadError
+from stem_edge.errors import BundleError, RowReadError
 from stem_edge.files import disk, plain_files
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.rows import RowCounters
@@ -67,17 +67,6 @@ def test_records_are_what_was_written(reads: Way, system: str, written: U8, tmp_
         assert np.array_equal(found, written[tokens])
 
 
-@pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR[:2]])
-@pytest.mark.parametrize("token", [-1, V, 2**40])
-def test_id_outside_of_the_vocabulary_is_refused(
-    reads: Way, system: str, token: int, written: U8, tmp_path: Path
-) -> None:
-    with closing(open_way(tmp_path, FORMAT, reads)) as store:
-        for asked in (ids(token), ids(0, token, 1)):
-            with pytest.raises(InputError, match=f"record {token} is not in 0..10"):
-                store.read(asked)
-
-
 class Opened:
     """Every shard that is opened for its records from here on."""
 
@@ -102,15 +91,6 @@ class Opened:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     return Opened(monkeypatch)
-
-
-@pytest.mark.parametrize("system", LACKING)
-def test_a_closed_store_says_so(system: str, written: U8, tmp_path: Path) -> None:
-    store = open_store(tmp_path, FORMAT)
-    store.close()
-    for tokens in (ids(1), ids(1, 2)):
-        with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
-            store.read(tokens)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from stores import write_store
 
 import stem_edge
-from stem_edge.errors import BundleError, InputError
+from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.rows.table_arrays import Tables, open_tables
 from stem_edge.tables.packing import pack_records
@@ -84,19 +84,6 @@ def test_quantized_rows_are_dequantized(tmp_path: Path) -> None:
 def test_a_bundle_and_its_table_folder_open_alike(root: Path) -> None:
     with stem_edge.open_tables(str(root.parent)) as tables:
         assert np.array_equal(tables[3, 4], expected(3, 4))
-
-
-def test_closed_tables_say_so(root: Path) -> None:
-    tables = open_tables(root)
-    tables.close()
-    with pytest.raises(ValueError, match="closed"):
-        tables[0, 1]
-
-
-def test_a_folder_without_tables(tmp_path: Path) -> None:
-    with pytest.raises(BundleError) as caught:
-        open_tables(tmp_path / "nothing")
-    assert str(tmp_path / "nothing") in str(caught.value)
 
 
 def test_tokens_that_share_records(tmp_path: Path) -> None:

@@ -119,22 +119,6 @@ def mean(found: F32, expected: Array) -> float:
     return float(np.abs(found - expected).mean() / np.abs(expected).mean())
 
 
-def test_float(tmp_path: Path) -> None:
-    assert worst(product(tmp_path, of_type("fp32")), X @ STACKED.T) < 1e-6
-
-
-@pytest.mark.parametrize("asymmetric", [False, True])
-@pytest.mark.parametrize(
-    ("stored", "block", "most"),
-    [("int8", 32, 0.02), *(("int4", block, 0.25) for block in (16, 32, 64, 128))],
-)
-def test_blocks(
-    tmp_path: Path, stored: WeightType, block: int, most: float, asymmetric: bool
-) -> None:
-    found = product(tmp_path, of_type(stored, block, asymmetric=asymmetric))
-    assert worst(found, X @ STACKED.T) < most
-
-
 @pytest.mark.parametrize("stored", ["int4", "int8"])
 @pytest.mark.parametrize(
     ("width", "block"), [(K, 16), (K, 32), (K, 64), (K, 128), (96, 16), (96, 32)]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.tables import composing as lookups
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.composing import compose, pack_row
 from stem_edge.tables.packing import make_layout, pack_records
@@ -90,24 +87,6 @@ def test_given_bytes_are_the_row(layout: RecordLayout, records: U8) -> None:
         pack_records(layout, [values[None]] * len(LAYERS), least_error_scales), 1
     )[0]
     assert np.array_equal(layout.unpack(made[None], 1)[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("lookup", "token"),
-    [
-        (((5,),), 5),
-        (((5,), (5,), (5,)), 5),
-        (((0,), (0,)), 0),
-        (((5, 5), (5, 5)), 5),
-        (((5,), (6,)), None),
-        (((5, 6), (5, 6)), None),
-        (((5,), b"row"), None),
-        ((b"row", (5,)), None),
-        ((b"\x05", b"\x05"), None),
-    ],
-)
-def test_whose_own_record_it_is(lookup: Any, token: int | None) -> None:
-    assert lookups.token_of(lookup) == token
 
 
 def test_what_fp16_cannot_hold_is_refused() -> None:
