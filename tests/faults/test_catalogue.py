@@ -31,6 +31,8 @@ ELSEWHERE = {
     "M16": "stem_edge/bundle/hub/test_fetch.py::test_wrong_bytes_are_refused_until_they_are_deleted",
     "M17": "stem_edge/bundle/hub/test_fetch.py::test_a_connection_that_is_cut_goes_on_where_it_was",
     "P6": "stem_edge/apps/serving/openai/test_contract.py::test_refused_chats_name_the_field",
+    "P14": "faults/backbones/test_backbones.py::test_b17_weights_that_are_not_finite",
+    "Z11": "faults/backbones/test_backbones.py::test_b17_a_row_that_is_not_finite_fails_only_its_readers",
     "P13": "runtime/grammars/test_constraint.py::test_what_cannot_be_compiled_is_refused",
 }
 LINES = [
