@@ -11,7 +11,7 @@ from stem_edge.apps.answers.events import AnswerEvents, Whole
 from stem_edge.apps.answers.openai.options import biases, usage
 from stem_edge.apps.answers.refusals import RefusalError, openai_error
 from stem_edge.apps.answers.turn import prepare
-from stem_edge.apps.batches.rows import Result, Row, answered, failed
+from stem_edge.apps.batches.rows import Result, Row, key_of
 from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.generation import Chunk
@@ -58,7 +58,7 @@ class Settings:
     def _seed_of(self, row: Row) -> int | None:
         if self.seed is None:
             return None
-        given = self.seed.to_bytes(8, "little") + repr(row.key).encode()
+        given = self.seed.to_bytes(8, "little") + repr(key_of(row.id, row.line)).encode()
         return int.from_bytes(blake2b(given, digest_size=8).digest(), "little")
 
 
@@ -76,7 +76,7 @@ def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) 
         try:
             request, events = _task(model, row, settings)
         except StemEdgeError as error:
-            return failed(row, openai_error(error))
+            return _failed(row, error)
         tasks[request] = row, events, Whole()
         scheduler.submit(request)
         return None
@@ -87,7 +87,7 @@ def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) 
         if isinstance(chunk.error, DeviceLostError):
             raise chunk.error
         if chunk.error is not None:
-            return failed(row, openai_error(chunk.error))
+            return _failed(row, chunk.error)
         for event in events.push(chunk):
             whole.add(event)
         return _result(row, request, whole) if ended else None
@@ -96,13 +96,17 @@ def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) 
 
 
 def _result(row: Row, request: Request, whole: Whole) -> Result:
-    tokens = usage([request])
-    fields: dict[str, Any] = {"text": whole.text, "finish_reason": whole.reason, "usage": tokens}
+    found: dict[str, Any] = {"id": row.id, "text": whole.text, "finish_reason": whole.reason}
+    found["usage"] = usage([request])
     if whole.thoughts:
-        fields["reasoning_content"] = whole.thoughts
+        found["reasoning_content"] = whole.thoughts
     if whole.logprobs is not None:
-        fields["logprobs"] = [asdict(each) for each in whole.logprobs]
-    return answered(row, fields, tokens["completion_tokens"])
+        found["logprobs"] = [asdict(each) for each in whole.logprobs]
+    return found
+
+
+def _failed(row: Row, error: StemEdgeError) -> Result:
+    return {"id": row.id, "line": row.line, **openai_error(error)}
 
 
 def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEvents]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from stem_edge.apps.batches.answering import SEQUENCES, Answers, Settings, answer
 from stem_edge.apps.batches.output import ResultFile
-from stem_edge.apps.batches.rows import Result, count_rows, read_rows
+from stem_edge.apps.batches.rows import Result, key_of, read_rows
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
@@ -60,7 +60,7 @@ def batch(
         same call goes on after an interruption, and each row has one line at the end. Rows of lines
         that are deleted, such as errors, are run again.
     model: a loaded one, or a bundle to load: its folder, or its name on a hub.
-    ray: run the rows on a Ray cluster: "auto" for the one that runs here, its host:port, or "local".
+    ray: run the rows on a Ray cluster: "auto" for the one that runs here, or its host:port.
         The model must be a bundle that all machines see. Default: run them here.
     options: fields of SamplingParams, for rows that do not have their own; and, for a bundle, keywords
         of stem_edge.load. sequences: answers computed together at most; default 8, if memory allows.
@@ -81,11 +81,15 @@ def batch(
         model = pinned(model, options.get("progress"))  # one commit, however often it is opened
         loading["sequences"] = _contexts(model, loading)
     with ResultFile(target) as results:
-        before = Batch(len(results), results.errors)
-        rows = (row for row in read_rows(source) if row.key not in results)
+        before = Batch(len(results.keys), results.errors)
+        rows = (row for row in read_rows(source) if key_of(row.id, row.line) not in results.keys)
         if (first := next(rows, None)) is None:  # nothing needs a model
             return before
-        total, show = count_rows(source), options.get("progress") is not False
+        total = None  # of a pipe, which is read once
+        if source.is_file():
+            with source.open("rb") as lines:
+                total = sum(1 for _ in lines)
+        show = options.get("progress") is not False
         with _computing(model, loading, settings, ray) as answers:
             return _write(answers(chain((first,), rows)), results, total, show=show)
 
@@ -148,23 +152,24 @@ def _write(
 ) -> Batch:
     """Write results as they come, with a progress bar on a terminal."""
     done, begun = Batch(0, 0), perf_counter()
-    before = len(results)
     with (
         closing(cast("Generator[Result]", answers)),
-        tqdm(total=total, initial=before, unit="row", disable=None if show else True) as bar,
+        tqdm(
+            total=total, initial=len(results.keys), unit="row", disable=None if show else True
+        ) as bar,
     ):
         for result in answers:
-            if results.append(result):
-                done.tokens += result.tokens
-                done.answered += result.error is None
-                if result.error is not None:
-                    done.failed += 1
-                    done.first_error = done.first_error or f"line {result.line}: {result.error}"
-                bar.update()
-                bar.set_postfix_str(
-                    f"{done.tokens / (perf_counter() - begun):.3g} tokens/s, {done.failed} errors",
-                    refresh=False,
-                )
-    done.results, done.errors = len(results), results.errors
+            if not results.append(result):
+                continue  # Ray answered a row twice
+            if (error := result.get("error")) is None:
+                done.answered += 1
+                done.tokens += result["usage"]["completion_tokens"]
+            else:
+                done.failed += 1
+                done.first_error = done.first_error or f"line {result['line']}: {error['message']}"
+            bar.update()
+            speed = done.tokens / (perf_counter() - begun)
+            bar.set_postfix_str(f"{speed:.3g} tokens/s, {done.failed} errors", refresh=False)
+    done.results, done.errors = len(results.keys), results.errors
     done.seconds = perf_counter() - begun
     return done

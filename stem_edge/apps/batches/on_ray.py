@@ -22,14 +22,13 @@ from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.planning import memory_plan
 from stem_edge.shown import format_size, shown
-from stem_edge.system.memory import own_memory, usable_cpus
+from stem_edge.system.memory import own_memory
 
-AUTO, LOCAL = "auto", "local"
+AUTO = "auto"
 ROWS_PER_SEQUENCE = 8  # of a task: sequences stand idle at its end alone
 TRIES = 3  # after which a task whose process dies each time is an error
 ANSWER_SECONDS = 10
 PROCESS_NBYTES = 256 << 20  # the most that a process of Ray takes before it loads a model
-LOCAL_STORE_NBYTES = 128 << 20  # rows and results are small
 
 
 def ray_answers(
@@ -37,9 +36,9 @@ def ray_answers(
 ) -> Generator[Result]:
     """Answer rows on a cluster.
 
-    keywords: of stem_edge.load. address: "auto" for the cluster that runs here, its host:port, or
-    "local" for this machine alone. Each machine must have the bundle under the same path, or it is
-    named as on a hub, with its commit. Raises what load raises, and StemEdgeError for Ray's errors.
+    keywords: of stem_edge.load. address: "auto" for the cluster that runs here, or its host:port.
+    Each machine must have the bundle under the same path, or it is named as on a hub, with its
+    commit. Raises what load raises, and StemEdgeError for Ray's errors.
     """
     nbytes = memory_plan(bundle, **keywords).total - own_memory() + PROCESS_NBYTES
     with _connected(address) as ray, _own_errors(ray):
@@ -51,9 +50,10 @@ def ray_answers(
         task = ray.remote(_answer_rows).options(
             num_cpus=cpus, memory=nbytes, max_retries=TRIES, scheduling_strategy="SPREAD"
         )
-        groups, waiting = _groups(rows, settings.sequences * ROWS_PER_SEQUENCE), list[Any]()
+        left, count, waiting = iter(rows), settings.sequences * ROWS_PER_SEQUENCE, list[Any]()
         while True:
-            for group in islice(groups, 2 * places - len(waiting)):  # one more each is on its way
+            # One more each is on its way.
+            while len(waiting) < 2 * places and (group := list(islice(left, count))):
                 waiting.append(task.remote(bundle, tuple(sorted(given.items())), settings, group))
             if not waiting:
                 return
@@ -71,12 +71,6 @@ def _answer_rows(
 @lru_cache(maxsize=1)
 def _model(bundle: str, keywords: tuple[tuple[str, object], ...]) -> Model:
     return load(bundle, **cast(LoadKeywords, dict(keywords)))
-
-
-def _groups(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
-    left = iter(rows)
-    while group := list(islice(left, count)):
-        yield group
 
 
 def _places(ray: Any, nbytes: int) -> tuple[int, int]:
@@ -112,27 +106,19 @@ def _connected(address: str) -> Iterator[Any]:
         yield ray
         return
     try:
-        _start(ray, address)
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _start(ray: Any, address: str) -> None:
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == LOCAL:
-        size = {"num_cpus": usable_cpus(), "object_store_memory": LOCAL_STORE_NBYTES}
-        quiet |= {**size, "include_dashboard": False}
-    try:
-        if address not in (AUTO, LOCAL):  # Ray itself would try for minutes
+        if address != AUTO:  # Ray itself would try for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-        ray.init(address, **quiet)
+        ray.init(address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise StemEdgeError(
             f"ray {shown(address)}: cannot connect ({one_line(error)}); give the host:port of a "
-            "cluster that ray start --head began, auto for the one on this machine, or local"
+            "cluster that ray start --head began, or auto for the one on this machine"
         ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 @contextmanager

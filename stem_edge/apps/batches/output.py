@@ -8,16 +8,25 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from stem_edge.apps.batches.rows import Key, Result, parse_result
+import msgspec
+
+from stem_edge.apps.batches.rows import Id, Key, Result, key_of
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.lock import lock
 
 SYNC_SECONDS = 5.0  # a power cut may lose the results of these seconds; they are computed again
 BEGIN = b'{"id":'  # of each line
-MAX_LINE_NBYTES = 1 << 30  # so that a file of something else is not read into memory
+
+
+class _Line(msgspec.Struct):
+    """What a line of results says of its row."""
+
+    id: Id | None
+    line: int = 0
+    error: Any = None
 
 
 class ResultFile:
@@ -29,8 +38,9 @@ class ResultFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.keys = set[Key]()  # of the rows that are done
         self.errors = 0  # lines that are errors
-        self._keys, self._synced = set[Key](), time.monotonic()
+        self._synced = time.monotonic()
         with self._explained():
             self._file = _open(path)
             try:
@@ -40,21 +50,15 @@ class ResultFile:
                 disk.close(self._file)
                 raise
 
-    def __contains__(self, key: Key) -> bool:
-        """Return whether a row is done."""
-        return key in self._keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def append(self, result: Result) -> bool:
-        """Write a result; False if the row has one already."""
-        if result.key in self._keys:
+        """Write a result; False if its row has one already."""
+        key = key_of(result["id"], result.get("line", 0))
+        if key in self.keys:
             return False
         with self._explained():
-            disk.write_all(self._file, result.data + b"\n")
-            self._keys.add(result.key)
-            self.errors += result.error is not None
+            disk.write_all(self._file, msgspec.json.encode(result) + b"\n")
+            self.keys.add(key)
+            self.errors += "error" in result
             if time.monotonic() - self._synced > SYNC_SECONDS:
                 disk.fsync(self._file)
                 self._synced = time.monotonic()
@@ -76,22 +80,28 @@ class ResultFile:
 
     def _read(self) -> int:
         """Note which rows have results; return the bytes of whole lines."""
-        whole = number = 0
+        whole = 0
         with self.path.open("rb") as file:
-            while line := file.readline(MAX_LINE_NBYTES):
-                number += 1
-                if _is_cut(line, number):
+            begin = file.read(len(BEGIN))
+            if not BEGIN.startswith(begin) and begin.strip(b"\0"):
+                raise self._other(1)  # before a line of it, which may be long
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
                     break
                 try:
-                    key, is_error = parse_result(line)
+                    found = msgspec.json.decode(line, type=_Line)
                 except ValueError:
-                    raise InputError(
-                        f"{self.path}: line {number} is no result of a batch; choose another output"
-                    ) from None
+                    raise self._other(number) from None
                 whole += len(line)
-                self.errors += is_error
-                self._keys.add(key)
+                self.errors += found.error is not None
+                self.keys.add(key_of(found.id, found.line))
         return whole
+
+    def _other(self, number: int) -> InputError:
+        return InputError(
+            f"{self.path}: line {number} is no result of a batch; choose another output"
+        )
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -113,24 +123,13 @@ def _open(path: Path) -> int:
             f"{path}: not a regular file; results need one, from which a batch goes on"
         )
     file = disk.append(path)
-    if _lock(file, path):
-        return file
-    disk.close(file)
-    raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
-
-
-def _lock(file: int, path: Path) -> bool:
-    """Lock a file; False if another process has it. Warns where the disk has no locks."""
     try:
-        return lock(file)
+        locked = lock(file)
     except OSError as error:
         told = f"cannot be locked here ({error.strerror}); let no other batch write it meanwhile"
         warnings.warn(f"{path}: {told}", RuntimeWarning, stacklevel=2)
-        return True
-
-
-def _is_cut(line: bytes, number: int) -> bool:
-    """Return whether writing a line was cut; a first line must also look like a result."""
-    if line.endswith(b"\n") or len(line) == MAX_LINE_NBYTES:
-        return False
-    return number > 1 or line.startswith(BEGIN[: len(line)]) or not line.strip(b"\0")
+        return file
+    if not locked:
+        disk.close(file)
+        raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
+    return file

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("input", metavar="IN", help="JSON lines")
     add("output", metavar="OUT", help="file that results are appended to, as JSON lines")
-    ray = "Ray cluster: auto (the one here), host:port, or local"
+    ray = "Ray cluster: auto (the one here), or host:port"
     add("--ray", metavar="ADDRESS", help=ray)
     add("--json", action="store_true", help="print figures as one JSON object at the end")
     add("-q", "--quiet", action="store_true", help="print neither progress nor figures")
