@@ -25,11 +25,10 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.checkpoints.sources import check_apart, check_unchanged, states_of
 from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.measured_types import choose_types
 from stem_edge.export.job.plan import Format, Plan
-from stem_edge.export.job.publish import LOCK, check_free, publish
+from stem_edge.export.job.publish import check_apart, check_free, publish
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import ExportRows, plan_tables
@@ -89,9 +88,9 @@ def export_bundle(
         twentieth of the tokens that the calibration text uses most, int4 for the other tokens.
         Default: int8, or the codes that the checkpoint has.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
-    assistant: folder, or GGUF file, of the draft model that was made for a Gemma 4. It drafts on
-        onnxruntime's CPU. It has the type of the backbone if that is one for all matrices, else 8
-        bits; no token depends on it.
+    assistant: folder of the draft model that was made for a Gemma 4. It drafts on onnxruntime's CPU.
+        It has the type of the backbone if that is one for all matrices, else 8 bits; no token
+        depends on it.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     calibration: text, or token ids as .npy or .int32, like those that the model will see. It
         decides types, guides the quantizer, balances the channels of the prefill graph and warms
@@ -123,7 +122,6 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     if recipe.assistant is not None:
         recipe = replace(recipe, assistant=checkpoint_folder(recipe.assistant, recipe.progress))
     check_apart(out, [checkpoint, recipe.lora, recipe.assistant])
-    before = states_of([checkpoint, *recipe.files])
     ggml = recipe.engine == GgufFormat.engine
     if ggml:
         checked_ggml()  # before gigabytes are read
@@ -151,8 +149,6 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         check_free(out, _flash_nbytes(plan))
         with Progress(0, "exporting", recipe.progress) as bar:
             _write(plan, tokenizer, Output(folder, bar))
-        own = [out, folder, folder.with_name(folder.name + LOCK)]
-        check_unchanged(before, [source.path, *recipe.files], own)
     return open_bundle(out)
 
 

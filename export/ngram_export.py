@@ -16,9 +16,8 @@ import numpy as np
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open_tables
-from stem_edge.export.checkpoints.sources import check_apart, check_unchanged, states_of
 from stem_edge.export.job.files import Output
-from stem_edge.export.job.publish import LOCK, check_free, publish
+from stem_edge.export.job.publish import check_apart, check_free, publish
 from stem_edge.export.tables import make_grid, write_shard
 from stem_edge.export.token_classes import token_classes
 from stem_edge.numerics.block_search import least_error_scales
@@ -62,18 +61,15 @@ def export_rows(
     """
     folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
     check_apart(out, [folder])
-    before = states_of([folder])
     found = open_tables(folder)
     format = NgramFormat(tables=tuple(_stored(one.table, rows) for one in found))
     class_of = None
     if format.classes is not None:
         class_of = token_classes(folder / "tokenizer.json", *format.classes)
     with publish(out, force=force, is_ours=is_ngrams) as work:
-        own = [out, work, work.with_name(work.name + LOCK)]
         check_free(out, format.nbytes)
         with Progress(format.nbytes, "exporting tables", progress) as bar:
             _write(Output(work, bar), found, format, class_of, threads or usable_cpus())
-        check_unchanged(before, [folder], own)
     return out
 
 

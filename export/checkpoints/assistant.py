@@ -1,8 +1,4 @@
-"""Assistants of Gemma 4, in a folder as Hugging Face has them, or in a GGUF file (gemma4-assistant).
-
-llama.cpp's converter leaves the clusters of tokens out, so all tokens are scored. Files that have them are
-read with them: llama.cpp has names for these tensors, and ignores them.
-"""
+"""Assistants of Gemma 4, in a folder as Hugging Face has them."""
 
 from __future__ import annotations
 
@@ -15,8 +11,6 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.gguf import open_model, renamed
-from stem_edge.export.checkpoints.gguf_keys import ASSISTANTS, CENTROIDS
 from stem_edge.export.checkpoints.hugging_face.config import Decoder, read_config
 from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
     HEAD,
@@ -26,22 +20,12 @@ from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
     Gemma4Assistant,
 )
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
-from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
 from stem_edge.export.tensor_files.tensor import INTEGERS, Tensor
-from stem_edge.files.checkpoint_files import SUFFIX
 from stem_edge.graph.formats import Assistant, BackboneFormat
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 from stem_edge.numerics.matrix import whole
-
-# Names in a GGUF file -> Hugging Face's.
-OWN = {
-    "nextn.pre_projection.weight": INSIDE[IN],
-    "nextn.post_projection.weight": INSIDE[OUT],
-    CENTROIDS: INSIDE[CLUSTERS],
-    "masked_embd_ordering": TOKENS,
-}
 
 
 class AssistantCheckpoint(NamedTuple):
@@ -53,19 +37,12 @@ class AssistantCheckpoint(NamedTuple):
 
 
 def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantCheckpoint:
-    """Open a folder or a GGUF file. Raises CheckpointError.
+    """Open a folder. Raises CheckpointError.
 
     dim: of the model that it drafts for; format: that it is to be stored in.
     """
-    decoder: Decoder
-    if path.suffix == SUFFIX:
-        model = open_model(open_gguf(path), ASSISTANTS)
-        decoder, config, packed = model.decoder, model.config, False
-        names = [stored_name(name, config) for name in shapes_of(config, dim, 0)]
-        files: TensorFiles = renamed(model, [n for n in names if n not in INSIDE], OWN)
-    else:
-        config, decoder, _, packed = read_config(path / CONFIG, {KIND: Gemma4Assistant})
-        files = TensorFiles(path, open_folder(path))
+    config, decoder, _, packed = read_config(path / CONFIG, {KIND: Gemma4Assistant})
+    files = TensorFiles(path, open_folder(path))
     if not isinstance(decoder, Gemma4Assistant) or packed:
         raise CheckpointError(f"{path}: its matrices are codes; give an assistant with floats")
     clusters = decoder.num_centroids if decoder.use_ordered_embeddings else 0
@@ -97,17 +74,12 @@ def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[i
     return shapes
 
 
-def stored_name(name: str, config: ModelConfig) -> str:
-    """Return a name with the layer's number in files, which have no layers that lend."""
-    if not name.startswith("layers."):
-        return name
-    _, number, part = name.split(".", 2)
-    return f"layers.{int(number) - config.own_kv_layers}.{part}"
-
-
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return Hugging Face's name of a tensor of `shapes_of`."""
-    return INSIDE.get(name) or decoder.tensor(stored_name(name, config))
+    """Return Hugging Face's name of a tensor of `shapes_of`; its files have no layers that lend."""
+    if name.startswith("layers."):
+        _, number, part = name.split(".", 2)
+        name = f"layers.{int(number) - config.own_kv_layers}.{part}"
+    return INSIDE.get(name) or decoder.tensor(name)
 
 
 def _order(path: Path, files: TensorFiles, tokens: int, clusters: int) -> npt.NDArray[np.int32]:

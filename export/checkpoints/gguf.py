@@ -8,9 +8,8 @@ fastest form. Blocks lie within rows, so each row keeps its codes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,7 +30,6 @@ from stem_edge.export.checkpoints.gguf_keys import (
 from stem_edge.export.checkpoints.head_padding import order_heads
 from stem_edge.export.checkpoints.hugging_face import gemma_ple
 from stem_edge.export.checkpoints.hugging_face.config import Decoder
-from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import KIND, Gemma4Assistant
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS, assembled
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
@@ -43,7 +41,6 @@ from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import BIASED, LENT
 
 LLAMA = "llama"
-DECODERS: dict[str, type[Decoder]] = KINDS | {KIND: Gemma4Assistant}
 ADVICE = "export the original model, or a file of another converter"
 CONTEXT = "per_layer_model_proj.weight"  # of all layers
 STREAMS = {"altup_in": "altup_proj", "altup_out": "altup_unembd_proj"}
@@ -78,56 +75,38 @@ class GgufTensors(TensorFiles):
         return super()._taken(name, {self._left[name].dtype: 0})
 
 
-class GgufModel(NamedTuple):
-    """A file whose keys were understood."""
-
-    path: Path
-    architecture: str
-    decoder: Decoder
-    config: ModelConfig
-    tensors: Tensors
-
-
 def read_checkpoint(path: Path) -> Checkpoint:
     """Open a GGUF file, and the others of a split one. Raises CheckpointError."""
     file = open_gguf(path)
-    model = open_model(file, ARCHITECTURES)
-    files = renamed(model, model.config.backbone_shapes())
-    return assembled(
-        model.decoder,
-        model.config,
-        files,
-        path=path,
-        tokenizer=TokenizerSource("gguf", path, add_bos=None),
-        sampling=of_gguf(path, file.keys),
-    )
-
-
-def open_model(file: GgufFile, known: Mapping[str, Architecture]) -> GgufModel:
-    """Return the model that the keys of a file describe. Raises CheckpointError."""
-    path = file.path
     found, kind = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if kind != "model":
         raise CheckpointError(
             f"{path}: general.type is {one_line(repr(kind))}; expected 'model': give the file of "
             "a whole language model"
         )
-    if not isinstance(found, str) or found not in known:
+    if not isinstance(found, str) or found not in ARCHITECTURES:
         raise CheckpointError(
             f"{path}: general.architecture is {one_line(repr(found))}; expected one of "
-            f"{', '.join(known)}: export the original model"
+            f"{', '.join(ARCHITECTURES)}: export the original model"
         )
-    keys, tensors = _read_keys(file, found, known[found]), dict(file.tensors)
+    known, tensors = ARCHITECTURES[found], dict(file.tensors)
+    keys = _read_keys(file, found, known)
     try:
-        given = described(known[found], keys, tensors)
-        decoder = convert_options(path, given, DECODERS[known[found].kind])
+        decoder = convert_options(path, described(known, keys, tensors), KINDS[known.kind])
         biases = tuple(part for part in BIASED if _bias(part) in tensors)
         config = msgspec.structs.replace(decoder.model(), biases=biases)
         if config.streams > 1:
             _split_streams(config, tensors)
-        return GgufModel(path, found, decoder, config, tensors)
     except (ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: {one_line(error, 400)}; {ADVICE}") from error
+    return assembled(
+        decoder,
+        config,
+        _renamed(path, decoder, config, tensors, pairs=found == LLAMA),
+        path=path,
+        tokenizer=TokenizerSource("gguf", path, add_bos=None),
+        sampling=of_gguf(path, file.keys),
+    )
 
 
 def _bias(part: str) -> str:
@@ -162,28 +141,25 @@ def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
             tensors[f"{name}.{at}.weight"] = part
 
 
-def renamed(
-    model: GgufModel, names: Iterable[str], more: Mapping[str, str] | None = None
+def _renamed(
+    path: Path, decoder: Decoder, config: ModelConfig, tensors: Tensors, *, pairs: bool
 ) -> GgufTensors:
     """Return the tensors of a file as Hugging Face names and orders them.
 
-    names: of the backbone's tensors; more: the file's name of another tensor -> Hugging Face's.
+    pairs: True if the rows of heads lie in pairs that rotate together.
     """
-    decoder, config = model.decoder, model.config
     borrowing = range(config.own_kv_layers, config.n_layers)
     unread = [f"layers.{layer}.{part}" for layer in borrowing for part in LENT]
-    theirs = {_stored_name(name): decoder.tensor(name) for name in (*names, *unread)} | dict(
-        more or {}
-    )
-    tensors = dict(model.tensors)
+    names = (*config.backbone_shapes(), *unread)
+    theirs = {_stored_name(name): decoder.tensor(name) for name in names}
     if isinstance(decoder, gemma_ple.GemmaPle) and TABLE in tensors:
         theirs[TABLE] = decoder.inside + gemma_ple.TABLE
         tensors[TABLE] = coded_rows(tensors[TABLE], config.ple_width)
-    if model.architecture == LLAMA:
+    if pairs:
         turned = [n for n, name in theirs.items() if ".q_proj." in name or ".k_proj." in name]
         for name in tensors.keys() & turned:
             tensors[name] = _in_halves(tensors[name], config.head_dim)
-    return GgufTensors(model.path, tensors, theirs)
+    return GgufTensors(path, tensors, theirs)
 
 
 def _stored_name(name: str) -> str:

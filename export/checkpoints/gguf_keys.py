@@ -25,7 +25,6 @@ from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
 
 TABLE, ROPE_FACTORS = "per_layer_token_embd.weight", "rope_freqs.weight"
-CENTROIDS = "masked_embd_centroids.weight"
 LAYERS_27B = 62  # by which llama.cpp knows the Gemma 3 whose scores have another factor
 LAUREL, SCALE = "blk.0.laurel_l.weight", "blk.0.altup_correct_scale.weight"
 LARGE = 1e20  # factors above it leave nothing of a rotation
@@ -70,7 +69,6 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
     altup__num_inputs: int | None = None
     altup__active_idx: int | None = None
     activation_sparsity_scale: float | list[float] = -math.inf
-    masked_embedding__top_k: int | None = None
 
     def __post_init__(self) -> None:
         # Checked here, because they size lists and divide before ModelConfig checks them.
@@ -236,16 +234,6 @@ def _gemma4(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _assistant(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    clusters = tensors.get(CENTROIDS)
-    return _gemma4(keys, tensors) | {
-        "attention_k_eq_v": False,
-        "use_ordered_embeddings": clusters is not None,
-        "num_centroids": 0 if clusters is None else clusters.shape[0],
-        "centroid_intermediate_top_k": keys.masked_embedding__top_k,
-    }
-
-
 def _found(tensors: Tensors, name: str) -> Tensor:
     if name not in tensors:
         raise ValueError(f"no tensor {name}")
@@ -270,10 +258,6 @@ GEMMA = WINDOW | {
 ROWS = GEMMA | {"embedding_length_per_layer_input", "attention.shared_kv_layers"}
 ALTUP = ROWS | {"altup.num_inputs", "altup.active_idx", "activation_sparsity_scale"}
 WIDTHS = ROWS | {"attention.key_length_swa", "attention.value_length_swa"}
-DRAFTS = WIDTHS | {
-    "masked_embedding.top_k", "masked_embedding.centroid_count", "embedding_length_out",
-    "nextn_predict_layers",
-}  # fmt: skip
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         "mistral", WINDOW
@@ -284,8 +268,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3n": Architecture("gemma3n_text", ALTUP, _gemma3n),
     "gemma4": Architecture("gemma4_text", WIDTHS, _gemma4),
 }
-ASSISTANTS = {"gemma4-assistant": Architecture("gemma4_assistant", DRAFTS, _assistant)}
-SOME = frozenset[str]().union(*(one.own for one in (ARCHITECTURES | ASSISTANTS).values()))
+SOME = frozenset[str]().union(*(one.own for one in ARCHITECTURES.values()))
 COMMON = frozenset(Keys.__struct_encode_fields__) - SOME
 
 

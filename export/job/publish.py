@@ -14,7 +14,7 @@ import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -140,6 +140,21 @@ def check_free(out: Path, needed: int) -> None:
             f"{out}: not enough room on its disk: {format_size(needed, up=True)} needed, "
             f"{format_size(free)} free; free some space or choose another disk"
         )
+
+
+def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
+    """Raise ExportError if an export would replace what it reads, or a folder around it."""
+    place = Path(out).resolve()
+    if not place.exists():
+        return
+    for path in paths:
+        if path is None or not Path(path).exists():
+            continue
+        real = Path(path).resolve()
+        if any(above.samefile(place) for above in (real, *real.parents)):
+            raise ExportError(
+                f"{out}: is or holds {path}, which the export reads; choose another place to export to"
+            )
 
 
 def _check_target(out: Path, force: bool, kind: str, is_ours: Callable[[Path], bool]) -> None:

@@ -70,11 +70,6 @@ class Recipe:
                 )
 
     @property
-    def files(self) -> tuple[File, ...]:
-        """Files to be read besides the checkpoint."""
-        return self.lora, self.assistant, self.tokenizer, self.calibration
-
-    @property
     def cpus(self) -> int:
         """Number of threads."""
         return self.threads or usable_cpus()

@@ -17,6 +17,10 @@ from stem_edge.errors import CheckpointError
 from stem_edge.files import disk
 
 HEAD_NBYTES = 512
+CHANGED = (
+    "was changed during the export; nothing was written: wait until training or copying has ended, "
+    "and export again"
+)
 ZIP = b"PK\x03\x04"
 TAR_AT = 257  # offset of a tar archive's magic
 _HEADS = {
@@ -67,7 +71,7 @@ class SourceFile:
                 f"{path}: cannot open ({reason}); copy the model again, as plain files"
             ) from error
         weakref.finalize(self, disk.close, self._descriptor)
-        self.nbytes = disk.size(self._descriptor)
+        self.nbytes, self._written = disk.size(self._descriptor), disk.written(self._descriptor)
 
     @property
     def head(self) -> bytes:
@@ -92,9 +96,6 @@ class SourceFile:
                 f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check "
                 "the disk, or copy the file again"
             ) from error
-        if done < len(array):
-            raise CheckpointError(
-                f"{self.path}: ends at byte {at + done}, but had {self.nbytes} bytes before; it was "
-                "changed during the export: wait until it is written, and export again"
-            )
+        if done < len(array) or disk.written(self._descriptor) != self._written:
+            raise CheckpointError(f"{self.path}: {CHANGED}")
         return array

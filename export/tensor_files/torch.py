@@ -16,7 +16,7 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line, reason_of
-from stem_edge.export.tensor_files.source_file import HEAD_NBYTES, ZIP, looks_like
+from stem_edge.export.tensor_files.source_file import CHANGED, HEAD_NBYTES, ZIP, looks_like
 from stem_edge.export.tensor_files.tensor import Tensor, check_type
 from stem_edge.numerics.quantize import F32
 
@@ -163,9 +163,11 @@ def _opened(path: Path, tensor: Any) -> Any:
     shape, nbytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
     if nbytes > tensor.untyped_storage().nbytes():
         raise ValueError(f"a tensor {list(shape)} is larger than its values")
-    values = tensor.detach() if shape else tensor.detach()[None]
+    values, written = tensor.detach() if shape else tensor.detach()[None], path.stat().st_mtime_ns
 
     def rows(start: int, stop: int) -> F32:
+        if path.stat().st_mtime_ns != written:
+            raise CheckpointError(f"{path}: {CHANGED}")
         found: F32 = np.array(values[start:stop].float().numpy())  # callers may change the copy
         return found
 

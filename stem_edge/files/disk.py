@@ -80,6 +80,11 @@ def size(descriptor: int) -> int:
     return os.fstat(descriptor).st_size
 
 
+def written(descriptor: int) -> int:
+    """Return when an open file was last written, in nanoseconds."""
+    return os.fstat(descriptor).st_mtime_ns
+
+
 def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
     """Read into the buffer from `offset` on; returns the bytes read, which may be fewer."""
     if hasattr(os, "preadv"):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from gemma_pairs import CLUSTERS, Pair, V, make_pair
-from gguf_files import write_assistant
 from hf_folders import edit
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
@@ -20,11 +19,9 @@ from tiers import slow_but
 import stem_edge
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import BundleError, CheckpointError, ExportError
-from stem_edge.export.checkpoints.assistant import OWN
 
 EXACT: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
 DATA = "assistant.data"
-IN, OUT, CLUSTERS_OF, TOKENS = OWN  # names in GGUF files
 
 
 @pytest.fixture(scope="module")
@@ -43,47 +40,6 @@ def bundle(folder: Path) -> Path:
     """The pair without any quantization."""
     stem_edge.export_bundle(folder / "t", folder / "b", assistant=folder / "a", **EXACT)
     return folder / "b"
-
-
-@pytest.mark.parametrize("clusters", [True, False])
-def test_a_gguf_file_gives_the_bundle_of_its_folder(
-    pair: Pair, tmp_path: Path, clusters: bool
-) -> None:
-    """llama.cpp's converter leaves clusters out."""
-    shutil.copytree(pair.folder / "a", tmp_path / "a")
-    if not clusters:
-        edit(tmp_path / "a", "config.json", use_ordered_embeddings=False)
-        changed(tmp_path / "a", masked_embedding__centroids__weight=None)
-        changed(tmp_path / "a", masked_embedding__token_ordering=None)
-    file = write_assistant(tmp_path / "a.gguf", pair.assistant, clusters=clusters)
-    made = [
-        stem_edge.export_bundle(pair.folder / "t", tmp_path / out, assistant=given, **EXACT)
-        for out, given in (("of_folder", tmp_path / "a"), ("of_file", file))
-    ]
-    assert made[0].manifest == made[1].manifest
-
-
-# What is wrong with a file -> its keys and tensors that differ, the error, and its words.
-FILES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "too many": ({"masked_embedding.top_k": 17}, ExportError, "scores 17 of these"),
-    "another key": ({"expert_count": 4}, CheckpointError, "expert_count is 4; expected no such"),
-    "no tensor": ({IN: None}, CheckpointError, f"no tensor {IN}"),
-    "no order": ({TOKENS: None}, CheckpointError, "does not name each of 320 tokens once"),
-    "ids twice": ({TOKENS: np.zeros(V, np.int32)}, CheckpointError, "does not name each of 320"),
-    "another order": ({TOKENS: np.zeros(9, np.int32)}, CheckpointError, "does not name each of"),
-    "another shape": (
-        {OUT: np.zeros((32, 8), np.float32)}, CheckpointError, f"{OUT} is .*expected",
-    ),
-    "more tensors": ({"other": np.zeros(4, np.float32)}, CheckpointError, "other is not part"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", FILES)
-def test_gguf_files_of_other_assistants_are_refused(pair: Pair, tmp_path: Path, case: str) -> None:
-    changes, error, words = FILES[case]
-    file = write_assistant(tmp_path / "a.gguf", pair.assistant, changes=changes)
-    with pytest.raises(error, match=words):
-        stem_edge.export_bundle(pair.folder / "t", tmp_path / "b", assistant=file, **EXACT)
 
 
 @pytest.mark.parametrize(

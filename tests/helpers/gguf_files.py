@@ -18,14 +18,6 @@ from stem_edge.export.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, UNU
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32, U8
 
-# Tensors that only assistants have -> their names in GGUF.
-OWN = {
-    "pre_projection.weight": "nextn.pre_projection.weight",
-    "post_projection.weight": "nextn.post_projection.weight",
-    "masked_embedding.centroids.weight": "masked_embd_centroids.weight",
-    "masked_embedding.token_ordering": "masked_embd_ordering",
-}
-
 
 def write_file(path: Path, keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Path:
     """Write a file; a tensor is an array of floats, or (codes of its rows, name of their type)."""
@@ -132,39 +124,6 @@ def _of_full(config: Any) -> int:
     layer = config.layer_types.index("full_attention")
     own = config.per_layer_config[layer] if config.model_type == "gemma4_text" else config
     return int(own.head_dim)
-
-
-def write_assistant(
-    path: Path, model: Any, changes: Mapping[str, Any] | None = None, *, clusters: bool = True
-) -> Path:
-    """Write an assistant of transformers; llama.cpp's converter leaves clusters out.
-
-    changes: other values of keys and tensors; None: left out.
-    """
-    text, kind = model.config.text_config, "gemma4-assistant"
-    keys = {key.replace("gemma4.", f"{kind}."): value for key, value in gemma_keys(text).items()}
-    keys |= {
-        "general.architecture": kind,
-        f"{kind}.embedding_length_out": model.config.backbone_hidden_size,
-        f"{kind}.nextn_predict_layers": text.num_hidden_layers,
-        f"{kind}.attention.shared_kv_layers": text.num_hidden_layers,
-    }
-    if clusters:
-        keys[f"{kind}.masked_embedding.top_k"] = model.config.centroid_intermediate_top_k
-    state = {
-        name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"
-    }
-    tensors: dict[str, Any] = gemma_tensors(text, {n: t for n, t in state.items() if n not in OWN})
-    for name, own in OWN.items():
-        if clusters or name.endswith("projection.weight"):
-            values = state[name].numpy()
-            tensors[own] = values.astype(np.int32) if values.ndim == 1 else values
-    for name, value in (changes or {}).items():
-        if isinstance(value, int):
-            keys[f"{kind}.{name}"] = value
-        else:
-            tensors[name] = value
-    return write_file(path, keys, {n: t for n, t in tensors.items() if t is not None})
 
 
 def gemma_tensors(config: Any, state: Mapping[str, Any]) -> dict[str, F32]:
