@@ -13,21 +13,21 @@ import argparse
 import http.client
 import json
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from served import HOST, served
+
 from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.system.process_memory import FileKinds, MemoryReader
 
-HOST = "127.0.0.1"
 POST = "POST /{} HTTP/1.1\r\nHost: localhost\r\n"
 MOST_SECONDS = 0.2  # of /health
 MOST_LOG = 10_000  # bytes
@@ -227,30 +227,6 @@ def attacked(
     return Outcome(name, dict(answers), watch.slowest, watch.most, after, limit, log.stat().st_size)
 
 
-@contextmanager
-def served(bundle: Path, files: int, options: list[str], log: Path) -> Iterator[tuple[int, int]]:
-    """Start a server with a limit of open files; yield its port and process id."""
-    with socket.create_server((HOST, 0)) as free:
-        port = int(free.getsockname()[1])
-    serve = f'ulimit -n {files}; exec "$0" -m stem_edge serve "$@" --port {port}'
-    with log.open("wb") as output:
-        command = ["sh", "-c", serve, sys.executable, str(bundle), *options]
-        server = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + MOST_WAIT
-        while server.poll() is None and time.monotonic() < deadline:
-            with suppress(OSError):
-                if ask(port, "/health")[0] == 200:
-                    break
-            time.sleep(0.1)
-        else:
-            raise SystemExit(f"the server does not start: {log.read_text()}")
-        yield port, server.pid
-    finally:
-        server.terminate()
-        server.wait(MOST_WAIT)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -264,7 +240,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = ["--memory", args.memory] if args.memory else []
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with served(args.bundle, args.files, options, log) as (port, process_id):
+        with (
+            log.open("wb") as output,
+            served(args.bundle, *options, files=args.files, log=output) as (port, process_id),
+        ):
             limit = int(json.loads(ask(port, "/props")[1])["memory_limit"])
             target = Target(port, args.seconds)
             for attack in ATTACKS:

@@ -173,7 +173,7 @@ def requirements() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     own = [name for name in extras["dev"] if name.startswith(("pytest", "hypothesis", "onnx"))]
-    return [*own, *project["dependencies"], *extras["export"], "zarr"]
+    return [*own, *project["dependencies"], "zarr"]
 
 
 def _compile_launcher(path: Path, model: str) -> None:

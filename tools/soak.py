@@ -16,29 +16,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import psutil
 from growth import Growth, Sample, growth
+from served import HOST, served
 
 import stem_edge
 from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.runtime import Model
 from stem_edge.system.process_memory import FileKinds, MemoryReader
 
-HOST = "127.0.0.1"
 CASES = 48  # different requests, whose answers are known
 TURNS = 4  # of each conversation; there are as many as there are cases with a schema
 CLIENTS = 12  # at a time
@@ -109,38 +106,12 @@ def conversation(model: Model, tokens: int, options: dict[str, Any]) -> Case:
     return reduce(lambda then, turn: replace(turn, then=then), reversed(turns))
 
 
-@contextmanager
-def served(bundle: Path, sequences: int, threads: int) -> Iterator[tuple[int, psutil.Process]]:
-    """Start a server; yield its port and process."""
-    with socket.create_server((HOST, 0)) as free:
-        port = int(free.getsockname()[1])
-    command = [sys.executable, "-m", "stem_edge", "serve", str(bundle), "--port", str(port)]
-    command += ["--exact", "--sequences", str(sequences)]
-    command += ["--threads", str(threads)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + SECONDS
-        while True:
-            with (
-                suppress(OSError),
-                urllib.request.urlopen(f"http://{HOST}:{port}/health") as answer,
-            ):
-                if answer.status == 200:
-                    break
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the server does not start")
-            time.sleep(0.1)
-        yield port, psutil.Process(server.pid)
-    finally:
-        server.terminate()
-        server.wait(SECONDS)
-
-
 class Client:
     """Asks one request after the other, and counts how they ended."""
 
     def __init__(self, port: int, known: list[Case], seed: int, counts: Counter[str]) -> None:
-        self._port, self._known, self._counts = port, known, counts
+        self._known, self._counts = known, counts
+        self._url = f"http://{HOST}:{port}"
         self._rng = np.random.default_rng(seed)
         self._next: Case | None = None  # turn of a conversation
 
@@ -153,74 +124,53 @@ class Client:
         """Ask once, and end it in a random way."""
         ways = ["whole", "leave", "slow", "broken"]
         way = str(self._rng.choice(ways, p=[0.65, 0.3, 0.03, 0.02]))
-        reader, writer = await asyncio.open_connection(HOST, self._port)
         try:
-            if way == "broken":
-                await self._broken(reader, writer)
-                found = "refused"
-            else:
-                async with asyncio.timeout(SECONDS):
-                    found = await self._answered(reader, writer, way)
+            async with asyncio.timeout(SECONDS):
+                if way == "broken":
+                    await self._broken()
+                    found = "refused"
+                else:
+                    found = await self._answered(way)
             self._counts[found] += 1
-        except (ConnectionError, TimeoutError) as error:
+        except (OSError, TimeoutError, httpx2.TransportError) as error:
             self._counts[f"{way}: {type(error).__name__}"] += 1
-        finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
 
-    async def _answered(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
-    ) -> str:
+    async def _answered(self, way: str) -> str:
         case = self._next or self._known[int(self._rng.integers(len(self._known)))]
         self._next = case.then
         stream = bool(self._rng.integers(2))
-        body = json.dumps(case.body | {"stream": stream}).encode()
-        head = f"POST {case.path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-        head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        await writer.drain()
-        if way == "leave":  # before the answer or in its midst
-            await asyncio.sleep(float(self._rng.exponential(0.02)))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(reader.read(int(self._rng.integers(1, 900))), 0.05)
-            return "left"
-        data = b""
-        while piece := await reader.read(64 if way == "slow" else 65_536):
-            data += piece
-            if way == "slow":
-                await asyncio.sleep(0.01)
-        return "right" if _text(data, stream) == case.text else "WRONG"
+        body = case.body | {"stream": stream}
+        async with httpx2.AsyncClient(base_url=self._url, timeout=SECONDS) as client:
+            if way == "leave":  # before the answer or in its midst
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(float(self._rng.exponential(0.05))):
+                        await client.post(case.path, json=body)
+                return "left"
+            data = b""
+            async with client.stream("POST", case.path, json=body) as response:
+                async for piece in response.aiter_bytes(64 if way == "slow" else None):
+                    data += piece
+                    await asyncio.sleep(0.01 * (way == "slow"))
+        return "right" if response.is_success and _text(data, stream) == case.text else "WRONG"
 
-    async def _broken(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _broken(self) -> None:
+        reader, writer = await asyncio.open_connection(HOST, httpx2.URL(self._url).port)
         writer.write(BROKEN[int(self._rng.integers(len(BROKEN)))])
         with suppress(ConnectionError, TimeoutError):
             await writer.drain()
             await asyncio.wait_for(reader.read(100), 0.2)
+        writer.close()
 
 
-def _text(data: bytes, stream: bool) -> str | None:
-    head, _, body = data.partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n")[0]:
-        return None
-    if b"chunked" in head.lower():
-        body = _unchunked(body)
-    events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]
-    choices = [json.loads(event)["choices"] for event in (events if stream else [body])]
+def _text(data: bytes, stream: bool) -> str:
+    events = [line[6:] for line in data.split(b"\n") if line.startswith(b"data: {")]
+    choices = [json.loads(event)["choices"] for event in (events if stream else [data])]
     return "".join(_piece(one[0]) for one in choices if one)
 
 
 def _piece(choice: dict[str, Any]) -> str:
     message = choice.get("message") or choice.get("delta") or {}
     return str(choice.get("text") or message.get("content") or "")
-
-
-def _unchunked(body: bytes) -> bytes:
-    found = b""
-    while body:
-        size, _, body = body.partition(b"\r\n")
-        found, body = found + body[: int(size, 16)], body[int(size, 16) + 2 :]
-    return found
 
 
 @dataclass(frozen=True)
@@ -281,8 +231,9 @@ def main(arguments: list[str] | None = None) -> int:
         known = cases(model, CASES, args.seed)
     infinite = float("inf")
     limits = (args.requests, infinite) if args.requests else (infinite, args.minutes)
-    with served(args.bundle, args.sequences, args.threads) as (port, server):
-        verdict = asyncio.run(soak(port, server, known, *limits))
+    options = ["--exact", "--sequences", str(args.sequences), "--threads", str(args.threads)]
+    with served(args.bundle, *options) as (port, pid):
+        verdict = asyncio.run(soak(port, psutil.Process(pid), known, *limits))
     print(json.dumps(asdict(verdict)) if args.json else verdict.line())
     return 0 if verdict.good else 1
 
