@@ -71,10 +71,10 @@ class Answering(ModelText):
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
         """
-        from stem_edge.bundle.edit_files.opening import as_edit
+        from stem_edge.bundle.edit_files.file import open_edit
 
         self.engine.check_usable()
-        with self._opened_edits().added(tuple(as_edit(self.bundle, edit) for edit in edits)):
+        with self._opened_edits().added(tuple(open_edit(self.bundle, edit) for edit in edits)):
             yield self
 
     @property

@@ -61,7 +61,7 @@ def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
         node.inputs = [other.get(name, name) for name in node.inputs]
         if node.op == NORM:
             x, weight = node.inputs
-            plain_norm(graph, x, weight, node.outputs[0], node.real("epsilon"))
+            plain_norm(graph, x, weight, node.outputs[0], node.attributes["epsilon"])
         elif layout is not None and source.startswith(io.ROW_CODES) and io.SLOT_IDS in node.inputs:
             name = io.row_name(int(source.removeprefix(io.ROW_CODES)))
             width = layout.row_width * lookups

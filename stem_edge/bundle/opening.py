@@ -21,7 +21,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import WEIGHT_BITS
+from stem_edge.graph.formats import GGUF, WEIGHT_BITS
 from stem_edge.shown import MAX_SIZE
 
 # A tokenizer.json may be twice the largest that is published.
@@ -138,9 +138,15 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
                 root / name, f"{found} bytes, but the weights of this model take {nbytes}"
             )
     if manifest.gguf is not None:
-        from stem_edge.bundle.gguf import check_gguf  # for bundles with such a backbone alone
+        from stem_edge.ggml.gguf_schema import (
+            foreign_parts,  # for bundles with such a backbone alone
+        )
+        from stem_edge.ggml.gguf_tensors import locate
 
-        check_gguf(root, manifest, manifest.gguf)
+        if foreign := ", ".join(foreign_parts(manifest.model)):
+            said = f"a backbone in {GGUF} with {foreign}, which only onnxruntime can run"
+            raise damaged(root / MANIFEST, said)
+        locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, manifest.gguf.weights)
 
 
 def weight_nbytes(manifest: Manifest) -> dict[str, int]:

@@ -85,21 +85,7 @@ class Node:
     inputs: list[str]
     outputs: list[str]
     domain: str = ""
-    attributes: dict[str, Attribute] = field(default_factory=dict)
-
-    def size(self, name: str) -> int:
-        """Return an integer attribute."""
-        value = self.attributes[name]
-        if not isinstance(value, int):
-            raise TypeError(f"{name} of {self.op} is {value!r}")
-        return value
-
-    def real(self, name: str) -> float:
-        """Return a numeric attribute."""
-        value = self.attributes[name]
-        if not isinstance(value, int | float):
-            raise TypeError(f"{name} of {self.op} is {value!r}")
-        return value
+    attributes: dict[str, Any] = field(default_factory=dict)  # name -> Attribute
 
 
 @dataclass(frozen=True)

@@ -131,24 +131,24 @@ def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
     """Ask for huge pages under memory that will be filled once and then read in full often."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    start = -(-address // HUGE_PAGE) * HUGE_PAGE
-    length = (address + nbytes - start) // HUGE_PAGE * HUGE_PAGE
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if length > 0 and advise is not None:
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        _advise(address, nbytes, HUGE_PAGE, mmap.MADV_HUGEPAGE)
 
 
 def free_pages(array: npt.NDArray[Any]) -> None:
     """Give back the pages inside a contiguous array of `own_pages`; what was there is lost."""
-    if sys.platform != "linux" or array.nbytes < LEAST_NBYTES:
-        return  # elsewhere the pages would stay, or the array may be memory of the C library
-    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    # Elsewhere the pages would stay, or the array may be memory of the C library.
+    if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
+        _advise(array.ctypes.data, array.nbytes, mmap.PAGESIZE, mmap.MADV_DONTNEED)
+
+
+def _advise(address: int, nbytes: int, unit: int, advice: int) -> None:
+    """Give the system advice on the whole units in some memory."""
+    start = -(-address // unit) * unit
+    length = (address + nbytes - start) // unit * unit
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if length > 0 and advise is not None:
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

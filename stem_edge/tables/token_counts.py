@@ -56,28 +56,27 @@ def read_counts(path: Path, length: int) -> Counts | None:
 
     That is not an error, because only a warm start is lost.
     """
-    nbytes = len(encode_counts(np.zeros(0, np.uint32))) + 4 * length
-    try:
-        data = disk.read_file(path, nbytes)
-    except OSError:
-        return None
-    if len(data) != nbytes:
-        return None
-    counts = np.frombuffer(data[-4 * length :], "<u4").astype(np.uint32)
-    return counts if encode_counts(counts) == data else None
+    counts = _read(path, length)
+    return None if counts is None or len(counts) != length else counts.astype(np.uint32)
 
 
 def read_uses(path: Path, records: int) -> Uses | None:
     """Read uses of records below `records`; None if the file is missing or damaged."""
-    header = len(encode_counts(np.zeros((0, 2), np.uint32)))
-    try:
-        data = disk.read_file(path, header + 8 * MOST_SAVED)
-        pairs = np.frombuffer(data[header:], "<u4").reshape(-1, 2)
-    except (OSError, ValueError):
-        return None
-    if encode_counts(pairs) != data or not (pairs[:, 0] < records).all():
+    pairs = _read(path, 2 * MOST_SAVED, 2)
+    if pairs is None or not (pairs[:, 0] < records).all():
         return None
     return Uses(pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.uint32))
+
+
+def _read(path: Path, most: int, *columns: int) -> Counts | None:
+    """Read an array [n, *columns] of at most so many values; None if the file is missing or damaged."""
+    header = len(encode_counts(np.zeros((0, *columns), np.uint32)))
+    try:
+        data = disk.read_file(path, header + 4 * most)
+        found = np.frombuffer(data[header:], "<u4").reshape(-1, *columns)
+    except (OSError, ValueError):
+        return None
+    return found if encode_counts(found) == data else None
 
 
 def write_uses(path: Path, uses: Uses) -> None:

@@ -40,11 +40,7 @@ def array_document(
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a zarr.json. Raises BundleError."""
-    return parse_json(read_plain(path, MAX_JSON_NBYTES, "description of tables"), path)
-
-
-def parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    """Parse the object in these bytes. Raises BundleError, which names the path."""
+    data = read_plain(path, MAX_JSON_NBYTES, "description of tables")
     try:
         return decode_json(data, dict[str, Any], MAX_JSON_NBYTES)
     except ValueError as error:

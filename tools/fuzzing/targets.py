@@ -28,7 +28,7 @@ from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.special import dense_twin
 from stem_edge.tables.store import open_table_store
-from stem_edge.tables.zarr_json import parse_json
+from stem_edge.tables.zarr_json import read_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.text.chat_worker import environment
 from stem_edge.text.tokenizer_gate import check_tokenizer
@@ -155,7 +155,7 @@ TARGETS = {
         "a single zarr.json",
         "zarr.json",
         mutants.change_json,
-        lambda path: parse_json(path.read_bytes(), path),
+        read_json,
     ),
     "store": Target(
         "a table store: zarr.json files, shards and their indexes, token index; reads 16 records",

@@ -8,6 +8,7 @@ and bundles with other tables refuse it. Nothing in it is executed, and unknown 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
@@ -158,8 +159,11 @@ def read_edit(path: str | Path) -> Edit:
 
 def _read(path: Path) -> bytes:
     try:
-        if not path.is_file():
-            raise EditError(f"{path}: no such edit file; make one with: stem-edge edit BUNDLE")
+        if not os.path.isfile(path):  # noqa: PTH113  (Path's raises for long names)
+            raise EditError(
+                f"{path}: no such edit file; make one with: stem-edge edit BUNDLE --source TEXT "
+                "--target TEXT -o FILE"
+            )
         if path.stat().st_size <= MAX_NBYTES:
             # A link to an edit is fine, but must be resolved because read_file does not follow it.
             data = disk.read_file(path.resolve(), MAX_NBYTES)
@@ -186,6 +190,30 @@ def tables_id(bundle: Bundle) -> str:
     """
     files = bundle.manifest.files
     return hashlib.sha256(f"{tables_hash(files)} {files[TOKENIZER].sha256}".encode()).hexdigest()
+
+
+def open_edit(bundle: Bundle, given: Edit | str | Path) -> Edit:
+    """Return an edit that fits a bundle, from a file if its path is given, with or without .edit.
+
+    Raises EditError, and InputError if `given` is of another type.
+    """
+    if isinstance(given, Edit):
+        check_edit(given, bundle)
+        return given
+    if not isinstance(given, str | Path):
+        raise InputError(
+            f"an edit is given as {type(given).__name__}; expected an Edit or the path of an edit "
+            "file, and several edits as separate arguments"
+        )
+    path, whole = Path(given), f"{given}{SUFFIX}"
+    if path.name and path.suffix != SUFFIX and os.path.isfile(whole):  # noqa: PTH113  (never raises)
+        path = Path(whole)
+    edit = read_edit(path)
+    try:
+        check_edit(edit, bundle)
+    except EditError as error:
+        raise EditError(f"{path}: {error}") from error
+    return edit
 
 
 def check_edit(edit: Edit, bundle: Bundle) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,19 +23,6 @@ LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, err
 
 class UnreachableError(HubError):
     """The hub does not answer, or not now."""
-
-
-def endpoint() -> str | None:
-    """Return the address of the hub in HF_ENDPOINT; None for the usual one. Raises HubError."""
-    found = os.environ.get("HF_ENDPOINT")
-    if found is None:
-        return None
-    if not re.match("https?://.", found):
-        raise HubError(
-            f"HF_ENDPOINT is {one_line(ascii(found))}, expected an address like "
-            "https://huggingface.co; correct it, or unset it"
-        )
-    return found.rstrip("/")
 
 
 @contextmanager

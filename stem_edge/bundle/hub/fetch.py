@@ -6,6 +6,7 @@ the cache are not requested again. Without a network, the cache is used.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from stem_edge import __version__
-from stem_edge.bundle.hub.asking import UnreachableError, asking, endpoint
+from stem_edge.bundle.hub.asking import UnreachableError, asking
 from stem_edge.bundle.hub.names import HubName, hub_name
 from stem_edge.errors import HubError
 from stem_edge.files.disk import write_whole
@@ -99,7 +100,7 @@ def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
             snapshot.name.repository,
             revision=snapshot.name.revision,
             cache_dir=cache(),
-            endpoint=endpoint(),
+            endpoint=os.environ.get("HF_ENDPOINT"),
             allow_patterns=[escape(file) for file in missing],
             max_workers=WORKERS,
             tqdm_class=type("Bar", (_Bar,), {"hidden": snapshot.progress is False or None}),
@@ -135,7 +136,9 @@ def _info(name: HubName) -> Any:
     """Ask the hub for a model's commit and files. Raises HubError."""
     from huggingface_hub import HfApi
 
-    api = HfApi(endpoint(), library_name="stem-edge", library_version=__version__)
+    api = HfApi(
+        os.environ.get("HF_ENDPOINT"), library_name="stem-edge", library_version=__version__
+    )
     with asking(name):
         return api.model_info(name.repository, revision=name.revision, timeout=ANSWER_SECONDS)
 

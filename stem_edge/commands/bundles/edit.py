@@ -8,8 +8,7 @@ from pathlib import Path
 
 from stem_edge.apps.editing.making import make_edit
 from stem_edge.apps.editing.shown import show_edit
-from stem_edge.bundle.edit_files.file import SCOPES, SUFFIX, Edit
-from stem_edge.bundle.edit_files.opening import open_edit
+from stem_edge.bundle.edit_files.file import SCOPES, SUFFIX, Edit, open_edit
 from stem_edge.bundle.edit_files.schemes import AUTO, SCHEMES
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.bundle.opening import Bundle, open_bundle

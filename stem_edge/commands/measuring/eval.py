@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.apps.measuring.quality.quality import Divergence, Quality, evaluate
-from stem_edge.bundle.edit_files.opening import open_edits
+from stem_edge.bundle.edit_files.file import open_edit
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.keywords import values_of
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     given = values_of(args, evaluate) | {name: getattr(args, name) for name in ("memory", *LOADING)}
     found = []
     for bundle in map(pinned, args.bundles):
-        edits = open_edits(open_bundle(bundle), args.edit)
+        edits = [open_edit(open_bundle(bundle), edit) for edit in args.edit]
         found.append(evaluate(bundle, edits=edits, **given))
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0

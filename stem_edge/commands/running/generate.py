@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from stem_edge.bundle.edit_files.opening import open_edits
+from stem_edge.bundle.edit_files.file import open_edit
 from stem_edge.commands.options.answers import (
     add_sampling,
     add_text,
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
         bundle = pinned(bundle)
         opened = open_or_make(bundle, LoadOptions(**loading_options(args)))
-        edits = open_edits(opened, args.edit)
+        edits = [open_edit(opened, edit) for edit in args.edit]
     prompt = _prompt(args)
     with load(bundle, **loading_options(args)) as model, model.edited(*edits):
         check_grammar(model, params, args)

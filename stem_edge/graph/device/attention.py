@@ -21,7 +21,7 @@ def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
     width, heads = io.head_width(own), own.n_kv_heads
     q, k, v = _projected(nodes, node, config, number)
     q = _rotated(nodes, q, config, number, at + "q")
-    q = nodes.add("Mul", [q, nodes.float(node.real("scale"))], at + "q.scaled")
+    q = nodes.add("Mul", [q, nodes.float(node.attributes["scale"])], at + "q.scaled")
     q = nodes.add("Transpose", [q], at + "q.turned", perm=(0, 2, 1, 3))
     q = nodes.reshape(q, [heads, config.n_heads // heads, 0, width], at + "q.grouped")
     if own.kv_layer == number:

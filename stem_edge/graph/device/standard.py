@@ -145,7 +145,7 @@ class _Lowering:
 
     def _gather_blocks(self, node: Node) -> None:
         codes, ids, scales, points = node.inputs
-        nodes, name, bits = self.made, node.outputs[0], node.size("bits")
+        nodes, name, bits = self.made, node.outputs[0], node.attributes["bits"]
         if codes in self._stored:
             width, groups = self._config.dim, self._stored[scales].dims[1]
             values = self._numbers(codes, ids, bits, self._stored[codes].dims[1])
@@ -187,7 +187,7 @@ class _Lowering:
 
     def _block_product(self, node: Node) -> None:
         x, codes, scales, *points = node.inputs
-        rows, width, bits, block = map(node.size, ("N", "K", "bits", "block_size"))
+        rows, width, bits, block = (node.attributes[n] for n in ("N", "K", "bits", "block_size"))
         groups, nodes = width // block, self.made
         self._keep(codes, CODES[bits], (rows, width))
         self._keep(scales, ElementType.FLOAT, (rows, groups))
@@ -245,7 +245,7 @@ class _Lowering:
         self._rms_norm(node.inputs[0], node.inputs[1], node)
 
     def _rms_norm(self, x: str, weight: str, node: Node) -> None:
-        plain_norm(self.made, x, self._keep(weight), node.outputs[0], node.real("epsilon"))
+        plain_norm(self.made, x, self._keep(weight), node.outputs[0], node.attributes["epsilon"])
 
     def _keep(
         self, name: str, kind: ElementType | None = None, dims: tuple[int, ...] | None = None

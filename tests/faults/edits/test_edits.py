@@ -17,8 +17,7 @@ import pytest
 from contract import refused
 
 import stem_edge
-from stem_edge.bundle.edit_files.file import read_edit
-from stem_edge.bundle.edit_files.opening import find_edit
+from stem_edge.bundle.edit_files.file import open_edit, read_edit
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import EditError
 from stem_edge.files import disk
@@ -190,9 +189,9 @@ NAMES = ["", ".", "..", "\0", "a\0b", "secret", "x" * 300, "x" * 5000, "a\nb", "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_alone_is_looked_for_nowhere_else(here: Path, name: str) -> None:
+def test_a_name_alone_is_looked_for_nowhere_else(here: Path, name: str, bundle: Bundle) -> None:
     with pytest.raises(EditError):
-        find_edit(name)
+        open_edit(bundle, name)
 
 
 def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path: Path) -> None:

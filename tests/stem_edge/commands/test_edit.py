@@ -113,7 +113,7 @@ def test_what_each_token_looks_up_is_shown(
         (["--show", "x", *SPAIN], "--source: for a new edit, not for --show"),
         (["--show", "x", "--force"], "--force: for a new edit, not for --show"),
         (["--show", "x"], "x: no such edit file; make one with"),
-        (["--show", ""], "'': no such edit file"),
+        (["--show", ""], "no such edit file"),
         (["--show", "x" * 300], "no such edit file"),
         ([*MADE, "--layers", "2"], "layers are 2; expected STEM layers of 1,3,5"),
         ([*MADE, "--layers", "1,"], "--layers '1,': not numbers"),

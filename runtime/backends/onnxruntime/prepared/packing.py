@@ -200,7 +200,7 @@ def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
         dims = made.tensors[node.inputs[1]].dims
         width = dims[-1] if node.attributes.get("transB") else dims[0]
         if node.op == "MatMulNBits":
-            width = node.size("K")
+            width = node.attributes["K"]
         made.nodes.append(replace(node, inputs=[x := f"activations.{number}", *node.inputs[1:]]))
         made.input(x, ACTIVATIONS[node.op], [1, "T", width])
         made.output(node.outputs[0], np.float32, None)

