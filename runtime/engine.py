@@ -32,7 +32,7 @@ from stem_edge.runtime.backends.interface import (
     LESS_MEMORY,
     Backend,
 )
-from stem_edge.runtime.rows.rows import EMPTY, NO_IDS, Rows
+from stem_edge.runtime.rows.rows import NO_IDS, Rows
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.rows import RowLookup
 
@@ -47,11 +47,6 @@ class Step(NamedTuple):
     row_ids: I64  # [T], the rows that they look up, or [T, ...] of several (RowKeys)
     logits: int  # of how many of the last tokens logits are wanted
     later: I64 = NO_IDS  # rows that the next steps look up, as far as they are known
-
-    @property
-    def records(self) -> int:
-        """Distinct rows."""
-        return len(set(self.row_ids.ravel().tolist()) - {EMPTY})
 
 
 class Guesses:

@@ -31,7 +31,6 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.rows import READ_AT_ONCE, Rows, keys_of
-from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.runtime.rows.table_rows import TableRows
 from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
@@ -179,13 +178,13 @@ def _assemble(
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 
     if format is None:
-        return model(loader.open(None), Rows())
+        return model(loader.open(), Rows())
     with ExitStack() as opened:
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
         needs, grows = loader.needs(plan.context_length), options.grows and plan.device is None
         most = plan.slots + plan.more_slots(needs) * grows
-        cache = RowCache(storage := loader.make_slots(format.tables, most), plan.slots)
+        cache = RowCache(loader.make_slots(format.tables, most), plan.slots)
         keys = keys_of(bundle.manifest.model)
         rows = TableRows(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
@@ -203,7 +202,7 @@ def _assemble(
             with suppress(RowReadError):  # it fails again, and is reported, when a row is needed
                 fill(cache, tables, wanted, batch, SECONDS)
 
-        backend = _open_and_fill(loader, storage, fill_slots)
+        backend = _open_and_fill(loader, fill_slots)
         if grows:
             opened_nbytes = own_memory() - cache.filled * needs.footprint.slot_nbytes + later
             plan = plan.measured(opened_nbytes, needs, parse_size(options.memory or 0))
@@ -245,14 +244,14 @@ def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> R
     return open_store(bundle.file(TABLES), format, flash, rows, bundle.tables)
 
 
-def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
+def _open_and_fill(loader: EngineLoader, fill_slots: Callable[[], None]) -> Backend:
     """Open the backbone and fill the slots at the same time."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = fill_slots
         # Where no thread can start, the slots are filled after the backbone is open instead.
         with suppress(RuntimeError):
             filling = thread.submit(fill_slots).result
-        backend = loader.open(slots)
+        backend = loader.open()
         try:
             filling()
         except BaseException:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 # Figures that follow from others.
-DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step", "records_per_step",
+DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step",
            "flash_bytes_per_token", "hit_rate")  # fmt: skip
 # Field of RowCounters -> field of GenerationStats, where the names differ.
 STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_bytes"}
@@ -35,7 +35,6 @@ class GenerationStats:
     decode_seconds: float = 0.0  # steps after the first token
     sequences: int = 0  # with a computed prompt
     decode_steps: int = 0
-    decode_records: int = 0  # distinct ones of each decode step, added up
     drafted_tokens: int = 0  # guessed, and computed in a step beside the token before
     accepted_tokens: int = 0  # of those, in the answer
     first_token_seconds: float = 0.0  # from the call to the first token
@@ -75,11 +74,6 @@ class GenerationStats:
     def tokens_per_step(self) -> float:
         """Sequences in a decode step, on average."""
         return self.decoded_tokens / self.decode_steps if self.decode_steps else 0.0
-
-    @property
-    def records_per_step(self) -> float:
-        """Distinct records that a decode step looks up, on average."""
-        return self.decode_records / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def flash_bytes_per_token(self) -> float:
@@ -131,14 +125,10 @@ class Recorder:
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
-    def decoded(self, seconds: float, *, records: int = 1, drafted: int = 0) -> None:
-        """Note the end of a decode step.
-
-        records: distinct ones that its tokens looked up. drafted: tokens that were guesses.
-        """
+    def decoded(self, seconds: float, *, drafted: int = 0) -> None:
+        """Note the end of a decode step. drafted: tokens that were guesses."""
         self._stats.decode_seconds += seconds
         self._stats.decode_steps += 1
-        self._stats.decode_records += records
         self._stats.drafted_tokens += drafted
 
     def update(self) -> None:

@@ -18,10 +18,7 @@ def line(stats: GenerationStats) -> str:
     if stats.drafted_tokens:
         guessed = f" ({stats.accepted_tokens} of {stats.drafted_tokens} guesses right)"
     if stats.sequences > 1:
-        batch = (
-            f" ({stats.sequences} sequences, {stats.tokens_per_step:.1f} tokens of "
-            f"{stats.records_per_step:.1f} rows a step)"
-        )
+        batch = f" ({stats.sequences} sequences, {stats.tokens_per_step:.1f} tokens a step)"
     if stats.prefill_refused:
         refused = f"; prefill graph not used: {stats.prefill_refused}"
     if stats.network_reads:

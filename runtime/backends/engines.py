@@ -43,10 +43,10 @@ class EngineLoader(Protocol):
         """Return the memory needed for `context` tokens; may be called before `prepare`."""
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
-        """Allocate slots in the form that this engine's graph reads."""
+        """Allocate slots in the form that this engine's graph reads; `open` puts the backbone over them."""
 
-    def open(self, slots: Slots | None) -> Backend:
-        """Load the backbone over these slots; None for a dense model. Raises BackendError."""
+    def open(self) -> Backend:
+        """Load the backbone, over slots unless the model is dense. Raises BackendError."""
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,22 @@ class BackendContext(Protocol):
         """Return the most tokens of a step at a position that drops what steps of one token would."""
 
 
-class BackendPlaces(Protocol):
-    """Memory in which sequences that decode together lie side by side, in places 0, 1, ..."""
+class BackendDrafter(Protocol):
+    """Drafts of a model's own assistant in one context, whose keys and values it reads."""
+
+    def draft(self, token_id: int, position: int, count: int) -> list[int]:
+        """Return the most probable tokens after the one at a position.
+
+        That one is not computed yet, and the one before was among those with logits in the context's last
+        step. Raises BackendError.
+        """
+
+
+class BackendPlaces:
+    """Memory in which sequences that decode together lie side by side, in places 0, 1, ...
+
+    This base class is for backends whose sequences decode together wherever they lie.
+    """
 
     def join(self, context: BackendContext, tokens: int) -> None:
         """Move a context's first tokens to the next place. Raises OutOfMemoryError; all is then as before."""
@@ -98,6 +112,9 @@ class Backend(Protocol):
 
         None if this backend cannot step several sequences together.
         """
+
+    def open_drafter(self, context: Any) -> BackendDrafter | None:
+        """Return what drafts in a context of this backend; None if no assistant is loaded."""
 
     def begin(
         self,

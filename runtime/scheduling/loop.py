@@ -95,7 +95,7 @@ class Loop:
         step, logits = computed(self._engine, request.context, step)
         drafts = step.token_ids[1:].tolist()
         seconds = time.perf_counter() - started
-        self._record.decoded(seconds, records=step.records, drafted=len(drafts))
+        self._record.decoded(seconds, drafted=len(drafts))
         for drafted in request.verify(logits, drafts):
             self._record.sampled(drafted=drafted)
             if not drafted and request.goes_on:

@@ -201,7 +201,7 @@ class Scheduler(Loop):
         running, started = list(self._running), time.perf_counter()
         following = None if self._prompt is None else self._prompt.steps[0]
         found = self._batch.step(step, following)
-        self._record.decoded(time.perf_counter() - started, records=step.records)
+        self._record.decoded(time.perf_counter() - started)
         for request, logits in zip(running, found, strict=True):
             with self._errors_of(request):
                 if isinstance(logits, Exception):

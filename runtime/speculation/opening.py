@@ -17,7 +17,7 @@ from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_measure import measure_steps
 from stem_edge.runtime.engine import Engine, Guesses, Speculation
-from stem_edge.runtime.speculation.assistant_drafts import AssistantDrafts, Assisted
+from stem_edge.runtime.speculation.assistant_drafts import AssistantDrafts
 from stem_edge.runtime.speculation.drafts import Drafts
 from stem_edge.runtime.speculation.gate import Gate
 from stem_edge.runtime.speculation.guesses import CallerDrafts, GatedGuesses
@@ -50,9 +50,9 @@ def open_speculation(
 
     def begin(context: Context) -> Guesses:
         drafts: list[Drafts] = [TextDrafts()]
-        if assistant is not None:
-            with suppress(StemEdgeError):  # such as lack of memory: an answer needs no drafts
-                drafts.append(assistant(context))
+        with suppress(StemEdgeError):  # such as lack of memory: an answer needs no drafts
+            if assistant is not None and (own := assistant(context)) is not None:
+                drafts.append(own)
         return GatedGuesses(gate, drafts, known.seconds)
 
     return begin if gate.can_pay else None
@@ -72,22 +72,24 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
     return measure_steps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)])
 
 
-def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], AssistantDrafts] | None:
+def _assistant(
+    engine: Engine, plan: MemoryPlan
+) -> Callable[[Context], AssistantDrafts | None] | None:
     """Return what begins the drafts of the model's own assistant, if one was loaded, once it has drafted."""
-    backend = engine.backend
-    if not isinstance(backend, Assisted) or plan.context_length < MOST:
+    if plan.context_length < MOST:
         return None
-    context, times = engine.open_context(MOST), list[float]()
+    context, times, opened = engine.open_context(MOST), list[float](), engine.backend.open_drafter
+    if (drafter := opened(context.backend)) is None:
+        return None
     engine.step([context], *engine.steps([0]))
-    drafter = backend.open_drafter(context.backend)
     for _ in range(TRIES):
         started = time.perf_counter()
         drafter.draft(0, context.position, MOST - 1)
         times.append(time.perf_counter() - started)
-    seconds, opened = min(times) / (MOST - 1), backend.open_drafter
+    seconds = min(times) / (MOST - 1)
 
-    def begin(context: Context) -> AssistantDrafts:
+    def begin(context: Context) -> AssistantDrafts | None:
         drafter = engine.in_turn(partial(opened, context.backend))
-        return AssistantDrafts(engine, drafter, seconds)
+        return None if drafter is None else AssistantDrafts(engine, drafter, seconds)
 
     return begin

@@ -32,21 +32,6 @@ from stem_edge.runtime.backends.interface import BackendContext, BackendPlaces, 
 from stem_edge.system.memory import return_freed_memory
 
 
-class GgmlPlaces(BackendPlaces):
-    """No places: contexts decode together wherever their keys and values lie.
-
-    A token's logits can be rounded differently than in a step alone: ggml chooses kernels by the
-    number of tokens of a step. On x86 with AVX-512 they were the same bits with weights in Q8_0,
-    Q5_0 and Q4_0, and with K-quants up to 7 tokens, but not in F32 or F16.
-    """
-
-    def join(self, context: BackendContext, tokens: int) -> None:
-        """Do nothing."""
-
-    def leave(self, place: int, tokens: int) -> None:
-        """Do nothing."""
-
-
 class GgmlContext(BackendContext):
     """KV cache of one generation."""
 
@@ -104,9 +89,17 @@ class GgmlBackend:
         """Return an empty context for up to `length` tokens."""
         return GgmlContext(self._steps.model, length)
 
-    def open_places(self, size: int, length: int) -> GgmlPlaces:
-        """Return places that need no memory."""
-        return GgmlPlaces()
+    def open_places(self, size: int, length: int) -> BackendPlaces:
+        """Return places that need no memory.
+
+        A token's logits can be rounded differently than in a step alone: ggml chooses kernels by the
+        number of tokens of a step. On x86 with AVX-512 they were the same bits with weights in Q8_0,
+        Q5_0 and Q4_0, and with K-quants up to 7 tokens, but not in F32 or F16.
+        """
+        return BackendPlaces()
+
+    def open_drafter(self, context: GgmlContext) -> None:
+        """Return None: no assistant is loaded."""
 
     def begin(
         self,

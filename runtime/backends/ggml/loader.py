@@ -15,7 +15,6 @@ from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 
 FIXED_NBYTES = 4 << 20  # the library, descriptions of tensors and graphs
@@ -35,6 +34,7 @@ class GgmlLoader:
 
     name = "ggml"
     step_costs = None
+    _slots: BlockSlots | None = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
@@ -50,13 +50,10 @@ class GgmlLoader:
         return needs(footprint, context, options.cpus)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
-        return BlockSlots(layout, count)
+        self._slots = BlockSlots(layout, count)
+        return self._slots
 
-    def open(self, slots: Slots | None) -> GgmlBackend:
-        if slots is not None and not isinstance(slots, BlockSlots):
-            raise BackendError(
-                "ggml cannot read these slots; make them with this loader's make_slots"
-            )
+    def open(self) -> GgmlBackend:
         manifest, options = self._bundle.manifest, self._options
         if manifest.gguf is None:
             raise BackendError(f"{self._bundle.path}: has no {GGUF}; choose another engine")
@@ -65,7 +62,7 @@ class GgmlLoader:
             self._ggml,
             manifest.model,
             locate(self._bundle.file(GGUF), nbytes, manifest.model, weights),
-            slots,
+            self._slots,
             options.cpus,
             KV_TENSORS[footprint_of(manifest).with_kv(options.kv).kv],
         )

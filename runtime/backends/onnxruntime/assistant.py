@@ -11,8 +11,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.special.assistant import drafting, lenders, scored
-from stem_edge.runtime.backends.interface import DAMAGED, BackendContext
-from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays
@@ -30,19 +29,6 @@ def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:
     """Return the graph of a bundle's assistant, over the weights of both."""
     graph, _ = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
     return graph_source(bundle, io.ASSISTANT, graph)
-
-
-class AssistedBackend(OrtBackend):
-    """A backbone with its assistant, whose graph is among the others."""
-
-    def __init__(self, backend: OrtBackend, assistant: Assistant) -> None:
-        self.loaded, self.graphs, self._assistant = backend.loaded, backend.graphs, assistant
-
-    def open_drafter(self, context: BackendContext) -> OrtDrafter:
-        """Return what drafts in a context of this backend."""
-        if not isinstance(context, OrtContext):
-            raise TypeError(f"{type(context).__name__} is no OrtContext")
-        return OrtDrafter(self._assistant, self.loaded, self.graphs.ropes, context)
 
 
 class OrtDrafter:

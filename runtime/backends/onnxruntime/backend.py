@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
+from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
@@ -22,14 +23,15 @@ from stem_edge.runtime.backends.onnxruntime.loaded import (
     Loaded,
     Rows,
     Sessions,
+    from_numpy,
     open_sessions,
-    slots_in_arrays,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.rows.slots import Slots
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import return_freed_memory
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.assistant import OrtDrafter
     from stem_edge.runtime.backends.onnxruntime.places import OrtPlaces
 
 
@@ -41,11 +43,13 @@ class OrtBackend:
     sparing: take little memory for that.
     """
 
+    assistant: Assistant | None = None  # whose graph is among the others
+
     def __init__(
         self,
         config: ModelConfig,
         graphs: Graphs,
-        slots: Slots | None,
+        slots: ArraySlots | None,
         threads: int,
         kv: KvType = "fp32",
         apart: Graphs | None = None,
@@ -73,7 +77,7 @@ class OrtBackend:
         later |= {io.PREFILL: prompts} if prompts else {}
         self.loaded = Loaded(
             config,
-            slots=slots_in_arrays(slots),
+            slots={} if slots is None else {n: from_numpy(a) for n, a in slots.inputs().items()},
             sessions=opener({n: graph for n, graph in graphs.items() if n not in prompts}),
             kv=CACHES[kv],
             later=LaterSessions(later, opener),
@@ -99,6 +103,14 @@ class OrtBackend:
 
         self.graphs.lengthen(length)
         return OrtPlaces(self.loaded, size, length)
+
+    def open_drafter(self, context: OrtContext) -> OrtDrafter | None:
+        """Return what drafts in a context by the model's own assistant, if that is loaded."""
+        if self.assistant is None:
+            return None
+        from stem_edge.runtime.backends.onnxruntime.assistant import OrtDrafter
+
+        return OrtDrafter(self.assistant, self.loaded, self.graphs.ropes, context)
 
     def begin(
         self,

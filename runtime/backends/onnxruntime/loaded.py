@@ -24,7 +24,6 @@ from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
-from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import (
     KEPT_NBYTES,
     give_back_freed_blocks,
@@ -42,7 +41,6 @@ Sessions: TypeAlias = dict[str, ort.InferenceSession]
 # step of one token has an empty sequence beside it; unless it is "any", so has a batch of an odd number.
 Rows: TypeAlias = Literal["any", "even", ""]
 from_numpy = ort.OrtValue.ortvalue_from_numpy
-CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
 PACKED_NBYTES = 16 << 20  # larger matrices are few
 
@@ -180,12 +178,3 @@ def empty(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArra
         raise OutOfMemoryError(
             f"no memory left for {what}: needs {nbytes:,} bytes ({error}); {LESS_MEMORY}"
         ) from error
-
-
-def slots_in_arrays(slots: Slots | None) -> dict[str, ort.OrtValue]:
-    """Return slots in this process's memory as inputs of graphs. Raises BackendError for others."""
-    if slots is None:
-        return {}
-    if not isinstance(slots, ArraySlots):
-        raise BackendError(CANNOT_READ)
-    return {name: from_numpy(rows) for name, rows in slots.inputs().items()}

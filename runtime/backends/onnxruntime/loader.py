@@ -21,7 +21,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_pre
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.rows.slots import ArraySlots, Slots
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
 
@@ -50,6 +50,7 @@ class OrtLoader:
     """Loads the graphs for the CPU, as they are or prepared; see EngineLoader."""
 
     name = "cpu"
+    _slots: ArraySlots | None = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
@@ -116,11 +117,12 @@ class OrtLoader:
         return replace(needs, prefill_refused=refused, saving="" if prepared else saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        return ArraySlots(layout, count)
+        self._slots = ArraySlots(layout, count)
+        return self._slots
 
-    def open(self, slots: Slots | None) -> OrtBackend:
+    def open(self) -> OrtBackend:
         try:
-            return self._opened(slots)
+            return self._opened()
         except BackendError:
             if (damaged := self._prepared) is None:
                 raise
@@ -130,15 +132,15 @@ class OrtLoader:
             if (made := self._make()) is None:
                 raise
             self._prepared = made
-        return self._opened(slots)
+        return self._opened()
 
-    def _opened(self, slots: Slots | None) -> OrtBackend:
+    def _opened(self) -> OrtBackend:
         prefill, kv, prepared = self.needs(1).prefill, self._footprint.kv, self._prepared
-        config, cpus = self._bundle.manifest.model, self._options.cpus
+        config, cpus, slots = self._bundle.manifest.model, self._options.cpus, self._slots
         sources = cpu_graphs if prepared is None else prepared.graph_sources
         graphs = dict(sources(self._bundle, prefill=prefill, kv=kv))
         if (assistant := self._assistant) is not None:
-            from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, source
+            from stem_edge.runtime.backends.onnxruntime.assistant import source
 
             graphs[io.ASSISTANT] = source(self._bundle, assistant, kv)
         if prepared is None:
@@ -156,7 +158,8 @@ class OrtLoader:
                 self._streams = True
                 if (assistant := self._assistant) is None:
                     backend.loaded.sessions.pop(io.ASSISTANT, None)
-        return backend if assistant is None else AssistedBackend(backend, assistant)
+        backend.assistant = assistant
+        return backend
 
     @property
     def _assistant(self) -> Assistant | None:

@@ -56,6 +56,9 @@ class DeviceBackend:
     def open_places(self, size: int, length: int) -> None:
         """Return None, because the graphs compute one sequence at a time."""
 
+    def open_drafter(self, context: DeviceContext) -> None:
+        """Return None: no assistant is loaded."""
+
     def begin(
         self,
         contexts: Sequence[DeviceContext],

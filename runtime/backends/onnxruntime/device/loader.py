@@ -10,11 +10,11 @@ from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, device_weights_nbytes
-from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, open_sessions
+from stem_edge.runtime.backends.onnxruntime.loaded import open_sessions
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, sources
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.rows.slots import ArraySlots, Slots
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 
 
@@ -25,6 +25,7 @@ class DeviceLoader:
     """
 
     step_costs = None
+    _slots: ArraySlots | None = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions, provider: Provider) -> None:
         if options.kv not in ("auto", "fp32"):
@@ -55,13 +56,12 @@ class DeviceLoader:
         return device_needs(footprint, context, self.name, limit=limit, shared=shared)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        return ArraySlots(layout, count)
+        self._slots = ArraySlots(layout, count)
+        return self._slots
 
-    def open(self, slots: Slots | None) -> DeviceBackend:
-        if slots is not None and not isinstance(slots, ArraySlots):
-            raise BackendError(CANNOT_READ)
+    def open(self) -> DeviceBackend:
         manifest = self._bundle.manifest
         built = graphs(manifest.model, manifest.tables, format_of(self._bundle))
         found = sources(self._bundle, built)
         sessions = open_sessions(found, self._threads, [self._provider])
-        return DeviceBackend(manifest.model, sessions, slots, self._memory)
+        return DeviceBackend(manifest.model, sessions, self._slots, self._memory)
