@@ -7,7 +7,6 @@
 | compute.py | the one thread that computes the answers of all clients, and scores of texts |
 | reply.py | the answers to a request, as they reach the event loop |
 | routes/ | the paths: OpenAI's, the state, and the chat page |
-| metrics.py | counts of all answers |
 | http.py | bodies, responses, streams of events, and clients that leave |
 | access.py | who may ask, from where, and how much |
 | connections.py | how many connections there may be, and how long they may wait |

@@ -37,7 +37,7 @@ class Compute:
     """Loads a model in its own thread, and steps a scheduler there while there are requests.
 
     sequences: most that decode together. waiting: most requests that have not begun. closes: whether
-    the model ends with it. ended: called once for each reply when it ends or its client leaves.
+    the model ends with it.
     """
 
     def __init__(
@@ -47,10 +47,9 @@ class Compute:
         sequences: int,
         waiting: int,
         closes: bool,
-        ended: Callable[[Reply], None],
     ) -> None:
         self.sequences, self._waiting = sequences, waiting
-        self._open_model, self._closes, self._ended = open_model, closes, ended
+        self._open_model, self._closes = open_model, closes
         self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
         self._replies = dict[Request, Reply]()  # that have not ended
         self.failure: Exception | None = None  # why there is no model, or none any more
@@ -96,11 +95,6 @@ class Compute:
         """Count of answers that have not ended."""
         return len(self._replies)
 
-    @property
-    def queued(self) -> int:
-        """Count of requests that have not begun."""
-        return self._found[1].waiting if self._found is not None else 0
-
     def check(self, more: int) -> tuple[Model, Scheduler]:
         """Return what computes if there is room for more requests; see `submit` for errors.
 
@@ -131,7 +125,7 @@ class Compute:
         """
         with self._lock:
             _, scheduler = self.check(len(requests))
-            replies = Replies(self._leave, self._ended)
+            replies = Replies(self._leave)
             try:
                 for request in requests:
                     self._replies[request] = replies.add(request, events(), self.counters)
@@ -241,8 +235,7 @@ class Compute:
         """Cancel an answer after its client has left, unless it has ended."""
         if self._found is not None:
             self._found[1].cancel(reply.request)
-        if self._replies.pop(reply.request, None) is not None:
-            self._ended(reply)
+        self._replies.pop(reply.request, None)
 
     def _end_all(self, error: Exception) -> None:
         """End all answers with an error."""

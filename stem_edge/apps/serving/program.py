@@ -16,7 +16,6 @@ from starlette.requests import ClientDisconnect
 from stem_edge.apps.serving.access import LOCAL_ORIGIN, LOCALHOST, Access
 from stem_edge.apps.serving.compute import END_SECONDS, Compute
 from stem_edge.apps.serving.http import tell_error
-from stem_edge.apps.serving.metrics import Metrics
 from stem_edge.apps.serving.routes import chat, completions, pages, state
 from stem_edge.apps.serving.service import Service
 from stem_edge.errors import InputError, StemEdgeError
@@ -70,16 +69,13 @@ def app(
         raise InputError(
             f"origins: {shown(wrong[0])} is none; give one like https://example.org, localhost, or *"
         )
-    metrics = Metrics()
     compute = Compute(
         model if callable(model) else lambda: model,
         sequences=sequences,
         waiting=waiting,
         closes=callable(model),
-        ended=metrics.ended,
     )
-    metrics.watch(compute)
-    service = Service(compute, metrics, name, api_key, names, others, body_nbytes)
+    service = Service(compute, name, api_key, names, others, body_nbytes)
     program = Starlette(
         routes=ROUTES,
         middleware=_middleware(service),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 
 from stem_edge.apps.answers.events import AnswerEvent, AnswerEvents, Whole
-from stem_edge.runtime.generation import Chunk, FinishReason
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.scheduling.request import Request
 
@@ -30,26 +29,17 @@ class Reply:
     ) -> None:
         self.number, self.request, self.events = number, request, events
         self.counters, self._deliver = counters, deliver
-        self.submitted = time.perf_counter()
-        self.first_at = 0.0  # when the first token came
-        self.outcome: FinishReason | None = None  # None also for a cancelled answer
 
     def push(self, chunk: Chunk) -> None:
         """Take more of the answer."""
-        if chunk.token_ids:
-            self.first_at = self.first_at or time.perf_counter()
-        self.outcome = chunk.finish_reason
         self._deliver(self, chunk)
 
 
 class Replies:
-    """All answers to one request, made in the event loop; `close` cancels those under way.
+    """All answers to one request, made in the event loop; `close` cancels those under way."""
 
-    ended: called once for each answer, when it ends.
-    """
-
-    def __init__(self, cancel: Callable[[Reply], None], ended: Callable[[Reply], None]) -> None:
-        self._made, self._cancel, self._ended = list[Reply](), cancel, ended
+    def __init__(self, cancel: Callable[[Reply], None]) -> None:
+        self._made, self._cancel = list[Reply](), cancel
         self._loop = asyncio.get_running_loop()
         self._chunks: asyncio.Queue[tuple[Reply, Chunk]] = asyncio.Queue()
 
@@ -59,8 +49,6 @@ class Replies:
         return self._made[-1]
 
     def _deliver(self, reply: Reply, chunk: Chunk) -> None:
-        if chunk.finish_reason is not None:
-            self._ended(reply)  # first, so that its client finds it counted
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, (reply, chunk))
 

@@ -15,7 +15,6 @@ from stem_edge.apps.answers.openai.options import unix_time
 from stem_edge.apps.answers.refusals import BUSY, RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.serving.compute import Compute
-from stem_edge.apps.serving.metrics import Metrics
 from stem_edge.apps.serving.reply import Reply
 from stem_edge.bundle.hub.names import shown_name
 from stem_edge.runtime.model import Model
@@ -58,7 +57,6 @@ class Service:
     """A model that is served, and how."""
 
     compute: Compute
-    metrics: Metrics
     given_name: str | None = None  # of the model
     key: str | None = None  # API key; None: not needed
     hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any

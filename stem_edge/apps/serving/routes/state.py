@@ -1,10 +1,9 @@
-"""Health, metrics, properties of the model, and the list of models, which has one."""
+"""Health, properties of the model, and the list of models, which has one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -27,11 +26,6 @@ async def health(request: Request) -> Response:
     if compute.loaded is None:
         return JSONResponse({"status": "loading model"}, 503)
     return JSONResponse({"status": "ok"})
-
-
-async def metrics(request: Request) -> Response:
-    """Return figures of all answers, rows and memory for Prometheus."""
-    return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def props(request: Request) -> Response:
@@ -81,7 +75,6 @@ def _described(service: Service) -> dict[str, Any]:
 
 ROUTES = (
     Route("/health", health),
-    Route("/metrics", metrics),
     Route("/props", props),
     Route("/v1/models", models),
     Route("/v1/models/{name:path}", model),
