@@ -34,7 +34,7 @@ def search_blocks(
     """Quantize [N, K] so that the weighted sum of squared errors in each block is small.
 
     weights: importance [K] of the input channels, zero or more. Default: all alike. The sum is
-    never greater than that of quantize_blocks or quantize_asymmetric, up to float32 rounding.
+    never greater than with the scales of the blocks' ranges, up to float32 rounding.
     """
     blocks = cut(matrix, block)
     by_block = None if weights is None else cut(weights[None], block)[0]

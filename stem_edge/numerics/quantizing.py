@@ -21,18 +21,6 @@ class Rounded(NamedTuple):
     offsets: F32 | None = None  # [N, K/block], added to the values of a block
 
 
-def quantize_blocks(matrix: F32, bits: int, block: int) -> tuple[U8, F32]:
-    """Quantize [N, K] to codes [N, K*bits/8] and scales [N, K/block], symmetrically.
-
-    The value of greatest magnitude in a block gets the code 0, so the full signed range
-    -2**(bits-1) .. 2**(bits-1)-1 is used, as in MLAS. Halves round to even here, up in MLAS.
-    """
-    half = 1 << (bits - 1)
-    blocks = cut(matrix, block)
-    scales = np.asarray(extremes(blocks) / np.float32(-half), np.float32)
-    return encode(blocks, scales, np.float32(half), bits)
-
-
 def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Rounded:
     """Quantize [N, K] with a zero point for each block, so that its range takes all codes.
 

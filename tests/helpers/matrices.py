@@ -6,6 +6,8 @@ import numpy as np
 
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import Rounded, cut, encode
+from stem_edge.tables.packing import range_scales
 
 
 def in_memory(values: F32) -> Tensor:
@@ -24,3 +26,9 @@ def random_matrix(seed: int) -> F32:
     matrix[6, ::16] = 1000
     matrix[7, 3] = np.finfo(np.float32).max
     return matrix
+
+
+def in_blocks(matrix: F32, bits: int, block: int) -> Rounded:
+    """Round to the nearest code, with scales from the range of each block."""
+    blocks = cut(matrix, block)
+    return Rounded(*encode(blocks, range_scales(blocks, bits), np.float32(1 << (bits - 1)), bits))

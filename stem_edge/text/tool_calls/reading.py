@@ -12,7 +12,7 @@ MAX_DEPTH = 64
 AFTER_WORDS = frozenset('=:,{}[]"<' + " \t\n\r\x0b\x0c")
 NAME = re.compile(r"[a-zA-Z0-9_.-]*")
 WORD = re.compile(r'[^=:,{}\[\]"<\s]*')
-STRING = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS = {"true": "true", "false": "false", "null": "null"}
 WORDS |= {"True": "true", "False": "false", "None": "null"}
@@ -42,12 +42,11 @@ class CallReader:
 
     def read(self) -> tuple[str, str]:
         """Return the name and the arguments of the call. Raises NoCallError, MoreError."""
-        self._space()
         if not self._quote:
             return self._read_json()
         self._expect("call:")
         name = self._offered(self._match(NAME))
-        if self._peek() != "{":
+        if self._text[self.at] != "{":
             raise NoCallError
         return name, self._read_object()
 
@@ -55,11 +54,12 @@ class CallReader:
         """Read a JSON object with a name and arguments, in either order."""
         name = arguments = ""
         self._expect("{")
-        while not self._closes():
+        while (char := self._peek()) != "}":
+            if char == ",":
+                self.at += 1
+                continue
             key = self._string()
-            self._space()
             self._expect(":")
-            self._space()
             if key == "name" and not name:
                 name = self._offered(self._string())
             elif key in ARGUMENTS and not arguments and self._peek() == "{":
@@ -68,6 +68,7 @@ class CallReader:
                 self._string()
             else:
                 raise NoCallError
+        self.at += 1
         if not name:
             raise NoCallError
         return name, arguments or "{}"
@@ -77,29 +78,19 @@ class CallReader:
             raise NoCallError
         return name
 
-    def _closes(self) -> bool:
-        """Read the end of an object, or what is between two members."""
-        self._space()
-        self._skip(",")
-        self._space()
-        return self._skip("}")
-
     def _read_object(self) -> str:
         """Read the arguments as JSON. A comma is written with the next value: models put one behind the last."""
         found, comma, depth = "", "", 0
         while depth or not found:
-            self._space()
-            if self._skip(","):
-                comma = ", "
-                continue
             char = self._peek()
-            if char in "{[}]:":
-                depth += {"{": 1, "[": 1, ":": 0}.get(char, -1)
+            if char in ",{[}]:":
                 self.at += 1
-                found += ("" if char in "}]" else comma) + char + " " * (char == ":")
+                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(char, 0)
+                found += "" if char == "," else ("" if char in "}]" else comma) + char
+                found += " " * (char == ":")
             else:
                 found += comma + (self._quoted() or self._word())
-            comma = ""
+            comma = ", " if char == "," else ""
             if depth > MAX_DEPTH:
                 raise NoCallError
         _loaded(found)
@@ -108,7 +99,6 @@ class CallReader:
     def _word(self) -> str:
         """Read a number, true, false, null, or a key without quotes where there are such."""
         word = self._match(WORD)
-        self._space()
         if self._quote and word and self._peek() == ":":
             return json.dumps(word, ensure_ascii=False)
         if word in WORDS:
@@ -122,29 +112,20 @@ class CallReader:
 
     def _quoted(self) -> str | None:
         """Read a string and return it as JSON; None for anything else."""
-        if self._quote and self._skip(self._quote):  # nothing escapes in it
-            end = self._text.find(self._quote, self.at)
-            if end < 0:
+        if self._quote and self._comes(self._quote):  # nothing escapes in it
+            start = self.at + len(self._quote)
+            if (end := self._text.find(self._quote, start)) < 0:
                 raise MoreError
-            text, self.at = self._text[self.at : end], end + len(self._quote)
-            return json.dumps(text, ensure_ascii=False)
+            self.at = end + len(self._quote)
+            return json.dumps(self._text[start:end], ensure_ascii=False)
         if self._peek() != '"':
             return None
-        found = STRING.match(self._text, self.at)
-        if found is None:
-            raise MoreError
-        self.at = found.end()
-        return f'"{ESCAPED.sub(_escape, found[1])}"'
+        return f'"{ESCAPED.sub(_escape, self._match(STRING)[1:-1])}"'
 
     def _string(self) -> str:
         if (text := self._quoted()) is None:
             raise NoCallError
         return str(_loaded(text))
-
-    def _peek(self) -> str:
-        if self.at == len(self._text):
-            raise MoreError
-        return self._text[self.at]
 
     def _match(self, pattern: re.Pattern[str]) -> str:
         """Read what matches, which ends before another character."""
@@ -154,22 +135,27 @@ class CallReader:
         self.at = found.end()
         return found[0]
 
-    def _skip(self, text: str) -> bool:
-        """Read this text if it comes next; tell whether it came."""
+    def _peek(self) -> str:
+        """Return the next character that is no white space."""
+        while self.at < len(self._text):
+            if (char := self._text[self.at]) not in SPACE:
+                return char
+            self.at += 1
+        raise MoreError
+
+    def _comes(self, text: str) -> bool:
+        """Tell whether this text comes next, after white space."""
+        self._peek()
         if self._text.startswith(text, self.at):
-            self.at += len(text)
             return True
         if text.startswith(self._text[self.at :]):
             raise MoreError
         return False
 
     def _expect(self, text: str) -> None:
-        if not self._skip(text):
+        if not self._comes(text):
             raise NoCallError
-
-    def _space(self) -> None:
-        while self.at < len(self._text) and self._text[self.at] in SPACE:
-            self.at += 1
+        self.at += len(text)
 
 
 def _escape(found: re.Match[str]) -> str:

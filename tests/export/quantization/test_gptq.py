@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from matrices import in_blocks
 
 from stem_edge.export.quantization.gptq import solve, typical_inputs
 from stem_edge.numerics.block_search import search_blocks
@@ -12,7 +13,6 @@ from stem_edge.numerics.quantizing import (
     Rounded,
     dequantize_blocks,
     quantize_asymmetric,
-    quantize_blocks,
 )
 
 K, N, T = 256, 96, 2048
@@ -41,11 +41,7 @@ def test_products_with_correlated_inputs_lose_far_less(
     bits: int, block: int, asymmetric: bool
 ) -> None:
     x, exact = correlated(0), matrix()
-    usual = (
-        quantize_asymmetric(exact, bits, block)
-        if asymmetric
-        else Rounded(*quantize_blocks(exact, bits, block))
-    )
+    usual = quantize_asymmetric(exact, bits, block) if asymmetric else in_blocks(exact, bits, block)
     hessian = x.T @ x
     diagonal = np.diagonal(hessian).copy()
     searched = search_blocks(exact, bits, block, diagonal, asymmetric=asymmetric)
@@ -66,4 +62,4 @@ def test_blocks_on_a_grid_are_kept(asymmetric: bool) -> None:
     found = solve(exact, typical_inputs(x.T @ x), 4, 32, asymmetric=asymmetric)
     stored = dequantize_blocks(found.codes, found.scales, 4, found.zero_points)
     assert np.array_equal(stored[:, :128], trained.reshape(N, 128))
-    assert loss(x, exact, found, 4) < loss(x, exact, Rounded(*quantize_blocks(exact, 4, 32)), 4)
+    assert loss(x, exact, found, 4) < loss(x, exact, in_blocks(exact, 4, 32), 4)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from matrices import random_matrix
+from matrices import in_blocks, random_matrix
 
 from stem_edge.numerics.block_search import search_blocks
 from stem_edge.numerics.quantize import F32
@@ -14,7 +14,6 @@ from stem_edge.numerics.quantizing import (
     Rounded,
     dequantize_blocks,
     quantize_asymmetric,
-    quantize_blocks,
 )
 
 CASES = [(bits, block) for bits in (4, 8) for block in (16, 32, 128)]
@@ -23,7 +22,7 @@ CASES = [(bits, block) for bits in (4, 8) for block in (16, 32, 128)]
 def nearest(matrix: F32, bits: int, block: int, *, asymmetric: bool) -> Rounded:
     if asymmetric:
         return quantize_asymmetric(matrix, bits, block)
-    return Rounded(*quantize_blocks(matrix, bits, block))
+    return in_blocks(matrix, bits, block)
 
 
 def stored(blocks: Rounded, bits: int) -> F32:
