@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
@@ -13,7 +13,6 @@ import numpy as np
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
@@ -119,7 +118,8 @@ class Answering(ModelText):
 
         try:
             record = self._recorder()
-            with self.empty_context(len(ids)) as context, lookups:
+            context = self._prefixes.empty(len(ids))
+            with lookups:
                 yield from process(self.engine, context, ids, lookups.prompt, every=True)
                 record.prefilled(len(ids))
         except MemoryError as error:
@@ -241,10 +241,6 @@ class Answering(ModelText):
                 f"the prompt has {len(ids)} tokens, the context holds {held}; {shorten(held, most)}"
             )
         return ids
-
-    def empty_context(self, length: int) -> AbstractContextManager[Context]:
-        """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""
-        return self._prefixes.empty(length)
 
     def _recorder(self) -> Recorder:
         # Another thread may replace self.stats before the next line, so it cannot be read back.

@@ -52,8 +52,6 @@ class Step(NamedTuple):
 class Guesses:
     """Drafts for one answer; this base class makes no drafts."""
 
-    quick = True  # whether a token may wait for what follows it
-
     def after(self, seen: Sequence[int], room: int) -> list[int]:
         """Return guesses at what follows the prompt and answer so far: at most `room` tokens.
 

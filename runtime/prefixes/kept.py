@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -64,42 +63,29 @@ class Prefixes:
         """All that decides keys and values of token ids here."""
         return self._fingerprint()
 
-    @contextmanager
-    def lent(
+    def take(
         self,
         token_ids: Sequence[int],
         lookups: Mapping[int, RowLookup],
         length: int,
         *,
         whole: bool = False,
-    ) -> Iterator[Context]:
-        """Lend a context for up to `length` tokens; its position is what it has of the prompt.
+    ) -> Context:
+        """Return a context for up to `length` tokens, to be given back; its position is what it has of the prompt.
 
-        whole: let kept ones give way as if it were full, rather than as it fills. A call that is
-        interrupted leaves the context as its last step did, so it is kept.
+        whole: let kept ones give way as if it were full, rather than as it fills.
         """
         if not self._keeps:
-            with self.empty(length) as context:
-                yield context
-            return
+            return self.empty(length)
         prompt = PromptKey(token_ids, lookups, self._engine.starts(len(token_ids)))
-        prefix, keep = self._take(prompt, length), True
-        try:
-            if whole:
-                self.make_room(prefix, prefix.room)
-            yield prefix
-        except Exception:
-            keep = False
-            raise
-        finally:
-            self.give_back(prefix, keep=keep)
+        prefix = self._take(prompt, length)
+        if whole:
+            self.make_room(prefix, prefix.room)
+        return prefix
 
-    @contextmanager
-    def empty(self, length: int) -> Iterator[Context]:
-        """Lend an empty context. Kept ones give way as if it were full; it is not kept itself."""
-        prefix = self._opened(NO_PROMPT, length)
-        self._lend(prefix, length)
-        yield prefix
+    def empty(self, length: int) -> Context:
+        """Return an empty context. Kept ones give way as if it were full; it is not kept itself."""
+        return self._lend(self._opened(NO_PROMPT, length), length)
 
     def fits(self, nbytes: int) -> bool:
         """Return True if `nbytes` bytes fit in addition to calls under way, once all kept contexts are dropped.

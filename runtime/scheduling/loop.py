@@ -56,7 +56,7 @@ class Loop:
         if not request.steps:
             self._decode_alone(request)
         elif self._process_chunk(request):
-            request.guess(self._stepping)
+            request.guesses = self._stepping.guesses(request.context)
 
     def _process_chunk(self, request: Request, running: Sequence[Request] = ()) -> bool:
         """Process the next chunk of a prompt; return True after the last one, if more tokens follow.
@@ -88,10 +88,10 @@ class Loop:
 
     def _decode_alone(self, request: Request) -> None:
         """Process the token chosen last with drafts, and choose those that follow."""
-        started = time.perf_counter() - request.draft_seconds
+        started = time.perf_counter()
         if request.context.reserved < min(request.context.position + MOST, request.length):
             self._prefixes.make_room(request.context, MOST)
-        step, request.next = request.next or request.drafted(self._most, self._forced), None
+        step = request.drafted(self._most, self._forced)
         step, logits = computed(self._engine, request.context, step)
         drafts = step.token_ids[1:].tolist()
         seconds = time.perf_counter() - started
@@ -99,17 +99,9 @@ class Loop:
         for drafted in request.verify(logits, drafts):
             self._record.sampled(drafted=drafted)
             if not drafted and request.goes_on:
-                self._expect_alone(request)
+                self._expect(request.last)
             if not self._hand_out(request):
                 return
-
-    def _expect_alone(self, request: Request) -> None:
-        """Start reading the rows of the next step, with drafts if they are quickly known."""
-        started = time.perf_counter()
-        if request.guesses.quick:
-            request.next = request.drafted(self._most, self._forced)
-        self._engine.expect(request.next or request.last)
-        request.draft_seconds = time.perf_counter() - started
 
     def _expect(self, step: Step | None) -> None:
         """Start reading the rows of the next unit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
@@ -74,15 +73,13 @@ class Request:
         self.ended = False  # no more chunks come
         self.goes_on = True  # whether the token chosen last is to be processed
         self.steps = deque[Step]()  # of the prompt, still to do
-        self.next: Step | None = None  # while it is alone: `last` with drafts, once they are known
         self.prompt_seconds = 0.0  # of taking a context, and of the steps of the prompt
-        self.draft_seconds = 0.0  # that it took to know `next`
         self.cached_tokens = 0  # of the prompt, which an earlier call had computed
         self.new_tokens = 0
         self.decode_seconds = 0.0  # between the first new token and the latest
         self._first = 0.0  # time of the first new token
         self.guesses = NO_GUESSES
-        self._lent: AbstractContextManager[Context] | None = None
+        self._give_back: Callable[..., None] | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -102,24 +99,16 @@ class Request:
         started, self.answer = time.perf_counter(), self.begin_answer()
         self.lookups.__enter__()
         if every := self.score is not None:  # also of tokens that a cached prompt has
-            lent = prefixes.empty(self.length)
+            self.context = prefixes.empty(self.length)
         else:
-            lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
-        self.context = lent.__enter__()
-        self._lent = lent
+            places = self.lookups.places
+            self.context = prefixes.take(self.prompt, places, self.length, whole=whole)
+        self._give_back = partial(prefixes.give_back, self.context)
         self.cached_tokens = self.context.position
         rows, cached = self.lookups.prompt, self.cached_tokens
         self.steps.extend(engine.steps(self.prompt, rows, computed=cached, every=every))
         self.prompt_seconds = time.perf_counter() - started
         self.begun = True
-
-    def guess(self, stepping: Stepping) -> None:
-        """Draft from now on, while it runs alone."""
-        self.guesses = stepping.guesses(self.context)
-
-    def stop_guessing(self) -> None:
-        """Release what drafts hold."""
-        self.guesses, self.next = NO_GUESSES, None
 
     def drafted(self, most: int, forced: int) -> Step:
         """Return the step of the token chosen last with drafts of the tokens after it.
@@ -179,12 +168,11 @@ class Request:
         The context is cached for later prompts unless there was an error.
         """
         self.ended = True
-        self.stop_guessing()
-        lent, self._lent = self._lent, None
-        if lent is not None:
+        self.guesses = NO_GUESSES  # which may hold the context
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
             del self.context
-            trace = None if error is None else error.__traceback__
-            lent.__exit__(None if error is None else type(error), error, trace)
+            give_back(keep=not isinstance(error, Exception))
         self.lookups.__exit__()
 
 

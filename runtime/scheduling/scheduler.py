@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
 from stem_edge.runtime.backends.context import in_steps
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.engine import Engine, Step
+from stem_edge.runtime.engine import NO_GUESSES, Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.batch import Batch
@@ -175,7 +175,7 @@ class Scheduler(Loop):
             self._join(request)
         else:
             self._lone = request
-            request.guess(self._stepping)
+            request.guesses = self._stepping.guesses(request.context)
         self._running.append(request)
         self._prompt = None
 
@@ -193,7 +193,7 @@ class Scheduler(Loop):
         """Let a sequence decode with the others; it stops drafting."""
         self._prefixes.make_room(request.context, request.context.room)
         self._batch.join(request.context)
-        request.stop_guessing()
+        request.guesses = NO_GUESSES
         self._lone = None
 
     def _decode(self, step: Step) -> None:

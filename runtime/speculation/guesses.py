@@ -32,11 +32,9 @@ class GatedGuesses(Guesses):
     def __init__(self, gate: Gate, drafts: list[Drafts], seconds: float) -> None:
         self._gate, self._drafts, self._seconds = gate, drafts, seconds
         self._chosen, self._made = drafts[0], list[int]()  # in the step before
-        self.quick = False  # because a long text takes a while to index at first
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
         gate, best, chosen = self._gate, PLAIN, self._drafts[0]
-        self.quick = not any(drafts.seconds for drafts in self._drafts)
         for drafts in self._drafts:
             drafts.learn(seen, self._made if drafts is self._chosen else [])
             if not (chances := drafts.chances(seen, gate.most)):

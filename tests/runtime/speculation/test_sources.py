@@ -89,12 +89,3 @@ def test_one_that_fails_is_not_asked_again() -> None:
     guesses = GatedGuesses(Gate(TIMES, 7), [TextDrafts(), failing, other], STEP)
     follow(guesses, 60)
     assert failing.calls == 1 and other.calls > 3
-
-
-def test_a_token_waits_for_the_text_alone() -> None:
-    for drafts, quick in (([TextDrafts()], True), ([TextDrafts(), Fake(0.01)], False)):
-        made: list[Drafts] = [*drafts]
-        guesses = GatedGuesses(Gate(TIMES, 7), made, STEP)
-        assert not guesses.quick  # a long text takes a while to index at first
-        guesses.after([*range(9)], 7)
-        assert guesses.quick == quick
