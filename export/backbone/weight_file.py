@@ -155,7 +155,6 @@ class WeightFile:
         """Write codes as they come, then the scales and zero points that came with them."""
         matrices = [self._tensors[part] for part in item.parts]
         if kept := [one for one in matrices if codes_of(one)] or self._stored(item):
-            _check_kept(item, kept)
             matrices = kept
             work: Callable[[RowSpan], Quantized] = partial(self._kept_rows, item)
         else:
@@ -259,17 +258,6 @@ class WeightFile:
         made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
         self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
         self._put(item.scales, [scales for _, scales in made])
-
-
-def _check_kept(item: Blocks, matrices: Sequence[Matrix]) -> None:
-    """Raise ExportError unless all matrices have codes of the bits that are planned."""
-    kept = 2 if item.columns[0] else item.bits  # of 2 bits, small blocks have 4
-    bits = [codes.bits for matrix in matrices if (codes := codes_of(matrix)) is not None]
-    if len(bits) < len(item.parts) or {*bits} != {kept}:
-        raise ExportError(
-            f"{item.name} is stored as {item.bits} bits, and the checkpoint has "
-            f"{', '.join(map(str, bits))}; leave out what chooses types"
-        )
 
 
 def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:

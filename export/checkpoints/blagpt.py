@@ -140,12 +140,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         tables=tables,
         tokenizer=TokenizerSource("json", file.with_name("tokenizer.json"), add_bos=False),
         notes=(f"{file.name} of {len(states)} states, not {one_line(others)}",) if others else (),
-        # Only modules that keep the order of their rows, because LoRA adapters are merged by row.
-        names={
-            theirs: ours
-            for theirs, ours in _names(config).items()
-            if ours.rpartition(".")[2] not in (*TURNED, FUSED, TABLE)
-        },
     )
     return check_shapes(checkpoint)
 
@@ -168,7 +162,6 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         advice="such a model cannot be exported",
     )
     tensors = named_tensors(path, saved)
-    _check_layers(path, options, tensors)
     if options.use_top:
         tensors.pop("top_head.weight", None)  # not needed: only training uses its predictions
     head, embedding = tensors.get("lm_head.weight"), tensors.get("transformer.wte.weight")
@@ -180,16 +173,6 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
             )
         del tensors["lm_head.weight"]
     return _model_config(path, options), tensors
-
-
-def _check_layers(path: Path, options: Options, tensors: Mapping[str, Tensor]) -> None:
-    layers = range(options.n_layer)
-    found = [n for n in layers if f"transformer.h.{n}.mlp.stem_embedding.weight" in tensors]
-    if found != list(options.stem()):
-        raise CheckpointError(
-            f"{path}: model_config asks for tables in layers {list(options.stem())}, but the weights "
-            f"have them in {found}; the file was put together from two runs"
-        )
 
 
 def _convert(

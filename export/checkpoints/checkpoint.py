@@ -110,23 +110,16 @@ def _in_short(wrong: list[tuple[str, str]]) -> str:
         numbers = [int(number) for number in LAYER.findall(name)[:1]]
         layers.setdefault((LAYER.sub("{}", name, count=1), what), []).extend(numbers)
     said = [
-        f"{one_line(name).replace('{}', _ranges(numbers))} is {what}"
+        f"{one_line(name).replace('{}', _listed(numbers))} is {what}"
         for (name, what), numbers in list(layers.items())[:MOST_SHOWN]
     ]
     more = f" (and {len(layers) - MOST_SHOWN} more)" if len(layers) > MOST_SHOWN else ""
     return "; ".join(said) + more
 
 
-def _ranges(numbers: list[int]) -> str:
-    """Write layers in short: 3, or (1, 3-7)."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return text if len(numbers) == 1 else f"({one_line(text, 160)})"
+def _listed(numbers: list[int]) -> str:
+    """Write layers: 3, or (1, 2)."""
+    return str(numbers)[1:-1] if len(numbers) == 1 else f"({one_line(str(numbers)[1:-1], 160)})"
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
@@ -161,7 +154,7 @@ def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
     zero = [layer for layer, table in checkpoint.tables.items() if is_zero(table)]
     if not zero:
         return checkpoint
-    note = f"the table of layer {_ranges(zero)} is all zeros: check that the checkpoint is complete"
+    note = f"the table of layer {_listed(zero)} is all zeros: check that the checkpoint is complete"
     return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 

@@ -8,7 +8,6 @@ fastest form. Blocks lie within rows, so each row keeps its codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -55,24 +54,6 @@ ALTUP = {
     "laurel_out": "laurel_r",
     "laurel_norm": "laurel_post_norm",
 }
-
-
-class GgufTensors(TensorFiles):
-    """Tensors of a file by Hugging Face's names."""
-
-    ones_apart = False
-
-    def __init__(self, path: Path, tensors: Tensors, names: Mapping[str, str]) -> None:
-        """names: the file's name -> Hugging Face's."""
-        super().__init__(path, {names.get(name, name): one for name, one in tensors.items()})
-        self._own = {theirs: own for own, theirs in names.items()}
-
-    def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
-        """Take a tensor of any type. Raises CheckpointError if it is missing."""
-        if name not in self:
-            own = self._own.get(name, name)
-            raise CheckpointError(f"{self._path}: no tensor {own}; {ADVICE}")
-        return super()._taken(name, {self._left[name].dtype: 0})
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -143,7 +124,7 @@ def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
 
 def _renamed(
     path: Path, decoder: Decoder, config: ModelConfig, tensors: Tensors, *, pairs: bool
-) -> GgufTensors:
+) -> TensorFiles:
     """Return the tensors of a file as Hugging Face names and orders them.
 
     pairs: True if the rows of heads lie in pairs that rotate together.
@@ -159,7 +140,11 @@ def _renamed(
         turned = [n for n, name in theirs.items() if ".q_proj." in name or ".k_proj." in name]
         for name in tensors.keys() & turned:
             tensors[name] = _in_halves(tensors[name], config.head_dim)
-    return GgufTensors(path, tensors, theirs)
+    return TensorFiles(
+        path,
+        {theirs.get(name, name): one for name, one in tensors.items()},
+        {name: own for own, name in theirs.items()},
+    )
 
 
 def _stored_name(name: str) -> str:

@@ -99,19 +99,12 @@ class DataParams(msgspec.Struct):
     add_bos: bool = True
 
 
-class DistributedParams(msgspec.Struct):
-    """`distributed` of params.json."""
-
-    stem_parallel_size: int | None = None
-
-
 class TrainParams(msgspec.Struct):
     """Part of params.json that is read; the rest does not change the model."""
 
     model: Params
     model_type: str = ""
     data: DataParams = msgspec.field(default_factory=DataParams)
-    distributed: DistributedParams = msgspec.field(default_factory=DistributedParams)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -138,8 +131,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     mixed = any(f"layers.{layer}.mix" in backbone for layer in range(params.model.n_layers))
     plus = params.model.alpha_mode == "sum"
     kind = "stem-plus" if plus else "stem-mix" if mixed else "stem"
-    _check_stem_layers(folder, params.model, order if kind == "stem" else [], backbone)
-    tables = _read_tables(folder, order, params.distributed.stem_parallel_size) if order else {}
+    tables = _read_tables(folder, order) if order else {}
     # The trainer's default attention has no window, in training and in its own generation.
     window = params.model.sliding_window
     ignored = f"sliding_window {window} is ignored, as by the trainer"
@@ -170,36 +162,19 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
     return {names.get(module, module): matrix for module, matrix in modules.items()}
 
 
-def _check_stem_layers(
-    folder: Path, model: Params, order: list[int], backbone: Mapping[str, Tensor]
-) -> None:
-    """Raise CheckpointError unless the layers without an up projection are these."""
-    without_up = [n for n in range(model.n_layers) if f"layers.{n}.up" not in backbone]
-    if sorted(order) != without_up:
-        raise CheckpointError(
-            f"{folder / PARAMS}: stem_layers is {model.stem_layers}, but the weights lack the up projection "
-            f"(feed_forward.w3) in layers {without_up}; check that both are from the same run"
-        )
-
-
-def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int, Tensor]:
+def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
     """Open the table of each STEM layer; the trainer numbers them in the order of stem_layers."""
     whole = folder / TABLES
-    files = [whole] if whole.is_file() else _shard_files(folder, parts)
-    states = [(path, _table_shards(path, len(order))) for path in files]
+    files = [whole] if whole.is_file() else _shard_files(folder)
+    states = [_table_shards(path, len(order)) for path in files]
     tables: dict[int, Tensor] = {}
-    wrong = []
-    for number, layer in enumerate(order):
-        shards = [state[number] for _, state in states]
-        rows = {shard.shape[0] for shard in shards}
-        if len(rows) > 1:
-            wrong.append(f"{shards[0].name} has {sorted(rows)} rows in different shards")
+    for layer, *shards in zip(order, *states, strict=True):
+        if len({shard.shape[0] for shard in shards}) > 1:
+            raise CheckpointError(
+                f"{folder / SHARDS}: {shards[0].name} has other rows in another shard; the files are of "
+                "different runs: copy all of one"
+            )
         tables[layer] = joined(shards, axis=1)
-    if wrong:
-        raise CheckpointError(
-            f"{folder / SHARDS}: {one_line('; '.join(wrong), SHOWN_TABLES)}; the files are of "
-            "different runs: copy all of one"
-        )
     return tables
 
 
@@ -223,7 +198,7 @@ def _table_shards(path: Path, count: int) -> list[Tensor]:
     return [check_type(shard) for shard in shards]
 
 
-def _shard_files(folder: Path, parts: int | None) -> list[Path]:
+def _shard_files(folder: Path) -> list[Path]:
     """List the column shards in the order of their numbers, mp10 after mp9."""
     numbered = {
         int(match[1]): path
@@ -234,9 +209,8 @@ def _shard_files(folder: Path, parts: int | None) -> list[Path]:
         raise CheckpointError(
             f"{folder}: no tables; expected {TABLES} or {SHARDS}/stem_model_mp<n>.pt"
         )
-    count = max(parts or 0, max(numbered) + 1)
-    missing = [n for n in range(count) if n not in numbered]
-    if missing:
+    count = max(numbered) + 1
+    if missing := [n for n in range(count) if n not in numbered]:
         names = ", ".join(f"stem_model_mp{n}.pt" for n in missing[:4])
         raise CheckpointError(
             f"{folder / SHARDS}: {len(numbered)} of {count} column shards found, missing {names}; "

@@ -32,11 +32,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises CheckpointError, HubError, InputError.
     """
-    return note_zero_tables(open_checkpoint(checkpoint_folder(path)))
+    return note_zero_tables(_open(checkpoint_folder(path)))
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint as read_checkpoint does, but read no tables for its notes."""
+def _open(path: Path) -> Checkpoint:
     if not path.exists():
         hint = ""
         with suppress(InputError):  # if the path looks like no name of a model on a hub

@@ -37,10 +37,11 @@ MOST_SHOWN = 8  # problems in a message
 class TensorFiles:
     """Tensors of a checkpoint. Each is taken once, so that unused ones can be found."""
 
-    ones_apart = True  # whether Gemma 3's norms are stored as what is added to 1
-
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._path, self._left = path, dict(tensors)
+    def __init__(
+        self, path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None
+    ) -> None:
+        """names: the files' own names of tensors, where they differ."""
+        self._path, self._left, self._names = path, dict(tensors), names or {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -69,10 +70,11 @@ class TensorFiles:
     def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
         if name not in self._left:
             raise CheckpointError(
-                f"{self._path}: no tensor {name} in its safetensors files; check that config.json "
-                "belongs to them and that no file is missing"
+                f"{self._path}: no tensor {self._names.get(name, name)}; check that all files are of this "
+                "model and none is missing, or export the original model"
             )
-        return check_type(self._left.pop(name), dtypes)
+        tensor = self._left.pop(name)
+        return tensor if tensor.raw is None else check_type(tensor, dtypes)
 
 
 def open_folder(folder: Path) -> dict[str, Tensor]:

@@ -124,10 +124,6 @@ class Tensor:
         count = max(0, min(stop, self.shape[0]) - start)
         return self.reread(count, lambda read: lambda a, b: read(start + a, start + min(b, count)))
 
-    def one(self, at: int) -> Tensor:
-        """Return the matrix at a place of stacked ones, [E, N, K]."""
-        return self.computed(lambda a, b: self.rows(at, at + 1)[0, a:b], self.shape[1:])
-
     def columns(self, width: int) -> list[Tensor]:
         """Divide the matrix into matrices of so many columns, which read its rows together.
 

@@ -1,6 +1,6 @@
 """Reading Gemma 3: config.json of the text model, alone or in a multimodal one, and its tensors.
 
-FunctionGemma is such a model. Norms are stored as what is added to 1.
+FunctionGemma is such a model. Norms are stored as what is added to 1, but not in GGUF files.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Gemma3(Gemma, kw_only=True):
         if OLDER_INSIDE + "norm.weight" in files:
             self.__dict__["inside"] = OLDER_INSIDE
         found = super().backbone(config, files)
-        apart = files.ones_apart
-        return {n: _plus_one(m) if apart and n.endswith("norm") else m for n, m in found.items()}
+        norms = {n: m for n, m in found.items() if n.endswith("norm") and m.stored is None}
+        return found | {n: _plus_one(m) for n, m in norms.items()}
 
 
 def _plus_one(vector: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class PackedFiles(TensorFiles):
             return taken(part, types)
 
         words, scales, zeros, shape = (module + part for part in GROUPED)
-        if words in self:
+        if words in self and name in self._widths:  # tables of STEM are no codes
             points = take(zeros, WORDS) if zeros in self else None
             return grouped(take(words, WORDS), take(scales), points, take(shape, SHAPE))
         if module + EMBEDDED in self:

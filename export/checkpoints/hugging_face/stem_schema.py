@@ -20,13 +20,11 @@ from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import INTEGERS, Tensor, joined
 from stem_edge.layers import BIASED
-from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 
 MODEL_TYPE = "stem"
 EXPERT_OF_TOKEN = "model.expert_of_token"
 NGRAM_PROJECT = "layers.0.project"  # post_projs of all tables, side by side
-EXPERT_MATRICES = ("gate", "up", "down")
 # Hugging Face's name of a module with a bias -> this project's name of its matrix.
 BIAS_NAMES = {tensor_name(f"layers.0.{n}").split(".")[-2]: n for n in BIASED if n != "head"}
 BIAS_NAMES["lm_head"] = "head"
@@ -98,7 +96,7 @@ class Stem(Windowed, kw_only=True):
                 for at in range(0, len(config.ngram_sizes), each)
             ]
             tables = [
-                _shaped(files.take(engram_name(layer, "embed")), shape)
+                files.take(engram_name(layer, "embed"), shape=shape)
                 for layer, shape in zip(config.stem_layers, shapes, strict=True)
             ]
             return {config.row_layers[0]: joined(tables, axis=0)}
@@ -108,12 +106,12 @@ class Stem(Windowed, kw_only=True):
         if config.stem_ffn == "hash-moe":
             return {layer: _read_experts(config, files, layer) for layer in config.stem_layers}
         shape = config.vocab_size, *config.row_parts()[0]
-        return {l: _shaped(files.take(table_name(l)), shape) for l in config.stem_layers}
+        return {l: files.take(table_name(l), shape=shape) for l in config.stem_layers}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
         if config.stem_ffn != "hash-moe":
             return None
-        tensor = _shaped(files.take(EXPERT_OF_TOKEN, INTEGERS), (config.vocab_size,))
+        tensor = files.take(EXPERT_OF_TOKEN, INTEGERS, (config.vocab_size,))
         index = tensor.numbers()
         if index.min() < 0 or index.max() >= config.n_experts:
             raise CheckpointError(
@@ -123,38 +121,14 @@ class Stem(Windowed, kw_only=True):
         return index.astype(np.int32)
 
 
-def _expert_table(config: ModelConfig, experts: list[tuple[Tensor, ...]], nbytes: int) -> Tensor:
-    """Return a matrix with an expert in each row, flattened as in ModelConfig.row_parts.
-
-    experts: gate, up and down of each; nbytes: size in the checkpoint.
-    """
-    shape = len(experts), 3 * config.d_ff * config.dim
-
-    def rows(start: int, stop: int) -> F32:
-        found = np.empty((max(0, min(stop, len(experts)) - start), shape[1]), np.float32)
-        for row, matrices in zip(found, experts[start:stop], strict=True):
-            gate, up, down = map(whole, matrices)
-            row[: 2 * gate.size] = np.stack([gate, up], axis=1).ravel()  # rows alternate
-            row[2 * gate.size :] = down.ravel()
-        return found
-
-    return replace(experts[0][0].computed(rows, shape), nbytes=nbytes)
-
-
 def table_name(layer: int) -> str:
     """Return the name of a STEM layer's table."""
     return f"model.layers.{layer}.mlp.stem_table.weight"
 
 
-def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
-    """Return the name of gate, up or down of one expert, or of all experts stacked."""
-    number = "" if expert is None else f"{expert}."
-    return f"model.layers.{layer}.mlp.experts.{number}{matrix}_proj.weight"
-
-
 def _ngrams(files: TensorFiles, part: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     names = [f"model.ngram_embeddings.{part}.{number}.weight" for number in range(len(shapes))]
-    return [_shaped(files.take(name), shape) for name, shape in zip(names, shapes, strict=True)]
+    return [files.take(name, shape=shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Tensor]:
@@ -162,7 +136,7 @@ def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Te
     shapes, at = config.layer_shapes(layer), f"layers.{layer}."
 
     def take(part: str, shape: tuple[int, ...]) -> Tensor:
-        return _shaped(files.take(engram_name(layer, part)), shape)
+        return files.take(engram_name(layer, part), shape=shape)
 
     half = config.dim, shapes["project"][1]
     both = [take(part, half) for part in ("key_proj", "value_proj")]
@@ -191,31 +165,19 @@ def engram_name(layer: int, part: str) -> str:
 
 
 def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
-    shapes = dict.fromkeys(EXPERT_MATRICES, (config.d_ff, config.dim))
-    shapes["down"] = (config.dim, config.d_ff)
-    count = config.n_experts
-    if expert_name(layer, "gate", 0) in files:
-        tensors = [
-            _shaped(files.take(expert_name(layer, name, expert)), shape)
-            for expert in range(count)
-            for name, shape in shapes.items()
-        ]
-        experts: list[tuple[Tensor, ...]] = [
-            tuple(tensors[at : at + 3]) for at in range(0, 3 * count, 3)
-        ]
-    else:
-        tensors = [
-            _shaped(files.take(expert_name(layer, name)), (count, *shape))
-            for name, shape in shapes.items()
-        ]
-        experts = [tuple(tensor.one(at) for tensor in tensors) for at in range(count)]
-    return _expert_table(config, experts, sum(tensor.nbytes for tensor in tensors))
+    """Return a matrix with an expert in each row, flattened as in ModelConfig.row_parts."""
+    count, outer = config.n_experts, (config.d_ff, config.dim)
+    shapes = {"gate": outer, "up": outer, "down": outer[::-1]}
+    gate, up, down = (
+        files.take(f"model.layers.{layer}.mlp.experts.{name}_proj.weight", shape=(count, *shape))
+        for name, shape in shapes.items()
+    )
 
-
-def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if tensor.codes is not None or tensor.shape != shape:
-        raise CheckpointError(
-            f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape)}, by "
-            "config.json: check that both are from the same run"
+    def rows(start: int, stop: int) -> F32:
+        both = np.stack([gate.rows(start, stop), up.rows(start, stop)], axis=2)  # rows alternate
+        return np.hstack(
+            [both.reshape(len(both), -1), down.rows(start, stop).reshape(len(both), -1)]
         )
-    return tensor
+
+    found = gate.computed(rows, (count, 3 * config.d_ff * config.dim))
+    return replace(found, nbytes=gate.nbytes + up.nbytes + down.nbytes)

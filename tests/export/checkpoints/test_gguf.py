@@ -121,7 +121,7 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8; expected no such key"),
     "no layers": ({"llama.block_count": 0}, "block_count is 0; expected 1 to"),
     "layers": ({"llama.block_count": 4_000_000_000}, "block_count is 4000000000; expected 1 to"),
-    "more layers": ({"llama.block_count": 4}, "no tensor blk.3.attn_norm.weight; export"),
+    "more layers": ({"llama.block_count": 4}, "no tensor blk.3.attn_norm.weight; check"),
     "fewer layers": ({"llama.block_count": 2}, "tensor blk.2.attn_k.weight is not part of the"),
     "sizes of layers": ({"llama.feed_forward_length": [48, 48, 9]}, "Expected `int`, got `array`"),
     "a text": ({"llama.rope.freq_base": "big"}, "Expected `float`, got `str`"),

@@ -119,7 +119,7 @@ KEYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts": ("gemma4", {"expert_count": 8}, "gemma4.expert_count is 8; expected no such key"),
     "no layers": ("gemma3", {"block_count": 0}, "block_count is 0; expected 1 to"),
     "layers": ("gemma4", {"block_count": 4_000_000_000}, "block_count is 4000000000; expected"),
-    "more layers": ("gemma3", {"block_count": 8}, "no tensor blk.7.attn_norm.weight; export"),
+    "more layers": ("gemma3", {"block_count": 8}, "no tensor blk.7.attn_norm.weight; check"),
     "fewer layers": ("gemma3", {"block_count": 6}, "tensor blk.6.attn_k.weight is not part"),
     "no heads": ("gemma3", {"attention.head_count": 0}, "attention.head_count is 0; expected"),
     "a pattern": ("gemma4", {"attention.sliding_window_pattern": [True] * 3}, "3 values are given"),
@@ -165,13 +165,13 @@ def shaped(name: str, *shape: int) -> Any:
 
 
 TENSORS: dict[str, tuple[str, Any, str]] = {
-    "no norm": ("gemma3", without("blk.3.attn_q_norm.weight"), "no tensor blk.3.attn_q_norm.weight; e"),
+    "no norm": ("gemma3", without("blk.3.attn_q_norm.weight"), "no tensor blk.3.attn_q_norm.weight; c"),
     "no table": ("gemma4", without(TABLE), f"no tensor {TABLE}"),
     "a short row": ("gemma4", shaped(TABLE, 97, 80), f"{TABLE} is [97, 80]; expected [97, 96]"),
     "many records": ("gemma4", shaped(TABLE, 98, 96), "ple_records is 98 of 97"),
     "a vector": ("gemma4", shaped(TABLE, 97), f"{TABLE} is [97]; expected [97, 96]"),
     "a stack": ("gemma4", shaped(TABLE, 97, 6, 16), f"{TABLE} is [97, 6, 16]; expected [97, 96]"),
-    "no context": ("gemma4", without(CONTEXT), f"no tensor {CONTEXT}; export"),
+    "no context": ("gemma4", without(CONTEXT), f"no tensor {CONTEXT}; check"),
     "context": ("gemma4", shaped(CONTEXT, 95, 32), f"{CONTEXT} is [95, 32]; expected [96, 32]"),
     "no gate": ("gemma4", without("blk.2.inp_gate.weight"), "no tensor blk.2.inp_gate.weight"),
     "no scale": ("gemma4", without("blk.1.layer_output_scale.weight"), "no tensor blk.1.layer_output_scale.weight"),

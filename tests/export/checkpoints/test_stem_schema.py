@@ -62,7 +62,7 @@ GEMMA = {
 }  # fmt: skip
 
 
-def schema_tensors(config: ModelConfig, stacked: bool = True, seed: int = 0) -> dict[str, Tensor]:
+def schema_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     """Random tensors by the schema's names."""
     found = {tensor_name(name): t for name, t in random_tensors(config, seed)[0].items()}
     for layer, table in random_tables(config, seed).items():
@@ -71,10 +71,7 @@ def schema_tensors(config: ModelConfig, stacked: bool = True, seed: int = 0) -> 
             found[mlp + "stem_table.weight"] = table
             continue
         for name, tensor in split_experts(config, table).items():
-            if stacked:
-                found[f"{mlp}experts.{name}.weight"] = tensor
-            else:
-                found |= {f"{mlp}experts.{e}.{name}.weight": t for e, t in enumerate(tensor)}
+            found[f"{mlp}experts.{name}.weight"] = tensor
     if config.n_experts:
         found["model.expert_of_token"] = expert_of_token(config)
     return found
@@ -88,9 +85,9 @@ def split_experts(config: ModelConfig, table: Tensor) -> dict[str, Tensor]:
     return {"gate_proj": pairs[:, :, 0], "up_proj": pairs[:, :, 1], "down_proj": down}
 
 
-def save(folder: Path, stacked: bool = True, **fields: Any) -> ModelConfig:
+def save(folder: Path, **fields: Any) -> ModelConfig:
     config = ModelConfig(**(SIZES | {"stem_layers": (1,)} | fields))
-    save_stem(folder, config, schema_tensors(config, stacked))
+    save_stem(folder, config, schema_tensors(config))
     return config
 
 
