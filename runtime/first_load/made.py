@@ -147,7 +147,9 @@ def _make(root: Path, source: Source, show: bool | None) -> None:
     if bundle.is_dir() and not (bundle / MANIFEST).is_file():  # an export would not replace it
         with contextlib.suppress(OSError):
             remove_tree(bundle, root)
-    tell(f"making a bundle of {printable(Path(source.path).name)}, once, in {root}", show)
+    path = Path(source.path)
+    how = ", which takes minutes" * path.is_dir()
+    tell(f"reading {printable(path.name)} to make a bundle of it, once, in {root}{how}", show)
     try:
         make_folders(root)
         make(source.path, bundle, source.engine, show)

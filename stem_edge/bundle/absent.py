@@ -35,7 +35,7 @@ def no_bundle(manifest: Path) -> BundleError:
     else:
         file = ", but a file" if root.is_file() else ""
         kind = "file" if root.suffix == ".gguf" else "bundle folder"
-        said = f"no such {kind}{file}; give the folder of an export{_or_on_a_hub(root)}"
+        said = f"no such {kind}{file}; give the folder of an export, or a GGUF file{_or_on_a_hub(root)}"
     return BundleError(f"{root}: {said}")
 
 

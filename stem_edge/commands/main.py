@@ -9,6 +9,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TextIO
@@ -57,16 +59,16 @@ first steps:
 MORE_MEMORY = "free some, or raise the limit of this process (ulimit -v)"
 EXIT_ERROR = 1
 EXIT_FAR = 3  # an export is farther from its checkpoint than it may be
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EXIT_INTERRUPTED, EXIT_PIPE = 130, 141  # 128 + SIGINT or SIGPIPE, as shells count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     known, rest = _parse_name(arguments)
-    warnings.showwarning = _show_warning
-    _prepare_process()
     parser = Parser(f"stem-edge {known}")
+    warnings.showwarning = partial(_show_warning, parser)
+    _prepare_process()
     try:
         command = _import(known)
         parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
@@ -81,10 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAR if isinstance(error, FarError) else EXIT_ERROR
     except OSError as error:
         # Say nothing about a broken pipe, because `| head` ends that way.
-        if not isinstance(error, BrokenPipeError):
-            where = f"{error.filename}: " if error.filename else ""
-            print(f"stem-edge: {printable(f'{where}{error.strerror or error}')}", file=sys.stderr)
-        return _without_output()
+        if isinstance(error, BrokenPipeError):
+            return _without_output(EXIT_PIPE)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"stem-edge: {printable(f'{where}{error.strerror or error}')}", file=sys.stderr)
+        with suppress(OSError):
+            sys.stdout.flush()
+        return _without_output(EXIT_ERROR)
     except (KeyboardInterrupt, ImportError, MemoryError) as error:
         if _was_interrupted(error):
             print("stem-edge: interrupted", file=sys.stderr)
@@ -95,11 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
 
 
-def _without_output() -> int:
-    """Return the status of an error, and keep Python from failing again at its last flush."""
+def _without_output(status: int) -> int:
+    """Return the status, and keep Python from failing again at its last flush."""
     with _nowhere() as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return EXIT_ERROR
+    return status
 
 
 def _nowhere() -> TextIO:
@@ -138,17 +143,14 @@ def _end(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+def _show_warning(parser: Parser, message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line, instead of Python's two with a line of source code."""
-    print(f"stem-edge: note: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+    text = with_options(parser, " ".join(str(message).split()))
+    print(f"stem-edge: note: {printable(text)}", file=sys.stderr)
 
 
 def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
-    parser = Parser(
-        "stem-edge",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+    parser = Parser("stem-edge", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=stem_edge.__version__)
     names = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, (_, line) in COMMANDS.items():

@@ -17,7 +17,6 @@ from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats
-from stem_edge.shown import shown
 from stem_edge.text_table import shown_lines
 
 LENGTH = "tokens of an answer at most (default: %d)"
@@ -46,7 +45,7 @@ def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> N
     """
     add = group.add_argument
     number: dict[str, Any] = {"type": float, "metavar": "X"}
-    count: dict[str, Any] = {"type": whole_number, "metavar": "N"}
+    count: dict[str, Any] = {"type": int, "metavar": "N"}
     several: dict[str, Any] = {"action": "append", "default": []}
     length = ("-n", "--max-new-tokens", "--max-tokens", "--predict", "--n-predict", "--num-predict")
     add(*length, **count, default=max_new_tokens, help=LENGTH % max_new_tokens)
@@ -106,14 +105,6 @@ def _file_named(path: Path | None) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{path}: {error}" if path is not None else str(error)) from None
-
-
-def whole_number(text: str) -> int:
-    """Parse a whole number from the command line, with a short message for a long argument."""
-    try:
-        return int(text)  # which refuses thousands of digits
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, found {shown(text)}") from None
 
 
 def write_text(text: str) -> None:

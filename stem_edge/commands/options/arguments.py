@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stem_edge.errors import InputError
+from stem_edge.shown import shown
 
 MORE = "(docs/commands.md)"  # help of options that few people need
 # Options of llama.cpp, Ollama and mlx-lm that have no synonym here, and what to type.
@@ -127,6 +128,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option that may be meant, and end the process with status 2."""
+        if bad := re.search("invalid (int|float) value: '", message):
+            wanted, found = {"int": "whole "}.get(bad[1], ""), shown(message[bad.end() : -1])
+            message = f"{message[: bad.start()]}expected a {wanted}number, found {found}"
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = [name for name in self._option_string_actions if name.startswith("--")]
         near = get_close_matches(unknown[1], known, 1) if unknown else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import socket
 import sys
 import time
@@ -163,7 +164,7 @@ class _Server(Server):
     """Server that says when the model is loaded, and ends gracefully.
 
     The first signal refuses new requests and lets answers end for half a minute; the rest get an
-    error. The second signal sends these errors at once; the third waits for nothing.
+    error. The second signal sends these errors at once; the third, or one while it loads, waits for nothing.
     """
 
     def __init__(self, program: Starlette, url: str) -> None:
@@ -175,8 +176,8 @@ class _Server(Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end; at the second signal, tell those that are left; at the third, just end."""
         now = time.monotonic()
-        if now >= self._deadline:
-            self.should_exit = self.force_exit = True
+        if now >= self._deadline or self._loading:
+            os._exit(128 + sig)  # because others wait for the thread that loads, or show tasks
         elif self.compute.draining:
             self._deadline = now
         else:
@@ -205,7 +206,5 @@ class _Server(Server):
         show_status("")
         _say(f"loaded after {seconds:.1f} s")
         if not model.has_chat_template:
-            _say(
-                "note: the model has no chat template, so it goes on with messages as with any text"
-            )
+            _say("note: the model has no chat template; it continues messages as any text")
         print(f"{self._url}/ has the chat page, {self._url}/v1 answers programs", flush=True)

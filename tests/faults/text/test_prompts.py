@@ -108,8 +108,7 @@ def test_p3_numbers_of_the_command_are_checked_by_its_usage(
 ) -> None:
     for name in ("-n", "--top-k", "--seed"):
         with pytest.raises(SystemExit) as caught:
-            given = f"{name}={text}" if name != "-n" else f"-n{text} "
-            main(["generate", str(DEMO), "-p", "a", given])
+            main(["generate", str(DEMO), "-p", "a", f"{name}={text}"])
         assert caught.value.code == 2
         last = capsys.readouterr().err.splitlines()[-1]
         assert "a whole number" in last

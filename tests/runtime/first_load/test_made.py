@@ -297,6 +297,6 @@ def test_a_real_file(engine: str, tmp_path: Path, capfd: Capture) -> None:
     for told in (1, 0):
         assert main(command) == 0
         out, err = capfd.readouterr()
-        assert err.count("making a bundle of a.gguf, once, in") == told
+        assert err.count("reading a.gguf to make a bundle of it, once, in") == told
         texts.append(out)
     assert texts[0] == texts[1]

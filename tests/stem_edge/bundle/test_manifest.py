@@ -233,7 +233,7 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
     [
         ("none", "no such bundle folder; give the folder of an export"),
         ("a\0b", "no such bundle folder; give the folder of an export"),
-        ("none.gguf", "no such file; give the folder of an export"),
+        ("none.gguf", "no such file; give the folder of an export, or a GGUF file"),
         ("notes.txt", "no such bundle folder, but a file; give the folder of an export"),
         (
             "model.gguf",
@@ -252,4 +252,4 @@ def test_folders_that_are_not_bundles(tmp_path: Path, name: str, said: str) -> N
 
 @pytest.mark.parametrize("name", ["acme/nosuch", "HF:acme/nosuch"])
 def test_a_name_on_a_hub_is_proposed(name: str) -> None:
-    assert refusal(Path(name)).endswith("give the folder of an export, or hf:acme/nosuch")
+    assert refusal(Path(name)).endswith("of an export, or a GGUF file, or hf:acme/nosuch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -70,25 +69,15 @@ def wait_until_idle(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
-    # A fifo keeps the command waiting for its prompt until it is interrupted.
-    fifo = tmp_path / "prompt"
-    os.mkfifo(fifo)
-    writer = os.open(fifo, os.O_RDWR)
-    with fifo.open("rb", buffering=0) as reader:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HEEDING, "generate", str(DEMO)],
-            stdin=reader,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_until_idle(process)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    os.close(writer)
+def test_interrupt_ends_cleanly() -> None:
+    """It waits for its prompt then."""
+    command = [sys.executable, "-c", HEEDING, "generate", str(DEMO)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until_idle(process)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    assert process.communicate() == (None, "stem-edge: interrupted\n")
     assert process.returncode == 130
-    assert err == "stem-edge: interrupted\n"
 
 
 def test_interrupt_while_generating_still_gives_the_figures(
@@ -147,7 +136,7 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
         ("-np 4", "--sequences N"),
         ("--verbose", "--json prints"),
         ("--max-token 4", "did you mean --max-tokens?"),
-        ("-t 0.7", "argument -t/--threads: invalid int value"),
+        ("-t 0.7", "-t/--threads: expected a whole number, found '0.7'"),
     ],
 )
 def test_options_of_other_programs_name_ours(words: str, said: str, capsys: Capture) -> None:
@@ -178,15 +167,23 @@ def test_version(capsys: Capture) -> None:
     assert capsys.readouterr().out.strip() == stem_edge.__version__
 
 
-def test_a_command_whose_packages_are_missing_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['starlette'] = None\n"
-        "from stem_edge.commands.main import main; sys.exit(main(['serve', 'a']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'stem-edge[server]'" in done.stderr
+FAILING = "from stem_edge.commands.bundles import list as it\ndef run(_): print('found'); raise {}\nit.run = run"
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "done", "said"),
+    [
+        ("sys.modules['starlette'] = None", ["serve", "a"], (1, ""), "install 'stem-edge[server]'"),
+        (FAILING.format("PermissionError(13, 'no')"), ["list"], (1, "found\n"), "stem-edge: no\n"),
+        (FAILING.format("BrokenPipeError"), ["list"], (141, ""), ""),
+    ],
+)
+def test_errors_of_the_system(code: str, words: list[str], done: object, said: str) -> None:
+    code = f"import sys\n{code}\nfrom stem_edge.commands.main import main\nsys.exit(main({words}))"
+    command = [sys.executable, "-E", "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == done
+    assert said in ended.stderr and ended.stderr.count("\n") == bool(said)
 
 
 @pytest.mark.parametrize(

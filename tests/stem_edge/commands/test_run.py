@@ -273,7 +273,10 @@ def test_thoughts_are_folded(
         ("/set", "max_new_tokens 1024, temperature 0"),
         ("/set top_p 0.5", "greedy, so top_p changes nothing until /set temperature 0.7"),
         (f"/set seed {'1' * 31}", "expected a number of at most 30 characters"),
-        ("/set temp 1", "no option is called 'temp'; did you mean"),
+        (
+            "/set temp 1",
+            "no option is called 'temp'; did you mean temperature? expected one of 'max_new_tokens'",
+        ),
         ("/set top_k 0.5", "top-k is '0.5'; expected a number of at most 30 characters, like /set"),
         ("/set temperature", "temperature is ''; expected a number of"),
         ("/set temperature -1", "temperature is -1.0; expected"),

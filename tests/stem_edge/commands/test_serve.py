@@ -77,15 +77,28 @@ def test_answers_are_finished_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_second_signal_tells_those_that_are_left_at_once() -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_second_signal_tells_those_that_are_left_at_once_and_a_third_nobody(count: int) -> None:
     with served() as (process, port):
         asking = streaming(port, LONG | {"n": 60})
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        told = asking.read()
-        assert process.wait(10) == 0
-    assert b"the server has ended" in told[-300:] and b"Traceback" not in told
+        for pause in (0.2, 0.02, 0)[:count]:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(pause)
+        assert count == 3 or b"the server has ended" in asking.read()[-300:]
+        assert process.wait(10) in ((0, 128 + signal.SIGTERM) if count == 3 else (0,))
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_signal_ends_a_load() -> None:
+    command = [sys.executable, "-m", "stem_edge", "serve", str(DEMO), "--port", "0", "--tables"]
+    with listen("127.0.0.1", 0) as silent:
+        command.append(f"{url_of(silent)}/tables.zarr")
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None and "loading" in process.stderr.readline()
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(5) == 128 + signal.SIGINT
 
 
 def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
@@ -103,7 +116,6 @@ def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
     ("options", "words"),
     [
         (["--port", "99999"], "--port is 99999; expected 0 to 65,535"),
-        (["--port", "-1"], "--port is -1; expected"),
         (["--api-key-file", "none"], "--api-key-file none: cannot read (No such file"),
         (["--api-key-file", str(DEMO)], f"--api-key-file {DEMO}: cannot read"),
         (["--api-key-file", os.devnull], f"--api-key-file {os.devnull} has no key"),

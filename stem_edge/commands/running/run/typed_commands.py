@@ -74,7 +74,7 @@ def _set(session: Session, text: str) -> None:
         )
         hint = f"did you mean {near[0]}? " if near else ""
         raise InputError(
-            f"no option is called {shown(name)}; {hint}expected one of {', '.join(RANGES)}"
+            f"no option is called {shown(name)}; {hint}expected one of {', '.join(map(repr, RANGES))}"
         )
     if text:
         changed: dict[str, Any] = {field: _number(field, value.strip())}
