@@ -27,8 +27,7 @@ from stem_edge.graph.weight_plan import (
     Blocks,
     Columns,
     Floats,
-    Order,
-    Peaks,
+    Named,
     PlanItem,
     RowRange,
     Vector,
@@ -106,7 +105,7 @@ class WeightFile:
         match item:
             case Vector():
                 self._put(item.tensor, [self._vector(item)])
-            case Peaks() | Order():
+            case Named():
                 self._put(item.tensor, [self._peaks[item.tensor.name]])
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])

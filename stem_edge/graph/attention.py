@@ -23,9 +23,11 @@ def attention(layer: LayerGraph, x: str) -> str:
     # Keys of a window do not begin at position 0, so the rotation needs the positions.
     positions = [layer.positions] if layer.positions and own.window else []
     prefix = io.WINDOW if positions else ""
-    caches, updated = _caches(layer, prefix, borrowed=own.kv_layer != layer.number)
+    updated = [f"{io.NEW}{name}{layer.number}" for name in (io.KEYS, io.VALUES)]
+    borrowed = own.kv_layer != layer.number
+    cached, updated = caches(layer, prefix, own.kv_layer, updated, borrowed=borrowed)
     lengths = [prefix + name for name in (io.SEQLENS_K, io.TOTAL_LENGTH)]
-    inputs = [*_projected(layer, x), *caches, *lengths, *io.rope_names(config, own), *positions]
+    inputs = [*_projected(layer, x), *cached, *lengths, *io.rope_names(config, own), *positions]
     return attended(layer, inputs, updated, own.kv_layer, own.window)
 
 
@@ -57,22 +59,22 @@ def attended(
     return layer.product("wo", "wo", mixed, ("wo",))
 
 
-def _caches(layer: LayerGraph, prefix: str, *, borrowed: bool) -> tuple[list[str], list[str]]:
-    """Declare keys and values as inputs, and as outputs under their new names; return both."""
+def caches(
+    layer: LayerGraph, prefix: str, lender: int, updated: list[str], *, borrowed: bool
+) -> tuple[list[str], list[str]]:
+    """Declare keys and values of a layer as inputs, and as outputs under new names; return both."""
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
     shape: list[int | str] = [
         graph.sequences,
         own.n_kv_heads,
-        prefix + "capacity",
+        f"{prefix}capacity",
         cache.width(own),
     ]
-    names = (io.KEYS, io.VALUES)
-    caches = [graph.input(f"{name}{own.kv_layer}", cache.dtype, shape) for name in names]
-    if borrowed and layer.kv.type not in QUANTIZED:
-        return caches, []
+    names = [f"{name}{lender}" for name in (io.KEYS, io.VALUES)]
+    inputs = [graph.input(name, cache.dtype, shape) for name in names]
     # Kernels of quantized caches demand outputs even of layers that add no keys and values.
-    updated = [f"{io.NEW}{name}{layer.number}" for name in names]
-    return caches, [graph.output(name, cache.dtype, shape) for name in updated]
+    updated = [] if borrowed and layer.kv.type not in QUANTIZED else updated
+    return inputs, [graph.output(name, cache.dtype, shape) for name in updated]
 
 
 def quantized(bits: int) -> dict[str, str | int]:

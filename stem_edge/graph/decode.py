@@ -65,9 +65,8 @@ def decoding(
             _declare_output(graph, config, result, "n")
         else:
             layers = io.layer_graphs(config)[name]
-            _declare_output(
-                graph, config, layers_in_order(products, config, layout, cache, layers, begin)
-            )
+            result = layers_in_order(products, config, layout, cache, layers, begin)
+            _declare_output(graph, config, result)
     return Built({name: graphs[name] for name in io.decode_graphs(config)}, plan)
 
 
@@ -93,13 +92,9 @@ def prompts(
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     products = PromptProducts(graph, plan, format)
-    layers, cache = (
-        range(config.own_kv_layers),
-        place_peaks(WeightPlan(BACKBONE_DATA), config, format, kv),
-    )
-    _declare_output(
-        graph, config, layers_in_order(products, config, layout, cache, layers, Start())
-    )
+    cache, layers = place_peaks(WeightPlan(BACKBONE_DATA), config, format, kv), config.own_kv_layers
+    result = layers_in_order(products, config, layout, cache, range(layers), Start())
+    _declare_output(graph, config, result)
     return Built({io.PREFILL: graph}, plan)
 
 

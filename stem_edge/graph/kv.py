@@ -19,7 +19,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph, GraphError, Tensor
 from stem_edge.graph.names import head_width
-from stem_edge.graph.weight_plan import Peaks, WeightPlan
+from stem_edge.graph.weight_plan import Named, WeightPlan
 from stem_edge.layers import Layer
 
 KvType = Literal["fp32", "fp16", "int8", "int4"]
@@ -110,6 +110,6 @@ def place_peaks(
         dims = (1, layer.n_kv_heads, 1, head_width(layer))
         for what in (KEYS, VALUES):
             tensor = plan.place(f"layers.{number}.{what}.peaks", np.float32, dims)
-            plan.items.append(Peaks(tensor))
+            plan.items.append(Named(tensor))
             placed[number, what] = tensor
     return KvFormat(kv, placed)

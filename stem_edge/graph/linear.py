@@ -134,12 +134,8 @@ class Products:
         points: bool = False,
     ) -> RowRange:
         """Place rows of a matrix in blocks; points: with zero points, though symmetric."""
-        rows, groups, place, name = (
-            span[1] - span[0],
-            width // block,
-            self.plan.place,
-            name + ".weight",
-        )
+        rows, groups = span[1] - span[0], width // block
+        place, name = self.plan.place, name + ".weight"
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
         scales = place(name + ".scales", np.float32, (rows * groups,))
         if self.format.offsets and bits == 4:

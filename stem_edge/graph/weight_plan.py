@@ -32,17 +32,10 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """Greatest magnitude of each channel of a layer's keys or values, as stem_edge.graph.kv says."""
+class Named:
+    """Values that the writer has by the tensor's name: peaks (graph.kv), tokens of an assistant's clusters."""
 
-    tensor: Tensor  # float32 [1, kv heads, 1, width], named layers.<l>.keys.peaks or .values.peaks
-
-
-@dataclass(frozen=True)
-class Order:
-    """Tokens of an assistant by their clusters."""
-
-    tensor: Tensor  # int32 [clusters, tokens of each]
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ class Columns:
 
 
 Placed = TypeVar("Placed", Floats, Blocks)
-PlanItem: TypeAlias = Vector | Peaks | Order | Balance | Floats | Blocks | Columns
+PlanItem: TypeAlias = Vector | Named | Balance | Floats | Blocks | Columns
 
 
 @dataclass

@@ -11,14 +11,14 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.attention import attended, no_tokens, normed_heads
+from stem_edge.graph.attention import attended, caches, no_tokens, normed_heads
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.formats import ASSISTANT_DATA, BACKBONE_DATA, Assistant, BackboneFormat
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.kv import QUANTIZED, KvType, place_peaks
+from stem_edge.graph.kv import KvType, place_peaks
 from stem_edge.graph.layer import LayerGraph, norm
 from stem_edge.graph.linear import Products, vector
-from stem_edge.graph.weight_plan import Order, WeightPlan
+from stem_edge.graph.weight_plan import Named, WeightPlan
 from stem_edge.layers import Layer, Rope
 
 IN, OUT, CLUSTERS, ORDER = "in", "out", "clusters", "order"  # its tensors beside those of a model
@@ -96,28 +96,17 @@ def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> s
     q = layer.product("qkv", "qkv", x, ("wq",))
     nothing = no_tokens(graph, own.n_kv_heads * width, q)
     q = normed_heads(layer, "q", q, model.n_heads)
-    caches, updated = _caches(layer, prefix, lender)
+    updated = [f"{io.NEW}{name}{lender}.{layer.number}" for name in (io.KEYS, io.VALUES)]
+    cached, updated = caches(layer, prefix, lender, updated, borrowed=True)
     lengths = [
         graph.input(prefix + io.SEQLENS_K, np.int32, [1]),
         graph.input(prefix + io.TOTAL_LENGTH, np.int32, []),
     ]
     names = io.rope_names(target, own)
     ropes = [graph.input(name, np.float32, ["context", width // 2]) for name in names]
-    inputs = [q, nothing, nothing, *caches, *lengths, *ropes, io.POSITIONS]
+    inputs = [q, nothing, nothing, *cached, *lengths, *ropes, io.POSITIONS]
     # As in transformers, where the token itself, which has no keys, does not count.
     return attended(layer, inputs, updated, lender, own.window + 1 if own.window else 0)
-
-
-def _caches(layer: LayerGraph, prefix: str, lender: int) -> tuple[list[str], list[str]]:
-    """Declare keys and values of the target as inputs, and as outputs if their kernel demands that."""
-    graph, own, cache = layer.graph, layer.shape, layer.kv.cache
-    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", cache.width(own)]
-    names = [f"{name}{lender}" for name in (io.KEYS, io.VALUES)]
-    inputs = [graph.input(name, cache.dtype, shape) for name in names]
-    if layer.kv.type not in QUANTIZED:
-        return inputs, []
-    updated = [f"{io.NEW}{name}.{layer.number}" for name in names]
-    return inputs, [graph.output(name, cache.dtype, shape) for name in updated]
 
 
 def _head(products: Products, assistant: Assistant, x: str) -> None:
@@ -133,7 +122,7 @@ def _head(products: Products, assistant: Assistant, x: str) -> None:
     best = [f"{CLUSTERS}.values", f"{CLUSTERS}.best"]
     graph.node("TopK", [near, graph.sizes([assistant.best])], best, axis=-1)
     order = plan.place(ORDER, np.int32, (count, size))
-    plan.items.append(Order(order))
+    plan.items.append(Named(order))
     chosen = graph.add("Gather", [graph.weight(order), best[1]], f"{CLUSTERS}.tokens", axis=0)
     ids, count = graph.reshape(chosen, [1, scored(assistant)], io.SCORED), scored(assistant)
     graph.output(ids, np.int32, [1, count])

@@ -84,11 +84,8 @@ def literal(text: str) -> str:
 
 def _marks(family: Family, text: str) -> str:
     """Return the Lark of markers and white space: special tokens, or else text."""
-    parts = (
-        re.split(f"({'|'.join(map(re.escape, family.special))})", text)
-        if family.special
-        else [text]
-    )
+    marks = "|".join(map(re.escape, family.special))
+    parts = re.split(f"({marks})", text) if marks else [text]
     special = {part for part in family.special if SPECIAL.fullmatch(part)}
     return " ".join(part if part in special else literal(part) for part in parts if part)
 
@@ -114,10 +111,7 @@ class _BracesRules:
         if not isinstance(properties, Mapping) or not properties or depth > MAX_DEPTH:
             return "" if schema.get("additionalProperties") is False else "pairs"
         needed = {key for key in properties if isinstance(required, list) and key in required}
-        rest, begins = (
-            "",
-            list[str](),
-        )  # begins: the ways to begin, of which the first is the longest
+        rest, begins = "", list[str]()  # the ways to begin, of which the first is the longest
         for key in sorted(properties, reverse=True):
             member = self._rule(f"{_key(key)} {self._value(properties[key], depth + 1)}")
             begins = [f"{member} {rest}", *([] if key in needed else begins)]

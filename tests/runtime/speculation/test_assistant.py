@@ -15,7 +15,7 @@ from tiers import slow_but
 import stem_edge
 from stem_edge.errors import BackendError
 from stem_edge.graph.special.assistant import drafting
-from stem_edge.graph.weight_plan import Order
+from stem_edge.graph.weight_plan import Named
 from stem_edge.runtime import Model
 
 PROMPT = np.random.default_rng(3).integers(3, 300, 40).tolist()
@@ -134,7 +134,7 @@ def test_tokens_that_are_none_are_an_error(exported: Exported, tmp_path: Path) -
     manifest = stem_edge.open_bundle(path).manifest
     assert manifest.assistant is not None and manifest.backbone is not None
     plan = drafting(manifest.assistant, manifest.model, manifest.backbone)[1]
-    if (order := next((one for one in plan.items if isinstance(one, Order)), None)) is None:
+    if (order := next((one for one in plan.items if isinstance(one, Named)), None)) is None:
         pytest.skip("without clusters, all tokens are scored")
     with (path / plan.file).open("r+b") as file:
         file.seek(order.tensor.offset)
