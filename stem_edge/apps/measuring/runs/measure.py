@@ -16,14 +16,12 @@ from typing import Any, Unpack
 import psutil
 
 import stem_edge
-from stem_edge.apps.measuring.bandwidth import measured
 from stem_edge.apps.measuring.device_profiles import find_device
 from stem_edge.apps.measuring.fit import beside_mapped
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.apps.measuring.workload import Workload, make_workload
-from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.engines import choose_engine
@@ -115,12 +113,9 @@ class _Runs:
         if self._fresh:
             drop_pages(())  # raises where that is not possible
         found = {subject.name: SubjectResult() for subject in self.subjects}
-        bandwidth = list[float]()
         for subject in self.subjects:
             self._load_once(subject)
         for turn in range(rounds):
-            if self.options.provider == "cpu":
-                bandwidth.append(measured(self.options.cpus))
             for subject in self.subjects:
                 what, result = f"round {turn + 1} of {rounds}: {subject.name}", found[subject.name]
                 if result.failed:
@@ -154,8 +149,6 @@ class _Runs:
             versions={"stem-edge": stem_edge.__version__, "python": platform.python_version()},
             settings=settings,
             subjects=found,
-            bandwidth=bandwidth,
-            token_nbytes=token_nbytes(bundle, self.options, self.work),
             samples=samples,
         )
 
@@ -197,14 +190,6 @@ class _Runs:
             memory, tokens = worker.sampler.phases[name], len(what.get("ids", ()))
             phases.append(Phase(name, answer.seconds, tokens, memory, *caches))
         return Round(phases, answer.steps, before, counters)
-
-
-def token_nbytes(bundle: Bundle, options: LoadOptions, work: Workload) -> int:
-    """Return the bytes that a decode step reads from memory, in the middle of the decoded text."""
-    footprint = footprint_of(bundle.manifest).with_kv(options.kv)
-    record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
-    position = len(work.prompt) + len(work.following) // 2
-    return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record
 
 
 def machine() -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round
 from stem_edge.shown import format_size
-from stem_edge.text_table import format_rate, seconds, table, wrapped
+from stem_edge.text_table import seconds, table, wrapped
 
 LABELS = {
     "anonymous": "anonymous",
@@ -55,7 +54,7 @@ def to_dict(report: Report) -> dict[str, object]:
     per_round = {
         name: [each.figures for each in result.rounds] for name, result in report.subjects.items()
     }
-    derived = {"figures": figures, "rounds": per_round, "ratios": ratios, "bound": report.bound}
+    derived = {"figures": figures, "rounds": per_round, "ratios": ratios}
     return derived | asdict(report)
 
 
@@ -135,12 +134,6 @@ def _ratios(report: Report) -> Iterator[str]:
 
 def _end(report: Report) -> Iterator[str]:
     figures = next(iter(report.subjects.values())).figures()
-    if report.bound is not None:
-        rate = median(report.bandwidth)
-        yield (
-            f"a token reads {format_size(report.token_nbytes)} of memory at {rate / 1e9:.3g} GB/s: upper "
-            f"bound {format_rate(report.bound)} tokens/s, {figures['median_step'] / report.bound:.0%} reached"
-        )
     planned = int(_last(report).counters["planned"])
     yield (
         f"needs {format_size(int(figures['peak_anonymous']))} of RAM that cannot be reclaimed "

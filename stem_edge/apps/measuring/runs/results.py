@@ -107,8 +107,6 @@ class Report:
     versions: dict[str, str]
     settings: dict[str, Any]
     subjects: dict[str, SubjectResult]  # the first one is the bundle
-    bandwidth: list[float]  # of the machine's memory, before each round; empty for an accelerator
-    token_nbytes: int  # that a decode step reads from memory, in the middle of the text
     samples: list[Sample]  # memory by kind over time, in the bundle's last round
 
     def ratios(self) -> dict[str, dict[str, Spread]]:
@@ -119,11 +117,6 @@ class Report:
             for name, other in others
             if other.rounds
         }
-
-    @property
-    def bound(self) -> float | None:
-        """Upper bound of tokens a second: a step reads its bytes at the memory's bandwidth."""
-        return median(self.bandwidth) / self.token_nbytes if self.bandwidth else None
 
 
 def _spread(bundle: SubjectResult, other: SubjectResult, rate: str) -> Spread:

@@ -49,7 +49,7 @@ def test_every_subject_runs_all_phases_in_each_round(found: Report) -> None:
     hits = [result.figures()["hit_rate"] for result in found.subjects.values()]
     assert hits[1] == 1 > hits[0] >= hits[2] > 0
     assert found.subjects["slots=40,overlap=false"].figures()["slots"] == 40
-    assert found.settings["context_length"] == 120 and len(found.bandwidth) == 2
+    assert found.settings["context_length"] == 120
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_memory_is_where_it_must_be(found: Report) -> None:
 @pytest.mark.slow
 def test_the_table_and_json(found: Report) -> None:
     table = report_table(found)
-    for words in ("last round", "in it: row cache", "bundle / resident: ", "upper bound", "hits"):
+    for words in ("last round", "in it: row cache", "bundle / resident: ", "hits"):
         assert words in table
     figures = json.loads(json.dumps(to_dict(found)))
     bundle = figures["figures"]["bundle"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stem_edge.apps.measuring.runs.report import report_table, to_dict
+from stem_edge.apps.measuring.runs.report import report_table
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round, Spread, SubjectResult
 from stem_edge.apps.measuring.sampler import PhaseMemory
 from stem_edge.system.process_memory import Memory
@@ -33,7 +33,7 @@ def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
 
 
 def report(**subjects: SubjectResult) -> Report:
-    return Report("model", "a machine", {}, SETTINGS, subjects, [8e9, 10e9], 10**9, [])
+    return Report("model", "a machine", {}, SETTINGS, subjects, [])
 
 
 SETTINGS = {
@@ -81,12 +81,3 @@ def test_ratios_are_of_the_same_rounds_and_failures_are_told() -> None:
     assert "bundle / other: prompt 3.000" in table and "(2.000 to 4.000)" in table
     assert "failed in round 3 of 3: x: the system killed it" in table
     assert "failed in round 1 of 3: y: no memory" in table
-
-
-def test_the_bound_is_bandwidth_over_bytes() -> None:
-    found = report(bundle=SubjectResult([run()]))
-    assert found.bound == 9
-    assert "upper bound 9 tokens/s, 7% reached" in report_table(found)
-    assert to_dict(found)["bound"] == 9
-    elsewhere = replace(found, bandwidth=[])
-    assert elsewhere.bound is None and "bound" not in report_table(elsewhere)
