@@ -25,11 +25,11 @@ from stem_edge.numerics.quantize import I32, U8, fitting_block
 from stem_edge.progress import Progress
 from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.ngrams.rows import NgramTable
-from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, group_metadata, is_ngrams
+from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, is_ngrams
 from stem_edge.tables.packing import pack_records, range_scales
 from stem_edge.tables.shards import array_metadata
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
-from stem_edge.tables.zarr_json import encode_metadata
+from stem_edge.tables.zarr_json import encode_metadata, group_document
 
 RowsStored = Literal["keep", "int8", "int4"]
 ROWS_STORED: tuple[RowsStored, ...] = get_args(RowsStored)
@@ -94,7 +94,7 @@ def _write(
 ) -> None:
     """Write the pages of every table, and what describes them."""
     root = out.folder
-    files = {root / "zarr.json": encode_metadata(group_metadata(format))}
+    files = {root / "zarr.json": encode_metadata(group_document(format))}
     if class_of is not None:
         files[root / CLASSES / "zarr.json"] = encode_metadata(index_metadata(len(class_of)))
         files[index_chunk(root / CLASSES)] = encode_index(class_of)

@@ -22,9 +22,9 @@ from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
-from stem_edge.tables.store import INDEX, group_metadata
+from stem_edge.tables.store import INDEX
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
-from stem_edge.tables.zarr_json import encode_metadata
+from stem_edge.tables.zarr_json import encode_metadata, group_document
 
 # Shards must not grow with the tables, because zarr readers hold a whole shard in memory.
 SHARD_NBYTES = 128 << 20
@@ -37,7 +37,7 @@ def write_tables(
 ) -> None:
     """Write a table store into a folder of the bundle."""
     root, first = out.folder / folder, 0
-    files = {root / "zarr.json": encode_metadata(group_metadata(plan.format))}
+    files = {root / "zarr.json": encode_metadata(group_document(plan.format))}
     grids = [
         make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES)
         for name, layout in plan.format.arrays().items()

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from served import HOST, served
 
 from stem_edge.commands.running.demo import demo_bundle
-from stem_edge.system.process_memory import FileKinds, MemoryReader
+from stem_edge.system.process_memory import MemoryReader
 
 POST = "POST /{} HTTP/1.1\r\nHost: localhost\r\n"
 MOST_SECONDS = 0.2  # of /health
@@ -143,7 +143,7 @@ class Watch(threading.Thread):
 
     def __init__(self, port: int, process_id: int) -> None:
         super().__init__(daemon=True)
-        self._port, self._reader = port, MemoryReader(process_id, FileKinds(Path(), ()))
+        self._port, self._reader = port, MemoryReader(process_id)
         self._ended = threading.Event()
         self.slowest, self.most = 0.0, 0
 
@@ -222,7 +222,7 @@ def attacked(
     answers = Counter(attack(target))
     time.sleep(0.5)
     watch.end()
-    after = MemoryReader(process_id, FileKinds(Path(), ())).unevictable()
+    after = MemoryReader(process_id).unevictable()
     name = (attack.__doc__ or "").rstrip(".")
     return Outcome(name, dict(answers), watch.slowest, watch.most, after, limit, log.stat().st_size)
 

@@ -34,7 +34,7 @@ from served import HOST, served
 import stem_edge
 from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.runtime import Model
-from stem_edge.system.process_memory import FileKinds, MemoryReader
+from stem_edge.system.process_memory import MemoryReader
 
 CASES = 48  # different requests, whose answers are known
 TURNS = 4  # of each conversation; there are as many as there are cases with a schema
@@ -212,7 +212,7 @@ async def soak(
 
 
 def _sample(server: psutil.Process, requests: int, seconds: float) -> Sample:
-    memory = MemoryReader(server.pid, FileKinds(Path(), ())).unevictable()
+    memory = MemoryReader(server.pid).unevictable()
     return Sample(requests, seconds, memory, server.num_threads(), server.num_fds())
 
 

@@ -11,7 +11,7 @@ from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, is_shard, ope
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.errors import BundleError
 from stem_edge.files.hashing import sha256_of
-from stem_edge.files.plain_files import PlainFolders, unreadable
+from stem_edge.files.plain_files import check_folders, unreadable
 
 
 def tables_hash(files: Mapping[str, FileEntry]) -> str:
@@ -37,9 +37,9 @@ def verify(
     """
     root = bundle_folder(path, shards=shards)
     manifest = open_manifest(root)
-    folders = PlainFolders(root)
+    folders = set[Path]()
     results = {
-        name: _verify_file(folders, root / name, entry, progress)
+        name: _verify_file(root, name, entry, folders, progress)
         for name, entry in sorted(manifest.files.items())
         if shards or not is_shard(name)
     }
@@ -61,10 +61,11 @@ def _names(root: Path) -> set[str]:
 
 
 def _verify_file(
-    folders: PlainFolders, path: Path, entry: FileEntry, progress: Callable[[int], object]
+    root: Path, name: str, entry: FileEntry, folders: set[Path], progress: Callable[[int], object]
 ) -> str:
+    path = root / name
     try:
-        folders.check(path)
+        check_folders(root, path, folders)
         found = sha256_of(path, entry.nbytes, progress)
     except BundleError as error:
         return str(error).removeprefix(f"{path}: ")

@@ -19,7 +19,7 @@ from stem_edge.bundle.manifest import (
     open_manifest,
 )
 from stem_edge.errors import BundleError
-from stem_edge.files.plain_files import PlainFolders, check_file, damaged
+from stem_edge.files.plain_files import check_file, check_folders, damaged
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import GGUF, WEIGHT_BITS
 from stem_edge.shown import MAX_SIZE
@@ -62,11 +62,11 @@ def open_bundle(
     manifest = open_manifest(root)
     shards = [name for name in manifest.files if is_shard(name)]
     lacking = tables is None and all(_is_missing(root / name) for name in shards)
-    folders = PlainFolders(root)
+    folders = set[Path]()
     for name, entry in manifest.files.items():
         if (lacking or tables is not None) and is_shard(name):
             continue
-        folders.check(root / name)
+        check_folders(root, root / name, folders)
         check_file(root / name, entry.nbytes)
         # Their readers would refuse larger ones, but only after all of it was hashed.
         if entry.nbytes > (most := MAX_SMALL_NBYTES.get(name, MAX_SIZE)):

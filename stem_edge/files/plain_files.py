@@ -122,17 +122,11 @@ def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
         raise damaged(path, f"{status.st_size} bytes found, {nbytes} expected")
 
 
-class PlainFolders:
-    """Folders below a root, each checked once."""
-
-    def __init__(self, root: Path) -> None:
-        self._root, self._seen = root, {root}
-
-    def check(self, path: Path) -> None:
-        """Raise BundleError unless all between the root and this file are folders, not links."""
-        folder = self._root
-        for part in path.relative_to(self._root).parts[:-1]:
-            folder /= part
-            if folder not in self._seen:
-                check_folder(folder)
-                self._seen.add(folder)
+def check_folders(root: Path, path: Path, seen: set[Path]) -> None:
+    """Raise BundleError unless all between a root and a file, but for those seen, are folders, not links."""
+    folder = root
+    for part in path.relative_to(root).parts[:-1]:
+        folder /= part
+        if folder not in seen:
+            check_folder(folder)
+            seen.add(folder)

@@ -7,17 +7,16 @@ process killed, while the system takes back pages of files whenever it likes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 LIBRARY = re.compile(r"\.so(\.[\w.]+)?$")
 SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
-FileKind = Literal["backbone", "tables", "libraries", "other_files"]
 
 
 @dataclass(frozen=True)
@@ -52,31 +51,18 @@ class Memory:
         return {name: value for name, value in values.items() if value is not None}
 
 
-class FileKinds:
-    """Kinds of mapped files, by their paths."""
-
-    def __init__(self, tables: Path, backbone: tuple[Path, ...]) -> None:
-        self._tables = _as_shown(tables)
-        self._backbone = [shown for path in backbone for shown in _as_shown(path)]
-
-    def kind(self, path: str) -> FileKind:
-        """Return the kind of a mapped file."""
-        if any(
-            _inside(path, shown) for shown in self._tables
-        ):  # first, because the tables lie in the bundle's folder, too
-            return "tables"
-        if any(_inside(path, shown) for shown in self._backbone):
-            return "backbone"
-        name = path.rsplit("/", 1)[-1]
-        in_bin = path.rsplit("/", 2)[-2:-1] == ["bin"]
-        return "libraries" if in_bin or LIBRARY.search(name) else "other_files"
-
-
 class MemoryReader:
-    """Reads the memory of one process. Methods raise OSError when the process has ended."""
+    """Reads the memory of one process. Methods raise OSError when the process has ended.
 
-    def __init__(self, pid: int, files: FileKinds) -> None:
-        self._files, self._status = files, Path(f"/proc/{pid}/status")
+    tables, backbone: files and folders whose mapped pages are of these kinds.
+    """
+
+    def __init__(
+        self, pid: int, tables: Sequence[Path] = (), backbone: Sequence[Path] = ()
+    ) -> None:
+        self._status, self._places = Path(f"/proc/{pid}/status"), list[tuple[str, str]]()
+        for kind, paths in (("tables", tables), ("backbone", backbone)):  # a bundle has both
+            self._places += [(kind, shown) for path in paths for shown in _as_shown(path)]
         with _psutil_errors():
             self._process: Any = psutil.Process(pid)  # Any, because systems differ in its methods
 
@@ -107,7 +93,13 @@ class MemoryReader:
     def _kind(self, path: str) -> str:
         if path.startswith(SHARED_NAMES):
             return "shared"
-        return self._files.kind(path) if path.startswith("/") else "anonymous"
+        if not path.startswith("/"):
+            return "anonymous"
+        for kind, place in self._places:
+            if path == place or path.startswith(place + "/"):
+                return kind
+        in_bin = path.rsplit("/", 2)[-2:-1] == ["bin"]
+        return "libraries" if in_bin or LIBRARY.search(path) else "other_files"
 
     def unevictable(self) -> int:
         """Return anonymous memory and swap, on Linux in microseconds."""
@@ -139,7 +131,3 @@ def _as_shown(folder: Path) -> list[str]:
     """
     links = (path for path in folder.rglob("*") if path.is_symlink())
     return [str(path.resolve()).replace("\n", "\\012") for path in (folder, *links)]
-
-
-def _inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import msgspec
 
@@ -28,15 +28,15 @@ from stem_edge.tables.shards import (
     open_grid,
     pieces_for,
 )
-from stem_edge.tables.zarr_json import compare, naming, read_json
+from stem_edge.tables.zarr_json import Format, read_group
 
 RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
-ATTRIBUTE = "stem_edge"  # of the group; holds the format
 
 
-class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Contents of a table store: its tokens and record layouts. Raises ValueError if impossible."""
 
+    attribute: ClassVar[str] = "stem_edge"
     tokens: int
     # Of all records, as those in the first array are stored.
     stored: RecordLayout = msgspec.field(name="tables")
@@ -105,19 +105,9 @@ class TableStore(msgspec.Struct, frozen=True):
     index: I32 | None
 
 
-def group_metadata(format: TableFormat) -> dict[str, Any]:
-    """Contents of the group's zarr.json."""
-    attributes = {ATTRIBUTE: msgspec.to_builtins(format)}
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-
-
 def open_table_store(root: Path) -> TableStore:
     """Open a table store. Raises BundleError unless it is just as the exporter writes it."""
-    path = root / "zarr.json"
-    group = read_json(path)
-    with naming(path):
-        format = msgspec.convert(group["attributes"][ATTRIBUTE], TableFormat)
-        compare(group, group_metadata(format))
+    format = read_group(root, TableFormat)
     grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
     index = None
     if format.indexed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -13,6 +13,15 @@ from stem_edge.files.plain_files import damaged, read_plain
 from stem_edge.files.strict_json import decode_json, one_line
 
 MAX_JSON_NBYTES = 1 << 20
+
+
+class Format(msgspec.Struct, frozen=True):
+    """Contents of a group of arrays; `attribute` is the group's attribute that holds it."""
+
+    attribute: ClassVar[str]
+
+
+F = TypeVar("F", bound=Format)
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
@@ -36,6 +45,21 @@ def array_document(
         "attributes": {},
         "storage_transformers": [],
     }
+
+
+def group_document(format: Format) -> dict[str, Any]:
+    """Contents of a group's zarr.json, whose attributes hold a format."""
+    attributes = {format.attribute: msgspec.to_builtins(format)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def read_group(root: Path, kind: type[F]) -> F:
+    """Read the format of a group. Raises BundleError unless its zarr.json is as the exporter writes it."""
+    group = read_json(path := root / "zarr.json")
+    with naming(path):
+        format = msgspec.convert(group["attributes"][kind.attribute], kind)
+        compare(group, group_document(format))
+    return format
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -101,8 +101,7 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
         raise ValueError(
             f"the added tokens have {nbytes:,} bytes, expected at most {MAX_ADDED_NBYTES:,}"
         )
-    model = check_tokens(file.model, nbytes)
-    ids = model.ids
+    model, ids, memory = check_tokens(file.model, nbytes)
     for token in added:
         if ids.setdefault(token.content, token.id) != token.id:
             raise ValueError(
@@ -111,7 +110,7 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
             )
     _check_ids(ids, vocab_size)
     growth = check_steps(steps, vocab_size)
-    file.model = msgspec.Raw(model.json)
+    file.model = msgspec.Raw(model)
     file.truncation = file.padding = NULL
     for name in KINDS:
         setattr(file, name, msgspec.Raw(msgspec.json.encode(steps[name])))
@@ -122,7 +121,7 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
         growth,
         tuple(token.content for token in added if token.special),
         b'"ByteLevel"' in bytes(file.decoder),
-        model.memory,
+        memory,
         len(ids),
     )
 

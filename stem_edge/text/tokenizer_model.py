@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Annotated, Any, TypeAlias
 
@@ -63,17 +62,12 @@ class _Fields(msgspec.Struct):
     merges: Field = msgspec.UNSET
 
 
-@dataclass(frozen=True)
-class CheckedModel:
-    """Model of a tokenizer.json, written anew for the library."""
+def check_tokens(
+    raw: msgspec.Raw, added_nbytes: int
+) -> tuple[bytes, dict[str, int], TokenizerMemory]:
+    """Return the JSON of a model written anew for the library, its ids, and the memory it takes.
 
-    json: bytes
-    ids: dict[str, int]
-    memory: TokenizerMemory
-
-
-def check_tokens(raw: msgspec.Raw, added_nbytes: int) -> CheckedModel:
-    """Check a model, and leave out dropout, which makes the ids of a text random. Raises ValueError.
+    Dropout, which makes the ids of a text random, is left out. Raises ValueError.
 
     added_nbytes: text of the tokens that are split off before the model, whose memory counts, too.
     """
@@ -98,7 +92,7 @@ def check_tokens(raw: msgspec.Raw, added_nbytes: int) -> CheckedModel:
     kept = 1_500_000 + 235 * len(ids) + text + MERGE_NBYTES[plain] * merges + 20 * added_nbytes
     loading = 4_000_000 + 400 * len(ids) + text + 95 * added_nbytes
     loading += MERGE_LOADING_NBYTES[plain] * merges
-    return CheckedModel(msgspec.json.encode(fields), ids, TokenizerMemory(kept, loading))
+    return msgspec.json.encode(fields), ids, TokenizerMemory(kept, loading)
 
 
 def _vocabulary(raw: msgspec.Raw) -> dict[str, int]:

@@ -18,7 +18,7 @@ from stem_edge.tables import store as tables
 from stem_edge.tables import token_index
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
-from stem_edge.tables.zarr_json import encode_metadata
+from stem_edge.tables.zarr_json import encode_metadata, group_document
 
 Way: TypeAlias = Literal["pread", "far", "memory"]
 
@@ -135,7 +135,7 @@ def write_store(
         write_array(root / tables.RARE_RECORDS, *rare, records_per_shard, pieces)
     if index is not None:
         write_index(root, index)
-    (root / "zarr.json").write_bytes(encode_metadata(tables.group_metadata(format)))
+    (root / "zarr.json").write_bytes(encode_metadata(group_document(format)))
     return format
 
 

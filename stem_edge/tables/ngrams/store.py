@@ -8,7 +8,7 @@ OUT/classes/       where a hash maps ids to classes: array int32 [V] of one chun
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import msgspec
 
@@ -18,16 +18,16 @@ from stem_edge.tables.ngrams.rows import NgramTable
 from stem_edge.tables.shards import open_grid
 from stem_edge.tables.store import TableStore
 from stem_edge.tables.token_index import read_index
-from stem_edge.tables.zarr_json import compare, naming, read_json
+from stem_edge.tables.zarr_json import Format, read_group, read_json
 
 CLASSES = "classes"
-ATTRIBUTE = "stem_edge_ngrams"  # of the group; holds the format
 MAX_TABLES = 64
 
 
-class NgramFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NgramFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a folder of tables of n-grams. Raises ValueError if impossible."""
 
+    attribute: ClassVar[str] = "stem_edge_ngrams"
     tables: tuple[NgramTable, ...]
 
     def __post_init__(self) -> None:
@@ -57,29 +57,19 @@ class NgramStore(msgspec.Struct, frozen=True):
     class_of: I32 | None  # of each id
 
 
-def group_metadata(format: NgramFormat) -> dict[str, Any]:
-    """Contents of the group's zarr.json."""
-    attributes = {ATTRIBUTE: msgspec.to_builtins(format)}
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-
-
 def is_ngrams(root: Path) -> bool:
     """Return whether a folder holds tables of n-grams, whole or damaged."""
     path = root / "zarr.json"
-    return path.is_file() and ATTRIBUTE in str(read_json(path).get("attributes"))
+    return path.is_file() and NgramFormat.attribute in str(read_json(path).get("attributes"))
 
 
 def open_ngrams(root: Path) -> NgramStore:
     """Open tables of n-grams. Raises BundleError unless they are just as the exporter writes them."""
-    path = root / "zarr.json"
-    if not path.is_file():
+    if not (root / "zarr.json").is_file():
         raise BundleError(
             f"{root}: no tables of n-grams here; stem-edge export --tables-only makes them"
         )
-    group = read_json(path)
-    with naming(path):
-        format = msgspec.convert(group["attributes"][ATTRIBUTE], NgramFormat)
-        compare(group, group_metadata(format))
+    format = read_group(root, NgramFormat)
     tables = list[TableStore]()
     for table in format.tables:
         grid = open_grid(root / table.name, table.format.stored)

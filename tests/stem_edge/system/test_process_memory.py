@@ -10,7 +10,7 @@ import psutil
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.system.process_memory import FileKinds, Memory, MemoryReader
+from stem_edge.system.process_memory import Memory, MemoryReader
 
 # Unlinked at once, so that nothing is left when the program is killed.
 SEGMENT = (
@@ -18,10 +18,12 @@ SEGMENT = (
     f"s = SharedMemory(None, True, {SIZE}); b = s.buf; s.unlink()"
 )
 
+Kinds = tuple[list[Path], list[Path]]  # tables, backbone
+
 
 @pytest.fixture
-def kinds(tmp_path: Path) -> FileKinds:
-    return FileKinds(tmp_path / "bundle" / "tables.zarr", (tmp_path / "bundle", tmp_path / "kept"))
+def kinds(tmp_path: Path) -> Kinds:
+    return [tmp_path / "bundle" / "tables.zarr"], [tmp_path / "bundle", tmp_path / "kept"]
 
 
 def a_file(path: Path, nbytes: int = SIZE) -> Path:
@@ -48,9 +50,9 @@ def kernel_resident(pid: int) -> tuple[int, int]:
 
 @LINUX
 def test_the_kinds_add_up_to_what_the_kernel_says(
-    program: Program, kinds: FileKinds, tmp_path: Path
+    program: Program, kinds: Kinds, tmp_path: Path
 ) -> None:
-    reader = MemoryReader(program.pid, kinds)
+    reader = MemoryReader(program.pid, *kinds)
     program.map_file(a_file(tmp_path / "some.bin"))
     program.do(f"held.append(b'x' * {SIZE})")
     program.do(f"s = mmap.mmap(-1, {SIZE}); s[:] = b'x' * len(s)")
@@ -74,9 +76,9 @@ def test_the_kinds_add_up_to_what_the_kernel_says(
     ],
 )
 def test_a_mapped_file_is_of_its_kind(
-    program: Program, kinds: FileKinds, tmp_path: Path, place: str, kind: str
+    program: Program, kinds: Kinds, tmp_path: Path, place: str, kind: str
 ) -> None:
-    reader, path = MemoryReader(program.pid, kinds), a_file(tmp_path / place)
+    reader, path = MemoryReader(program.pid, *kinds), a_file(tmp_path / place)
     before = reader.memory()
     program.map_file(path)
     expected = {kind: pytest.approx(SIZE, rel=0.02)}
@@ -113,13 +115,13 @@ TOUCH = f"for at in range(0, {SIZE}, 4096): b[at] = 1"
 )
 def test_what_a_program_takes_is_of_its_kind(
     program: Program,
-    kinds: FileKinds,
+    kinds: Kinds,
     tmp_path: Path,
     before: str,
     line: str,
     grown: dict[str, int],
 ) -> None:
-    reader, path = MemoryReader(program.pid, kinds), a_file(tmp_path / "bundle/backbone.onnx.data")
+    reader, path = MemoryReader(program.pid, *kinds), a_file(tmp_path / "bundle/backbone.onnx.data")
     program.map_file(path, "ACCESS_COPY")
     program.do(before)
     memory = reader.memory()
@@ -129,9 +131,9 @@ def test_what_a_program_takes_is_of_its_kind(
 
 
 @pytest.mark.parametrize("waited", [False, True])
-def test_a_process_that_has_ended(kinds: FileKinds, waited: bool) -> None:
+def test_a_process_that_has_ended(kinds: Kinds, waited: bool) -> None:
     program = Program()
-    reader = MemoryReader(program.pid, kinds)
+    reader = MemoryReader(program.pid, *kinds)
     with program.process:
         assert reader.memory().resident
         program.process.kill()
@@ -145,4 +147,4 @@ def test_a_process_that_has_ended(kinds: FileKinds, waited: bool) -> None:
             with pytest.raises(OSError):
                 ask()
     with pytest.raises(ProcessLookupError):
-        MemoryReader(program.pid, kinds)
+        MemoryReader(program.pid, *kinds)

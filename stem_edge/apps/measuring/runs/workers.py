@@ -20,7 +20,7 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.system.child import SIGKILL, code_command
 from stem_edge.system.page_cache import files_in
-from stem_edge.system.process_memory import FileKinds, MemoryReader
+from stem_edge.system.process_memory import MemoryReader
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
@@ -89,8 +89,9 @@ class WorkerProcess:
             text=True,
         )
         try:
-            files = FileKinds(Path(subject.path) / TABLES, (Path(subject.path), subject.prepared))
-            self.sampler = MemorySampler(MemoryReader(self._process.pid, files))
+            path = Path(subject.path)
+            places = [path / TABLES], [path, subject.prepared]
+            self.sampler = MemorySampler(MemoryReader(self._process.pid, *places))
         except BaseException:
             self.close()
             raise

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from programs import LINUX, SIZE, Program
 
 from stem_edge.apps.measuring.sampler import MemorySampler
-from stem_edge.system.process_memory import FileKinds, Memory, MemoryReader
+from stem_edge.system.process_memory import Memory, MemoryReader
 
 DEADLINE_SECONDS = 10.0
 
@@ -43,7 +42,7 @@ class FakeReader(MemoryReader):
 
 
 def watched(pid: int) -> MemorySampler:
-    return MemorySampler(MemoryReader(pid, FileKinds(Path("/none"), ())))
+    return MemorySampler(MemoryReader(pid))
 
 
 def no_thread() -> bool:
