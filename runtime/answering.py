@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -16,7 +16,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.generation import Answer, Chunk
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId, check_text, checked_ids
 from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.prefixes.kept import Prefixes
@@ -182,8 +182,8 @@ class Answering(ModelText):
         length = length if score is None else len(ids)
         lookups = self._lookups(ids, stem_ids, edits)
         constraint = None if params.grammar is None else self._grammars.open(params.grammar)
-        answer = partial(Answer, ids, params, self._text, self.config.eos_ids, constraint)
-        return Request(ids, lookups, length, answer, score)
+        ends = self.config.eos_ids
+        return Request(ids, lookups, length, params, self._text, ends, constraint, score)
 
     def generate_text(
         self,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,9 +16,18 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Speculation, Step
-from stem_edge.runtime.generation import Answer, Chunk
+from stem_edge.runtime.generation import Chunk, FinishReason
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.sampling import Sampler, TokenLogprobs, token_logprobs
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.stream import TokenStream
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.grammars.constraint import GrammarConstraint
+
+LOOKAHEAD = 32  # forced tokens that are asked for at once
 
 
 class Stepping(NamedTuple):
@@ -48,14 +58,14 @@ class Stepping(NamedTuple):
 class Request:
     """A prompt to continue, made by Model.request for Scheduler.submit, once.
 
-    The thread that steps the scheduler writes its figures; other threads may read them.
+    It chooses each token of the answer from its logits, and joins tokens into chunks. The thread that steps the
+    scheduler writes its figures; other threads may read them.
 
-    length: most tokens of prompt and answer that are processed. score: called with the logits [n, V] of each step
-    of the prompt; the answer then has no tokens.
+    length: most tokens of prompt and answer that are processed. constraint: the texts that the answer may be; None: any.
+    score: called with the logits [n, V] of each step of the prompt; the answer then has no tokens.
     """
 
-    answer: Answer  # this and the context are there once it has begun
-    context: Context
+    context: Context  # once it has begun
     last: Step  # of the token chosen last, which is not yet processed
 
     def __init__(
@@ -63,15 +73,18 @@ class Request:
         prompt: Sequence[int],
         lookups: Lookups,
         length: int,
-        begin_answer: Callable[[], Answer],
+        params: SamplingParams,
+        codec: TextCodec,
+        eos_ids: Collection[int],
+        constraint: GrammarConstraint | None = None,
         score: Callable[[F32], None] | None = None,
     ) -> None:
         self.prompt, self.lookups, self.length = prompt, lookups, length
-        self.begin_answer, self.score = begin_answer, score
+        self.params, self.constraint, self.score = params, constraint, score
         self.cancelled = False  # set by any thread
         self.begun = False  # it has a context
         self.ended = False  # no more chunks come
-        self.goes_on = True  # whether the token chosen last is to be processed
+        self.seen = list[int]()  # prompt and answer so far, once it has begun
         self.steps = deque[Step]()  # of the prompt, still to do
         self.prompt_seconds = 0.0  # of taking a context, and of the steps of the prompt
         self.cached_tokens = 0  # of the prompt, which an earlier call had computed
@@ -80,6 +93,15 @@ class Request:
         self._first = 0.0  # time of the first new token
         self.guesses = NO_GUESSES
         self._give_back: Callable[..., None] | None = None
+        self._sampler, self._eos_ids = Sampler(params, len(prompt)), eos_ids
+        self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
+        self._reason: FinishReason | None = None
+        skip, silent = params.skip_special_tokens, eos_ids
+        if skip and (kept := params.kept_special_tokens):
+            skip, silent = False, codec.special_ids(kept).union(eos_ids)
+        self._stream = TokenStream(codec, params.stop, skip_special_tokens=skip, silent=silent)
+        self._token_ids: list[int] = []  # since the last chunk, as are the log probabilities
+        self._logprobs: list[TokenLogprobs] = []
 
     @property
     def prompt_tokens(self) -> int:
@@ -91,12 +113,17 @@ class Request:
         """True if the graph for prompts computes the prompt, where there is one."""
         return len(self.prompt) >= PREFILL_FROM
 
+    @property
+    def goes_on(self) -> bool:
+        """True if the token chosen last is to be processed."""
+        return self._reason is None
+
     def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool = False) -> None:
         """Take a context, and cut the prompt into steps.
 
         whole: take the memory of a full context at once, rather than as it fills.
         """
-        started, self.answer = time.perf_counter(), self.begin_answer()
+        started, self.seen = time.perf_counter(), list(self.prompt)
         self.lookups.__enter__()
         if every := self.score is not None:  # also of tokens that a cached prompt has
             self.context = prefixes.empty(self.length)
@@ -110,21 +137,28 @@ class Request:
         self.prompt_seconds = time.perf_counter() - started
         self.begun = True
 
+    def _forced_tokens(self, most: int) -> list[int]:
+        """Return the next tokens up to the first choice, `most` at most."""
+        if self.constraint is not None and not self._asked:
+            self._forced.extend(self.constraint.forced(LOOKAHEAD))
+            self._asked = True
+        return list(islice(self._forced, most))
+
     def drafted(self, most: int, forced: int) -> Step:
         """Return the step of the token chosen last with drafts of the tokens after it.
 
         most: tokens of the step. forced: most tokens without a choice, which are drafts that are right.
         """
-        if self.guesses is NO_GUESSES and self.answer.constraint is None:
+        if self.guesses is NO_GUESSES and self.constraint is None:
             return self.last
-        seen, room = self.answer.seen, min(self.context.together, most) - 1
-        only = self.answer.forced(min(room, forced))
+        room = min(self.context.together, most) - 1
+        only = self._forced_tokens(min(room, forced))
         size = max(size for size in (1, *SIZES) if size <= 1 + len(only))
-        drafts = only[: size - 1] or self.guesses.after(seen, room)
+        drafts = only[: size - 1] or self.guesses.after(self.seen, room)
         if not drafts:
             return self.last
-        tokens = np.array([seen[-1], *drafts])
-        return Step(tokens, self.lookups.after(seen, drafts), len(tokens))
+        tokens = np.array([self.seen[-1], *drafts])
+        return Step(tokens, self.lookups.after(self.seen, drafts), len(tokens))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
         """Choose tokens while they are as drafted, and the next one; yield after each, True for a draft.
@@ -132,35 +166,65 @@ class Request:
         logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same
         sampler, random numbers and tokens before it. The context then has all tokens but the last.
         """
-        context, left = self.context, len(drafts)
-        for line, draft in zip(logits, drafts, strict=False):
-            self._choose(line, context.room + left)
-            if self.answer.seen[-1] != draft or not self.goes_on:
-                context.rewind(context.position - left)
-                break
-            left -= 1
-            yield True
-        else:
-            self._choose(logits[-1], self.length - len(self.answer.seen))
-        yield False
+        for place, line in enumerate(logits):
+            self.choose(line)
+            left = len(drafts) - place
+            if left and self.goes_on and self.seen[-1] == drafts[place]:
+                yield True
+                continue
+            if left:
+                self.context.rewind(self.context.position - left)
+            yield False
+            return
 
     def choose(self, logits: F32) -> None:
-        """Choose the next token by logits [V]. All before it have been processed."""
-        self._choose(logits, self.length - len(self.answer.seen))
-
-    def _choose(self, logits: F32, room: int) -> None:
-        if goes_on := self.answer.choose(logits, room=room):
-            seen, plain = self.answer.seen, self.lookups.plain
-            token = np.array(seen[-1:], np.int64)
-            self.last = Step(token, token if plain else self.lookups.after(seen), 1)
-        self.goes_on = goes_on
+        """Choose the next token by logits [V]."""
+        # The sampler may change the logits, but log probabilities are the model's own.
+        scores = logits if self.params.logprobs is None else logits.copy()
+        constraint = self.constraint
+        if constraint is not None and self._forced_tokens(1):
+            self._sampler.skip()
+            token = self._forced.popleft()
+        else:
+            if constraint is not None:
+                constraint.mask(scores)
+            token = self._sampler(scores, self.seen)
+        if self.params.logprobs is not None:
+            self._logprobs.append(token_logprobs(logits, token, self.params.logprobs))
+        self.seen.append(token)
+        if token in self._eos_ids:
+            self._reason = "stop"
+        elif constraint is not None:
+            constraint.accept(token)
+            self._asked = bool(self._forced)
+            self._reason = "stop" if constraint.ended else None
+        if self._reason is None and len(self.seen) > self.length:
+            self._reason = "length"
+        if self._reason is None:
+            ids = np.array([token], np.int64)
+            self.last = Step(ids, ids if self.lookups.plain else self.lookups.after(self.seen), 1)
 
     def hand_out(self) -> Chunk | None:
         """Return a chunk if the token chosen last makes text certain, or is the last of all."""
         now = time.perf_counter()
         self._first = self._first or now
         self.new_tokens, self.decode_seconds = self.new_tokens + 1, now - self._first
-        return self.answer.chunk()
+        self._token_ids.append(token := self.seen[-1])
+        text = self._stream.push(token)
+        if self._stream.stopped:
+            self._reason = "stop"
+        elif self._reason:
+            text += self._stream.finish()
+        if not text and not self._reason:
+            return None
+        ids, logprobs = self._token_ids, None if self.params.logprobs is None else self._logprobs
+        self._token_ids, self._logprobs = [], []
+        return Chunk(text, ids, logprobs, self._reason, stop=self._stream.stop_text)
+
+    def failed(self, error: StemEdgeError) -> Chunk:
+        """Return the last chunk of an answer that an error ends; text held back is lost."""
+        logprobs = None if self.params.logprobs is None else self._logprobs[: len(self._token_ids)]
+        return Chunk("", self._token_ids, logprobs, "error", error)
 
     def end(self, error: BaseException | None = None) -> None:
         """Give everything back; takes no lock, and may be called again.

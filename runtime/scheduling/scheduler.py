@@ -252,4 +252,4 @@ def _failed(request: Request, error: StemEdgeError) -> Chunk:
     while link is not None:  # its frames would keep a KV cache as long as the chunk
         link = link.with_traceback(None)
         link = link.__cause__ or link.__context__
-    return request.answer.failed(error)
+    return request.failed(error)

@@ -88,9 +88,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 def row(**given: object) -> Callable[[Model], SamplingParams]:
     """Return how a batch chooses tokens for a row."""
-    return lambda model: (
-        answering._task(model, Row(1, 1, given), Settings())[0].begin_answer().params
-    )
+    return lambda model: answering._task(model, Row(1, 1, given), Settings())[0].params
 
 
 # Where requests come in -> how their tokens are chosen; conversations first.
@@ -100,7 +98,7 @@ CONVERSATIONS: dict[str, Callable[[Model], SamplingParams | None]] = {
 }
 TEXTS: dict[str, Callable[[Model], SamplingParams | None]] = {
     "generate": lambda model: model.chosen(SamplingParams()),
-    "a request of a scheduler": lambda model: model.request("Hello").begin_answer().params,
+    "a request of a scheduler": lambda model: model.request("Hello").params,
     "a row": row(prompt="Hello"),
     "a row with messages": row(messages=HELLO),
 }

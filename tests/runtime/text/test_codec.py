@@ -15,8 +15,9 @@ from tiers import slow_but
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.generation import Answer, Chunk
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Request
 from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom
 from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.system.memory import own_memory, return_freed_memory
@@ -121,10 +122,11 @@ def test_which_tokens_a_stream_has(options: Any, text: str, codec: TextCodec) ->
 def test_kept_special_tokens_are_the_only_ones_in_a_text(codec: TextCodec) -> None:
     for kept, text in (("", "ab"), ("<|end|>", "a<|end|>b<|end|>"), ("<|other|>", "ab")):
         params = SamplingParams(kept_special_tokens=[kept] if kept else [])
-        answer, found = Answer([1], params, codec, []), list[Chunk | None]()
-        for room, token in zip((3, 2, 1, 0), (97, SPECIAL, 98, SPECIAL), strict=True):
-            answer.choose(np.eye(ADDED + 1, dtype=np.float32)[token], room=room)
-            found.append(answer.chunk())
+        lookups: Any = Mock(plain=True)
+        answer, found = Request([], lookups, 3, params, codec, []), list[Chunk | None]()
+        for token in (97, SPECIAL, 98, SPECIAL):
+            answer.choose(np.eye(ADDED + 1, dtype=np.float32)[token])
+            found.append(answer.hand_out())
         assert "".join(chunk.text for chunk in found if chunk is not None) == text
 
 
