@@ -118,7 +118,8 @@ class Parser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse options and arguments in any order, and -m MODEL as llama.cpp has it."""
         words = list(words)
-        for at, word in enumerate(words):
+        end = words.index("--") if "--" in words else len(words)
+        for at, word in enumerate(words[:end]):
             name = word.partition("=")[0]
             if name in FOREIGN and name not in self._option_string_actions:
                 self.error(f"there is no {name} here; {FOREIGN[name]}")
@@ -131,6 +132,7 @@ class Parser(argparse.ArgumentParser):
         if bad := re.search("invalid (int|float) value: '", message):
             wanted, found = {"int": "whole "}.get(bad[1], ""), shown(message[bad.end() : -1])
             message = f"{message[: bad.start()]}expected a {wanted}number, found {found}"
+        message = re.sub(r"^(argument (-\w/)?--[\w-]+)(/-+[\w-]+)+", r"\1", message)  # no synonyms
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = [name for name in self._option_string_actions if name.startswith("--")]
         near = get_close_matches(unknown[1], known, 1) if unknown else []

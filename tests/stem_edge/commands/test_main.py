@@ -137,6 +137,8 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
         ("--verbose", "--json prints"),
         ("--max-token 4", "did you mean --max-tokens?"),
         ("-t 0.7", "-t/--threads: expected a whole number, found '0.7'"),
+        ("-n x", "argument -n/--max-new-tokens: expected a whole number"),
+        ("b -- -f", "unrecognized arguments: b -- -f"),
     ],
 )
 def test_options_of_other_programs_name_ours(words: str, said: str, capsys: Capture) -> None:
