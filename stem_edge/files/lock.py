@@ -1,4 +1,4 @@
-"""Taking a file for one process."""
+"""A lock on a file, so that one process alone does the work that it stands for."""
 
 from __future__ import annotations
 

@@ -196,10 +196,6 @@ def array_metadata(grid: ShardGrid) -> dict[str, Any]:
     )
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
 def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
     """Open an array of such records. Raises BundleError for any other zarr.json.
 
@@ -213,7 +209,8 @@ def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
         if type(per_shard) is not int or not 0 < per_shard <= layout.records:
             raise ValueError(f"{per_shard} records in a shard; expected 1 to {layout.records}")
         piece = array["codecs"][0]["configuration"]["chunk_shape"][1]
-        sizes = {layout.record_nbytes // n: n for n in _divisors(len(layout.layers))}
+        layers = len(layout.layers)
+        sizes = {layout.record_nbytes // n: n for n in range(1, layers + 1) if layers % n == 0}
         grid = ShardGrid(root, layout, per_shard, sizes.get(piece, 1))
         compare(array, array_metadata(grid))
     return grid

@@ -100,17 +100,18 @@ def texts(where: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _message(where: str, message: object) -> Object:
-    given = _object(where, message, ("role",), FIELDS, form='{"role": "user", "content": "text"}')
+    called = isinstance(message, Mapping) and message.get("tool_calls")
+    needed, form = (
+        ["role", *(() if called else ("content",))],
+        '{"role": "user", "content": "text"}',
+    )
+    given = _object(where, message, needed, FIELDS, form=form)
     role = given.pop("role")
     if role not in ROLES:
         raise InputError(f"{where}.role is {_shown(role)}, expected one of: {', '.join(ROLES)}")
     if "tool_calls" in given and role != "assistant":
         raise InputError(
             f"{where} of {role!a} has tool_calls, which only an assistant makes; remove them"
-        )
-    if "content" not in given and not given.get("tool_calls"):
-        raise InputError(
-            f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
         )
     checked = {"role": role, "content": ""}
     checked |= {name: FIELDS[name](f"{where}.{name}", value) for name, value in given.items()}
@@ -119,10 +120,8 @@ def _message(where: str, message: object) -> Object:
 
 
 def _content(where: str, content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise InputError(f"{where} is of type {type(content).__name__}, expected a text")
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return _text(where, content)
     return "".join(_part(f"{where}[{number}]", part) for number, part in enumerate(content))
 
 

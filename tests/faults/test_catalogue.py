@@ -2,7 +2,7 @@
 
 Lines are numbered in groups; the tests of group M are those of tests/faults/ named test_m1_...,
 test_m2_m3_... and say in their docstring or name what the fault is. ELSEWHERE names tests in other
-folders. A line that does not apply is in the NOT_APPLICABLE of a test file of its group: id -> reason.
+folders. A line that does not apply is in the NOT_APPLICABLE of a test file of its group: ids -> reason.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def not_applicable() -> dict[str, str]:
         for table in re.findall(
             r"^NOT_APPLICABLE: [^\n]* = (\{.*?\})$", text, re.MULTILINE | re.DOTALL
         ):
-            reasons |= ast.literal_eval(table)
+            for lines, reason in ast.literal_eval(table).items():
+                reasons |= dict.fromkeys(lines.split(), reason)
     return reasons
 
 

@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from math import isqrt
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from stem_edge.numerics.ngram_hash import NgramHash, input_hash
-from stem_edge.tables.ngrams.primes import primes_after
 from stem_edge.tables.ngrams.rows import NgramTable
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
@@ -181,6 +182,19 @@ def splitmix64(number: int) -> int:
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & WORD
     return number ^ (number >> 31)
+
+
+def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[int, ...]:
+    """Return the first `count` primes above a number that are not used elsewhere, ascending.
+
+    They are found by division: tables have at most 2**30 rows.
+    """
+    found = list[int]()
+    while len(found) < count:
+        number = max(number + 1, 2)
+        if number not in used and all(number % factor for factor in range(2, isqrt(number) + 1)):
+            found.append(number)
+    return tuple(found)
 
 
 def _bound(symbols: int) -> int:

@@ -26,18 +26,9 @@ from stem_edge.graph.formats import BACKBONE_DATA, GGUF
 from stem_edge.tables.packing import pack_records
 
 NOT_APPLICABLE: dict[str, str] = {
-    "B1": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B2": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B3": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B4": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B5": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B6": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B7": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B1 B2 B3 B4 B5 B6 B7 B11 B12 B16": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
     "B9": "Native code reads no file of a bundle but weights: graphs are built here, so nothing in it can crash it.",
     "B10": "Native code reads no file of a bundle but weights: graphs are built here, so nothing in it can hang it.",
-    "B11": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B12": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
-    "B16": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
 }
 IDS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 BAD_TOKEN = 7

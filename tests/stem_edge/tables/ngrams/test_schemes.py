@@ -13,7 +13,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.numerics.ngram_hash import NgramHash, hash_of
 from stem_edge.tables.ngrams.rows import NgramTable, Stored
-from stem_edge.tables.ngrams.schemes import QwenConfig, keyed_tables
+from stem_edge.tables.ngrams.schemes import keyed_tables
 from stem_edge.tables.shards import CRC_NBYTES
 
 QWEN = {
@@ -46,6 +46,11 @@ def test_qwen() -> None:
     found = keys.keys([11, 523, 9001, 44]) - starts
     assert found[0, [0, 1, 8, 9]].tolist() == [13555483, 4877156, 13487508, 12108911]
     assert found[3, [0, 1, 8, 9]].tolist() == [2823642, 15975116, 6900608, 5105745]
+    # The same in a model of Qwen3.8-Flash-Next, whose only layer with rows is the second.
+    changes = {"vocab_size": keys.vocab_size, "stem_layers": (1,), "ngram_sizes": keys.sizes}
+    changes |= {"ngram_multipliers": (keys.multipliers[-1],), "ngram_filler": 248_044}
+    settings = models.SIZES | models.ENGRAM | changes | {"ngram_end": 248_044}
+    assert hash_of(ModelConfig(**settings)) == keys
 
 
 def test_deepseek() -> None:
@@ -177,23 +182,3 @@ def test_pages_are_those_of_drives_where_rows_are_small(
     block = 32 if stored == "fp8" else 0
     table = NgramTable(name="a", layer=1, hash=keyed.hash, width=width, stored=stored, block=block)
     assert (table.rows_per_page, table.page_nbytes + CRC_NBYTES) == (rows, stride)
-
-
-def test_published_keys_are_those_of_the_model() -> None:
-    """Those of Qwen3.8-Flash-Next, whose only layer with rows is the second."""
-    scheme = QwenConfig(248_320, [2], 2560, 3, 8, 20_000_000, 248_044)
-    (table,) = scheme.tables()
-    multipliers = table.hash.multipliers[-1]
-    assert multipliers == (23703573157769, 20109073645365, 8052911324071)
-    changes = {
-        "vocab_size": 248_320,
-        "stem_layers": (table.layer,),
-        "ngram_sizes": table.hash.sizes,
-        "ngram_multipliers": (multipliers,),
-        "ngram_filler": 248_044,
-        "ngram_end": 248_044,
-    }
-    keys = hash_of(ModelConfig(**(models.SIZES | models.ENGRAM | changes)))
-    assert keys == table.hash
-    rows = keys.keys([11, 523, 9001, 44])[[0, 0, 3], [0, 1, 0]] - [0, table.hash.sizes[0], 0]
-    assert rows.tolist() == [13555483, 4877156, 2823642]
