@@ -8,6 +8,5 @@ A step is a chunk of the prompt at the front of the queue, or a token of each ru
 | loop.py | the loop of one answer |
 | request.py | a prompt and its answer: its state from the first chunk of the prompt to the last token |
 | scheduler.py | a Loop for several requests: which computes next, memory, failures |
-| batch.py | steps of several sequences, under the lock of the engine |
 | many.py | many prompts through a scheduler, submitted as places become free; Ctrl-C between steps |
 """

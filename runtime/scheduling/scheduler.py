@@ -6,14 +6,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import in_steps
-from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.interface import LESS_MEMORY, BackendPlaces
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.scheduling.batch import Batch
 from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.request import Request, Stepping, together
 from stem_edge.runtime.stats import Recorder
@@ -51,8 +52,13 @@ class Scheduler(Loop):
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._length, self._nbytes_of = length, nbytes_of
-        self._batch = Batch(engine, self.size, length, apart=not stepping.batches)
-        self._steady = steady and not stepping.exact and self._batch.together
+        self._places: BackendPlaces | None = (
+            None  # None: each steps by itself, to the bits that it has alone
+        )
+        if stepping.batches:
+            backend = engine.backend
+            self._places = engine.in_turn(lambda: backend.open_places(self.size, length))
+        self._steady = steady and not stepping.exact and self._places is not None
         self._waiting, self._closed = deque[Request](), False
         self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
@@ -126,7 +132,7 @@ class Scheduler(Loop):
 
     def close(self) -> None:
         """End all requests and give everything back; takes no lock, and may be called again."""
-        self._batch.close()
+        self._places = None
         for request in [*self._running, self._prompt]:
             if request is not None:
                 request.end()
@@ -192,7 +198,10 @@ class Scheduler(Loop):
     def _join(self, request: Request) -> None:
         """Let a sequence decode with the others; it stops drafting."""
         self._prefixes.make_room(request.context, request.context.room)
-        self._batch.join(request.context)
+        if self._places is not None:
+            context = request.context
+            context.joined = True  # first, so that nothing of it is kept if this is interrupted
+            self._engine.in_turn(partial(self._places.join, context.backend, context.position))
         request.guesses = NO_GUESSES
         self._lone = None
 
@@ -200,7 +209,7 @@ class Scheduler(Loop):
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
         following = None if self._prompt is None else self._prompt.steps[0]
-        found = self._batch.step(step, following)
+        found = self._logits(step, following)
         self._record.decoded(time.perf_counter() - started)
         for request, logits in zip(running, found, strict=True):
             with self._errors_of(request):
@@ -214,6 +223,31 @@ class Scheduler(Loop):
             if not request.ended:
                 with self._errors_of(request):
                     self._hand_out(request)
+
+    def _logits(self, step: Step, following: Step | None) -> list[F32 | Exception]:
+        """Process a token of each running sequence; return the logits [V] or the error of each.
+
+        following: as for Engine.step. Rows of all are fetched together, each record once. If the step of all of
+        them fails, each is tried alone. Raises InputError once the model is closed.
+        """
+        engine, contexts = self._engine, [request.context for request in self._running]
+        if self._places is not None:
+            try:
+                return list(engine.step(contexts, step, following))
+            except StemEdgeError as error:
+                engine.check_usable()
+                if len(contexts) == 1:
+                    return [error]
+        found, last = list[F32 | Exception](), len(contexts) - 1
+        for place, context in enumerate(contexts):
+            one = Step(step.token_ids[[place]], step.row_ids[[place]], 1)
+            try:
+                after = following if place == last else None
+                found.append(engine.step([context], one, after)[0])
+            except (StemEdgeError, MemoryError) as error:
+                engine.check_usable()
+                found.append(error)
+        return found
 
     @contextmanager
     def _errors_of(self, request: Request) -> Iterator[None]:
@@ -234,8 +268,11 @@ class Scheduler(Loop):
         place = self._running.index(request) if request in self._running else None
         if request is self._lone:
             self._lone = None
-        elif place is not None:
-            self._batch.leave(place)
+        elif place is not None and self._places is not None:
+            context = request.context
+            context.position = context.computed
+            self._engine.in_turn(partial(self._places.leave, place, context.position))
+            context.joined = False
         self._record.update()
         request.end(error)  # while it is in the lists: if this is interrupted, `close` ends it
         if place is None:
