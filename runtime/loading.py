@@ -116,8 +116,9 @@ def load_with(path: str | Path, options: LoadOptions) -> Model:
         raise_out_of_memory(error, "to load the model", advice)
 
 
-def open_or_make(path: str | Path, options: LoadOptions) -> Bundle:
+def open_or_make(path: str | Path, options: LoadOptions | None = None) -> Bundle:
     """Open a bundle as `load` does; of a checkpoint, it is made first."""
+    options = options or LoadOptions()
     if os.path.exists(Path(path) / MANIFEST):  # noqa: PTH110 - Path.exists raises for long names
         return options.open(path)
     from stem_edge.runtime.first_load.made import open_made

@@ -123,6 +123,10 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
                 "beta_fast": self.rope__scaling__yarn_beta_fast,
                 "beta_slow": self.rope__scaling__yarn_beta_slow,
             }
+        if self.rope__scaling__attn_factor != 1:
+            raise ValueError(
+                "rope.scaling.attn_factor is not 1, which the type yarn alone can have"
+            )
         if kind not in ("linear", "none"):
             raise ValueError(
                 f"rope.scaling.type is {one_line(kind)}; expected none, linear or yarn"

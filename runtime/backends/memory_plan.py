@@ -94,7 +94,7 @@ class Needs:
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not loaded, if something bars it
     preparing: Preparing | None = None  # what is still to be done for that
-    saving: str = ""  # advice on needing less, which ends a sentence
+    saving: int = 0  # bytes of weights that would stay in files if the backbone were prepared
 
     @property
     def records(self) -> int:
@@ -326,17 +326,19 @@ def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this mo
     """Return the error message if a plan does not fit, else ""."""
     whose = "memory" if room.memory is not None else "available memory"
     limit, total, parts = room.limit, plan.total, plan.parts()
-    advice, device = "shorten the context" + needs.saving, plan.device
+    advice, device = "shorten the context", plan.device
+    if total - needs.saving <= limit < total:
+        advice += f", or keep the weights in a file: stem-edge prepare {path}"
     if device is not None and device.limit is not None and device.total > device.limit:
         whose, limit = f"memory of the device ({plan.provider})", device.limit
         total, parts = device.total, plan.computing(device)
         advice = "shorten the context, or run it on the CPU"
     elif total <= limit:
         return ""
-    named = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts)
+    named = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts if nbytes)
     return (
         f"{whose} of {format_size(limit)} is too small for {path}: at least "
-        f"{format_size(total, up=True)} are needed ({named}); allow more or {advice}"
+        f"{format_size(total, up=True)} are needed{', beside mapped weights' * bool(needs.mapped)} ({named}); allow more or {advice}"
     )
 
 

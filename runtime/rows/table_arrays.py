@@ -9,9 +9,9 @@ from typing import Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import bundle_folder
-from stem_edge.errors import InputError
+from stem_edge.errors import BundleError, InputError
 from stem_edge.files.plain_files import check_folder
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime.rows.files import ShardFiles
@@ -98,4 +98,6 @@ def open_tables(path: str | Path) -> Tables:
     root = bundle_folder(path)
     if os.path.lexists(root / TABLES):
         check_folder(root := root / TABLES)
+    elif os.path.lexists(root / MANIFEST):
+        raise BundleError(f"{root}: a bundle of a dense model, which has no tables")
     return Tables(root)

@@ -21,10 +21,7 @@ def no_bundle(manifest: Path) -> BundleError:
     if root.is_dir():
         said = f"not a bundle, it has no {manifest.name}; make one with: stem-edge export CHECKPOINT OUT"
     elif root.suffix == ".gguf" and root.is_file():
-        said = (
-            "no such bundle folder, but a GGUF file; make a bundle of it with: stem-edge export "
-            f"{root.name} OUT, or run it as it is: stem-edge run {root.name}"
-        )
+        said = f"a GGUF file; make a bundle of it with: stem-edge export {root.name} OUT"
     elif working.with_name(working.name + OLD).is_dir():
         said = (
             "no such bundle folder; the export that was to replace it was cut off: run it again, "

@@ -83,13 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAR if isinstance(error, FarError) else EXIT_ERROR
     except OSError as error:
         # Say nothing about a broken pipe, because `| head` ends that way.
-        if isinstance(error, BrokenPipeError):
-            return _without_output(EXIT_PIPE)
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"stem-edge: {printable(f'{where}{error.strerror or error}')}", file=sys.stderr)
-        with suppress(OSError):
-            sys.stdout.flush()
-        return _without_output(EXIT_ERROR)
+        if not (broken := isinstance(error, BrokenPipeError)):
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"stem-edge: {printable(f'{where}{error.strerror or error}')}", file=sys.stderr)
+            with suppress(OSError):
+                sys.stdout.flush()
+        # Otherwise Python would fail again at its last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE if broken else EXIT_ERROR
     except (KeyboardInterrupt, ImportError, MemoryError) as error:
         if _was_interrupted(error):
             print("stem-edge: interrupted", file=sys.stderr)
@@ -98,13 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"stem-edge: no memory left; {MORE_MEMORY}", file=sys.stderr)
             return EXIT_ERROR
         raise
-
-
-def _without_output(status: int) -> int:
-    """Return the status, and keep Python from failing again at its last flush."""
-    with _nowhere() as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return status
 
 
 def _nowhere() -> TextIO:

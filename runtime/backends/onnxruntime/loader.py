@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,15 +107,14 @@ class OrtLoader:
         refused = crowding(footprint, memory_limit()) if bundle.manifest.has_prefill else ""
         prefill = bundle.manifest.has_prefill and not refused
         drafts = prepared and bool(self._options.speculate)
-        needs = cpu_needs(
-            footprint, context, threads, prepared=prepared, prefill=prefill, drafts=drafts
-        )
-        saving = f", or keep the weights in a file: stem-edge prepare {bundle.path}"
+        plan = partial(cpu_needs, footprint, context, threads, prefill=prefill, drafts=drafts)
+        needs = plan(prepared=prepared)
+        saving = needs.host.weights - plan(prepared=True).host.weights
         if self._to_prepare:
             from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
 
             needs = replace(needs, preparing=preparing_needs(footprint, threads))
-        return replace(needs, prefill_refused=refused, saving="" if prepared else saving)
+        return replace(needs, prefill_refused=refused, saving=saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         self._slots = ArraySlots(layout, count)

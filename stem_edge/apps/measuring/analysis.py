@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES
-from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.loading import open_or_make
 from stem_edge.runtime.rows.table_arrays import Tables, open_tables
 from stem_edge.special import dense_twin, is_plain
 from stem_edge.text_table import table, wrapped
@@ -197,7 +198,7 @@ def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
     By section 5.1 of the paper, rows that are nearly orthogonal hardly disturb each other. Raises
     InputError for a model without rows of tokens; BundleError for values that are not finite.
     """
-    bundle = open_bundle(path)
+    bundle = open_or_make(path)
     _check_rows(bundle)
     count = bundle.manifest.model.vocab_size
     with open_tables(bundle.file(TABLES)) as tables:

@@ -18,13 +18,14 @@ from stem_edge.apps.measuring.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.apps.measuring.device_profiles import find_device
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import TABLES, TOKEN_COUNTS
-from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import MemoryPlanError
 from stem_edge.graph.kv import KvChoice
 from stem_edge.runtime.backends.engines import choose_engine, loader
 from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.load_plan import loader_of_kv, open_text
+from stem_edge.runtime.loading import open_or_make
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.runtime.rows.files import FlashName
 from stem_edge.shown import format_size, parse_size
@@ -118,7 +119,7 @@ def fit(
         allowed = parse_size(memory)
     else:
         allowed = available_memory() + own_memory() if stated is None else stated.memory
-    bundle = open_bundle(path)
+    bundle = open_or_make(path)
     chosen = choose_engine(bundle, engine)
     rates = bandwidth_of(stated, bandwidth, given.cpus)
     options = replace(given, memory=beside_mapped(bundle, chosen, given, allowed))

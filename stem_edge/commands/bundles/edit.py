@@ -11,9 +11,10 @@ from stem_edge.apps.editing.shown import show_edit
 from stem_edge.bundle.edit_files.file import SCOPES, SUFFIX, Edit, open_edit
 from stem_edge.bundle.edit_files.schemes import AUTO, SCHEMES
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.commands.options.loading import BUNDLE_FOLDER
+from stem_edge.bundle.opening import Bundle
+from stem_edge.commands.options.loading import BUNDLE_HELP
 from stem_edge.errors import InputError
+from stem_edge.runtime.loading import open_or_make
 
 DESCRIPTION = """\
 Edit knowledge: tokens of one text (the source) use the table rows of another
@@ -37,7 +38,7 @@ MAKING = ("source", "target", "scheme", "scope", "layers", "out", "force")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_FOLDER)
+    parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add = parser.add_argument
     add("--show", metavar="FILE", help="describe an edit, and whose rows each token looks up")
     add("--source", metavar="TEXT", help="text whose tokens look up other rows")
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
-    bundle = open_bundle(pinned(args.bundle))
+    bundle = open_or_make(pinned(args.bundle))
     if args.show is not None:
         print("\n".join(show_edit(bundle, open_edit(bundle, args.show))))
         return 0

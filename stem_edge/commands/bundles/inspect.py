@@ -6,10 +6,11 @@ import argparse
 import json
 
 from stem_edge.apps.measuring.analysis import cost_figures, cost_table, geometry, geometry_table
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_figures, bundle_table
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, CONTEXT, add_loading
+from stem_edge.commands.options.loading import BUNDLE_HELP, CONTEXT, add_loading
 from stem_edge.errors import InputError
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import open_or_make
 
 DESCRIPTION = """\
 Show what a bundle is made of: architecture, parameters, bytes on flash and of
@@ -24,7 +25,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help=BUNDLE_FOLDER)
+    add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("--json", action="store_true", help="print the figures as JSON")
     instead = parser.add_mutually_exclusive_group()
     cost = "show multiply-adds, weights and rows of a token"
@@ -51,7 +52,7 @@ def _report(args: argparse.Namespace) -> object:
     if args.geometry:
         found = geometry(args.bundle)
         return found if args.json else geometry_table(found)
-    bundle = open_bundle(args.bundle, args.tables)
+    bundle = open_or_make(args.bundle, LoadOptions(tables=args.tables))
     if args.cost:
         count = cost_figures if args.json else cost_table
         return count(bundle, args.context_length)

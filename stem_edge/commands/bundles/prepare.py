@@ -8,11 +8,12 @@ import json
 import msgspec
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import open_or_make
 from stem_edge.shown import format_size
 from stem_edge.system.memory import usable_cpus
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    bundle = open_bundle(args.bundle, args.tables)
+    bundle = open_or_make(args.bundle, LoadOptions(tables=args.tables))
     if bundle.manifest.backbone is None:
         raise InputError(
             f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; "

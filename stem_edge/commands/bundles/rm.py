@@ -17,9 +17,10 @@ from stem_edge.files.trees import remove_tree
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
 from stem_edge.runtime.first_load import made
+from stem_edge.runtime.text.kept import TOKENIZERS
 from stem_edge.shown import printable
 
-KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
+KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}(-[0-9a-f]{{{KEY_CHARS}}})?")
 DESCRIPTION = """\
 Remove models with everything that was prepared for them. Checkpoints stay."""
 
@@ -76,5 +77,7 @@ def _remove(kept: Kept) -> None:
             record = read_prepared(path)
             if record is not None and f"{record.bundle}{os.sep}".startswith(within):
                 remove_tree(path, path.parent)
-        elif path.parent.name == CHECKED and f"{marked_folder(path)}{os.sep}".startswith(within):
+        elif (
+            path.parent.name == CHECKED and f"{marked_folder(path)}{os.sep}".startswith(within)
+        ) or path.parent.name == TOKENIZERS:
             path.unlink()

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from stem_edge.apps.measuring.quality.consistency import verify_runs
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import show_status
 from stem_edge.runtime.first_load.safety import check_safety
@@ -29,7 +29,7 @@ The exit status is 0 if all is right, and 1 if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_FOLDER)
+    parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     runs = "compare the tokens of all ways of running it instead"
     parser.add_argument("--runs", action="store_true", help=runs)
     add_loading(parser, "tables", "cache_dir")

@@ -11,9 +11,9 @@ from pathlib import Path
 from stem_edge.apps.measuring.quality.quality import Divergence, Quality, evaluate
 from stem_edge.bundle.edit_files.file import open_edit
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.keywords import values_of
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading
+from stem_edge.runtime.loading import open_or_make
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
@@ -32,7 +32,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("bundles", metavar="BUNDLE", nargs="+", help=BUNDLE_FOLDER)
+    add("bundles", metavar="BUNDLE", nargs="+", help=BUNDLE_HELP)
     add("--text", type=Path, required=True, metavar="FILE", help="file in UTF-8 to predict")
     add("--lines", action="store_true", help="each line is a document of its own")
     window = "tokens seen at once (default: the context, up to 2048)"
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     given = values_of(args, evaluate) | {name: getattr(args, name) for name in ("memory", *LOADING)}
     found = []
     for bundle in map(pinned, args.bundles):
-        edits = [open_edit(open_bundle(bundle), edit) for edit in args.edit]
+        edits = [open_edit(open_or_make(bundle), edit) for edit in args.edit]
         found.append(evaluate(bundle, edits=edits, **given))
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from stem_edge.apps.measuring.device_profiles import DEVICES
 from stem_edge.apps.measuring.fit import Fit, fit
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, CONTEXT, add_loading
+from stem_edge.commands.options.loading import BUNDLE_HELP, CONTEXT, add_loading
 from stem_edge.errors import MemoryPlanError
 from stem_edge.shown import format_size
 from stem_edge.text_table import format_rate, table, wrapped
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
     add = parser.add_argument
-    add("path", metavar="BUNDLE", help=BUNDLE_FOLDER)
+    add("path", metavar="BUNDLE", help=BUNDLE_HELP)
     memory = "what the program may take, like 1GB (default: the free)"
     add("--memory", metavar="SIZE", help=memory)
     add("--device", metavar="NAME", help="plan for a device listed below")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     except MemoryPlanError as error:
         if args.json:
             raise
-        print("\n".join(["does not fit", *wrapped(str(error))]))
+        print("does not fit", *wrapped(f"{error}; fit includes mapped weights"), sep="\n")
         return 1
     if args.json:
         print(json.dumps(to_dict(found), indent=1))

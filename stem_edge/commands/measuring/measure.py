@@ -13,7 +13,7 @@ from stem_edge.apps.measuring.runs.plots import check_plot, plot
 from stem_edge.apps.measuring.runs.report import report_table, to_dict
 from stem_edge.apps.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.commands.options.keywords import values_of
-from stem_edge.commands.options.loading import BUNDLE_FOLDER, add_loading, loading_options
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.progress import show_status
 
@@ -33,7 +33,7 @@ devices: """
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG + ", ".join(DEVICES)
     add = parser.add_argument
-    add("bundle", nargs="?", metavar="BUNDLE", help=BUNDLE_FOLDER)
+    add("bundle", nargs="?", metavar="BUNDLE", help=BUNDLE_HELP)
     many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     cases = "the same with other options, like engine=ggml,slots=9"
     add("--cases", metavar="OPTION=VALUE,...", help=cases, **many)

@@ -13,7 +13,6 @@ from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions, Speculate
 
-BUNDLE_FOLDER = "folder that stem-edge export wrote, or hf:org/name"
 BUNDLE_HELP = "folder, FILE.gguf, hf:org/name, or a listed name"
 
 

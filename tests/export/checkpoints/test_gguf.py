@@ -129,6 +129,7 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "no order": ({"llama.attention.causal": False}, "attention.causal is False; expected"),
     "values": ({"llama.attention.value_length": 16}, "attention.value_length is 16; expected 8"),
     "longrope": ({"llama.rope.scaling.type": "longrope"}, "longrope; expected none, linear or"),
+    "a factor": ({"llama.rope.scaling.attn_factor": 0.5}, "attn_factor is not 1, which the type"),
     "width": ({"llama.embedding_length": 64}, "tensors and configuration disagree: embedding"),
     "context": ({"llama.context_length": 1 << 31}, "max_context is 2147483648; expected"),
     "epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "norm_eps nan or"),

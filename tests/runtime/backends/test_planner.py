@@ -192,9 +192,11 @@ def test_the_refusal_lists_the_parts_and_what_to_do() -> None:
         plan_memory(BUNDLE, CONTEXT, "1MB")
     message = str(caught.value)
     assert message.startswith("memory of 1 MB is too small for model: at least ")
-    for name, _ in plan_memory(BUNDLE, CONTEXT, smallest(BUNDLE)).parts():
-        assert f"{name} " in message
-    assert "; allow more or shorten the context" in message
+    for name, nbytes in plan_memory(BUNDLE, CONTEXT, smallest(BUNDLE)).parts():
+        assert (f"{name} " in message) == bool(nbytes)
+    assert message.endswith(
+        "; allow more or shorten the context"
+    )  # prepared, it would not fit either
     assert "\n" not in message
 
 

@@ -235,10 +235,7 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
         ("a\0b", "no such bundle folder; give the folder of an export"),
         ("none.gguf", "no such file; give the folder of an export, or a GGUF file"),
         ("notes.txt", "no such bundle folder, but a file; give the folder of an export"),
-        (
-            "model.gguf",
-            "a GGUF file; make a bundle of it with: stem-edge export model.gguf OUT, or",
-        ),
+        ("model.gguf", "a GGUF file; make a bundle of it with: stem-edge export model.gguf OUT"),
         (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
     ],
 )

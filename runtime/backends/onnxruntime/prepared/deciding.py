@@ -21,10 +21,9 @@ MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that ar
 
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     """Return what preparing takes: a group of matrices, packed, then steps that are measured."""
-    model, group = (
-        footprint.model,
-        PACKED_AT_ONCE * (2 if footprint.backbone.weights == "fp32" else 1),
-    )
+    model, group = footprint.model, PACKED_AT_ONCE
+    if footprint.backbone.weights == "fp32":
+        group *= 2
     context = min(MEASURED_TOKENS, model.max_context)
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=False).host
     # A text, and a copy of it for each sequence of a batch; logits of several steps, to be compared.
@@ -32,7 +31,8 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     steps += part.fixed + context * part.chunk_token + int(APART_SHARE * apart_nbytes(model))
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
     return Preparing(
-        disk=int(FILES_OVER_DATA * (nbytes + group)),
+        # The head is a group by itself if it is larger, unless it is cut (packing.in_blocks).
+        disk=int(FILES_OVER_DATA * (nbytes + max(group, model.vocab_size * model.dim))),
         memory=max(WORKER_NBYTES + COPIES_OF_GROUP * group, MEASURING_NBYTES + steps),
         seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
     )
@@ -46,8 +46,6 @@ def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
     if own + needed <= allowed:
         return ""
     return (
-        f"{bundle.path}: preparing takes {format_size(needed, up=True)} of memory beside "
-        f"{format_size(own, up=True)} of this process, but {format_size(allowed)} may be taken; allow more once; "
-        f"it still runs correctly, but each load takes longer, and {format_size(footprint.step_nbytes)} of memory "
-        "for weights"
+        f"{bundle.path}: preparing takes {format_size(own + needed, up=True)} of memory, but {format_size(allowed)} "
+        f"may be taken; allow more once, else loads are slow and take {format_size(footprint.step_nbytes)} more"
     )

@@ -20,12 +20,13 @@ from stem_edge.apps.measuring.quality.reference import model_folder
 from stem_edge.apps.measuring.quality.scores import Scores, make_task, read_text, score
 from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import open_or_make
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def evaluate(
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
     bundle, against = pinned(bundle), None if against is None else pinned(against)
-    opened = open_bundle(bundle)
+    opened = open_or_make(bundle)
     _check(opened, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window)
     if against is not None:

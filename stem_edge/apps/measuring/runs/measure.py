@@ -27,6 +27,7 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import open_or_make
 from stem_edge.system.memory import usable_cpus
 from stem_edge.system.page_cache import drop_pages
 from stem_edge.system.processor import cpu_info
@@ -70,7 +71,7 @@ def measure(
     BackendError, what loading raises, and MemoryPlanError if the bundle cannot run on the device.
     """
     given = LoadOptions(**options)
-    opened = given.open(bundle)
+    opened = open_or_make(bundle, given)
     if rounds < 1:
         raise InputError(f"rounds is {rounds}; expected at least 1")
     work = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)

@@ -11,10 +11,11 @@ from typing import Any, get_type_hints
 import msgspec
 
 from stem_edge.apps.measuring.runs.workers import Subject
-from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.backends.engines import check_installed, choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import open_or_make
 
 # Options of load that a dense model has no use for, and those that every subject has apart.
 OF_ROWS = ("memory", "slots", "resident", "emulate_flash")
@@ -62,7 +63,7 @@ def _other(words: str, options: LoadOptions) -> Subject:
     path, *modes = words.split(",")
     if path.endswith(GGUF_SUFFIX):
         return _llama(words, Path(path), modes)
-    bundle, usual = open_bundle(words), LoadOptions()
+    bundle, usual = open_or_make(words), LoadOptions()
     if bundle.manifest.tables is None:
         options = replace(options, **{name: getattr(usual, name) for name in OF_ROWS})
     return _subject(words, bundle, options)

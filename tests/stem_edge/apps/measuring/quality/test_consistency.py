@@ -17,6 +17,7 @@ import stem_edge
 from stem_edge.apps.measuring.quality.consistency import verify_runs
 from stem_edge.commands.bundles import verify
 from stem_edge.commands.main import main
+from stem_edge.errors import BundleError
 
 WAYS = ["kept prompts", "sequences together", "drafts", "prompts kept in files"]
 
@@ -54,7 +55,8 @@ def test_drafts_where_steps_of_several_tokens_round_alike(
 
 def test_a_dense_model(dense_bundle: Path) -> None:
     manifest = stem_edge.open_bundle(dense_bundle).manifest
-    assert manifest.tables is None
+    with pytest.raises(BundleError, match="a dense model, which has no tables"):
+        stem_edge.open_tables(dense_bundle)
     assert manifest.report.worst_logit_difference < 1e-4
     with stem_edge.load(dense_bundle) as model:
         assert model.plan.slots == 0
