@@ -2,101 +2,122 @@
 
     python tools/demo/edit_table.py [BUNDLE] [--pairs COUNT | --all]
 
-For a sample of ordered pairs of countries, or for all, it edits the source to answer as the target does
-and asks for the capital. Only pairs that the unedited model answers correctly and differently are
-counted. Prints Markdown tables by scheme and scope, and by edited layers. Columns are length cases:
-the number of tokens of the source's name, n_s, against that of the target's, n_t.
+For a sample of ordered pairs of countries, or for all, it edits the first (the source) to answer as the
+second (the target) does, and asks for the capital. Only pairs that the unedited model answers correctly
+and differently are counted. Prints Markdown tables by scheme and scope, and by edited layers. Columns
+are length cases: the number of tokens of the source's name, n_s, against that of the target's, n_t.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from edit_cases import LENGTHS, Pair, Unedited, bare, pairs_of
+from demo_facts import NAMING, Country, countries
+from demo_text import cut_before_answer
 
 import stem_edge
 from stem_edge import Edit, Model, make_edit
 from stem_edge.bundle.edit_files.file import SCOPES
-from stem_edge.bundle.edit_files.schemes import FITS, Scheme
+from stem_edge.bundle.edit_files.schemes import FITS
+from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.progress import show_status
 
-DEMO = Path(stem_edge.__file__).parent / "demo_model"
 CONTEXT = 64  # tokens, for a question and an answer
+ANSWER_TOKENS = 24  # enough for the longest answer
 OUTCOMES = ("target", "source", "neither")
+# Sign of n_s - n_t -> title of the column.
+LENGTHS = {0: "n_s = n_t", 1: "n_s > n_t", -1: "n_s < n_t"}
 
 
-class Case(NamedTuple):
-    """An edit, and the row of the table that counts it."""
+class Pair(NamedTuple):
+    """A country that is edited to answer as another one does. sign: of n_s - n_t."""
 
-    labels: tuple[str, ...]
-    pair: Pair
-    edit: Edit
+    source: Country
+    target: Country
+    sign: int
 
-
-# labels -> length case -> outcomes
-Table: TypeAlias = dict[tuple[str, ...], dict[str, Counter[str]]]
-
-
-def by_scheme(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
-    """Yield edits with every scheme that fits, in both scopes."""
-    for scheme, scope, pair in itertools.product(FITS, SCOPES, pairs):
-        if scheme in schemes_for(pair.lengths):
-            names = bare(pair.source), bare(pair.target)
-            edit = make_edit(model.bundle, *names, scheme=scheme, scope=scope)
-            yield Case((scheme, scope), pair, edit)
+    @property
+    def names(self) -> tuple[str, str]:
+        """Both names without their articles, as an edit uses them."""
+        return self.source.name.removeprefix("the "), self.target.name.removeprefix("the ")
 
 
-def schemes_for(lengths: str) -> list[Scheme]:
-    """Return the schemes for a length case, without those that equal a swap there."""
-    sign = next(sign for sign, name in LENGTHS.items() if name == lengths)
-    if sign == 0:
-        return ["swap", "average"]
-    return [scheme for scheme, signs in FITS.items() if sign in signs]
+def pairs_of(model: Model, count: int | None, seed: int) -> Iterator[Pair]:
+    """Yield ordered pairs that an edit can tell apart: `count` of each length case, or all."""
+    length = {
+        one: len(model.tokenize(f" {one.name.removeprefix('the ')}", add_special_tokens=False))
+        for one in countries()
+        if answered(model, one) == one.capital
+    }
+    chance = random.Random(seed)
+    for sign in LENGTHS:
+        found = [
+            Pair(source, target, sign)
+            for source, target in itertools.permutations(length, 2)
+            if (length[source] > length[target]) - (length[source] < length[target]) == sign
+            and source.capital != target.capital
+        ]
+        yield from found if count is None else chance.sample(found, min(count, len(found)))
 
 
-def by_layers(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
+def answered(model: Model, country: Country) -> str:
+    """Ask for the capital of a country; return the answer up to the first full stop."""
+    prompt = cut_before_answer(NAMING["capital"][0], country)
+    text = model.generate_text(prompt, max_new_tokens=ANSWER_TOKENS, stop=["."])
+    return text.strip()
+
+
+def by_scheme(model: Model, pair: Pair) -> Iterator[tuple[str, Edit]]:
+    """Yield edits with every scheme that fits, but for those that equal a swap, in both scopes."""
+    for scheme, signs in FITS.items():
+        equal = pair.sign == 0 and scheme not in ("swap", "average")
+        for scope in SCOPES if pair.sign in signs and not equal else ():
+            edit = make_edit(model.bundle, *pair.names, scheme=scheme, scope=scope)
+            yield f"{scheme} | {scope}", edit
+
+
+def by_layers(model: Model, pair: Pair) -> Iterator[tuple[str, Edit]]:
     """Yield edits of each STEM layer, each pair of them, and all."""
-    stem_layers = model.config.stem_layers
-    subsets: list[tuple[int, ...]] = [(layer,) for layer in stem_layers]
-    subsets += list(itertools.combinations(stem_layers, 2)) if len(stem_layers) > 2 else []
-    subsets.append(stem_layers)
-    for layers, pair in itertools.product(subsets, pairs):
-        label = "all" if layers == stem_layers else ", ".join(map(str, layers))
-        edit = make_edit(model.bundle, bare(pair.source), bare(pair.target), layers=layers)
-        yield Case((label,), pair, edit)
+    layers = model.config.stem_layers
+    for count in sorted({1, 2, len(layers)}):
+        for some in itertools.combinations(layers, count):
+            label = "all" if some == layers else ", ".join(map(str, some))
+            yield label, make_edit(model.bundle, *pair.names, layers=some)
 
 
-def tally(cases: Iterator[Case], unedited: Unedited, title: str) -> Table:
-    """Count the outcomes of the cases in which an edit would show."""
-    table: Table = {}
-    for number, (labels, pair, edit) in enumerate(cases):
-        if number % 20 == 0:
-            show_status(f"{title}: {number:,} cases")
-        if unedited.can_flip(pair):
-            outcome = unedited.flip(pair, edit)
-            table.setdefault(labels, {}).setdefault(pair.lengths, Counter())[outcome] += 1
+def print_table(
+    head: str,
+    model: Model,
+    edits: Callable[[Model, Pair], Iterable[tuple[str, Edit]]],
+    pairs: Sequence[Pair],
+) -> None:
+    """Count the answers of all edits, and print them in percent."""
+    table: dict[str, dict[int, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for number, pair in enumerate(pairs):
+        show_status(f"{head}: {number} of {len(pairs)} pairs")
+        for label, edit in edits(model, pair):
+            with model.edited(edit):
+                found = answered(model, pair.source)
+            outcome = {pair.target.capital: "target", pair.source.capital: "source"}
+            table[label][pair.sign][outcome.get(found, "neither")] += 1
     show_status("")
-    return table
-
-
-def print_table(headers: Sequence[str], table: Table) -> None:
-    """Print a table as Markdown, with a column for each length case."""
-    columns = [*headers, *LENGTHS.values()]
+    columns = [*head.split(" | "), *LENGTHS.values()]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for labels, row in table.items():
-        cells = [cell(row[lengths]) if lengths in row else "" for lengths in LENGTHS.values()]
-        print(f"| {' | '.join([*labels, *cells])} |")
+    for label, row in table.items():
+        print(f"| {' | '.join([label, *(cell(row[sign]) for sign in LENGTHS)])} |")
     print(flush=True)
 
 
 def cell(found: Counter[str]) -> str:
-    """Format the outcomes as percentages."""
-    return " / ".join(f"{100 * found[outcome] / found.total():.1f}" for outcome in OUTCOMES)
+    """Format outcomes as percentages."""
+    total = found.total()
+    return " / ".join(f"{100 * found[each] / total:.1f}" for each in OUTCOMES) if total else ""
 
 
 def main() -> None:
@@ -104,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("bundle", nargs="?", type=Path, default=DEMO, metavar="BUNDLE")
+    parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle(), metavar="BUNDLE")
     pairs = "pairs of each length case (default 150)"
     parser.add_argument("--pairs", type=int, default=150, metavar="COUNT", help=pairs)
     every = "all pairs in the table by scheme; takes half an hour"
@@ -113,11 +134,10 @@ def main() -> None:
     args = parser.parse_args()
     print("Answers in %: the target's / the source's / neither.\n")
     with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
-        unedited = Unedited(model)
-        some = pairs_of(model, args.pairs, args.seed)
-        many = pairs_of(model, None, args.seed) if args.all else some
-        print_table(("scheme", "scope"), tally(by_scheme(model, many), unedited, "schemes"))
-        print_table(("layers",), tally(by_layers(model, some), unedited, "layers"))
+        some = list(pairs_of(model, args.pairs, args.seed))
+        many = list(pairs_of(model, None, args.seed)) if args.all else some
+        print_table("scheme | scope", model, by_scheme, many)
+        print_table("layers", model, by_layers, some)
 
 
 if __name__ == "__main__":
