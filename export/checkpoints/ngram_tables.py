@@ -22,7 +22,7 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import read_json
-from stem_edge.export.tensor_files.safetensors import find_tensors
+from stem_edge.export.tensor_files.safetensors import open_folder
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.numerics.quantize import U8
 from stem_edge.tables.ngrams.rows import NgramTable, Stored
@@ -77,7 +77,7 @@ def open_tables(folder: Path) -> list[StoredRows]:
         tables = keyed_tables(config)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; only models with such tables are read") from error
-    tensors = find_tensors(folder, is_table)
+    tensors = open_folder(folder, is_table)
     return [_stored(folder, table, tensors) for table in tables]
 
 

@@ -27,7 +27,7 @@ from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.shown import format_size
 
 LOCK = ".lock"
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Leftover(UserWarning):
@@ -115,11 +115,6 @@ def _explained(out: Path) -> Iterator[None]:
             raise ExportError(
                 f"{place}: cannot write ({reason}); check the storage device and its permissions, "
                 "then export again"
-            ) from error
-        if error.errno == errno.EFBIG:
-            raise ExportError(
-                f"{place}: larger than a file may be here ({reason}); choose another disk or raise "
-                "ulimit -f, and export again"
             ) from error
         raise ExportError(
             f"{out}: the disk is full ({reason}; {format_size(free_nbytes(out))} free); free some "

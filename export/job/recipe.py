@@ -55,7 +55,9 @@ class Recipe:
     def __post_init__(self) -> None:
         _check("engine", self.engine, ENGINES)
         if isinstance(self.type, str):
-            self._check_type(self.type)
+            others = (e for e, types in TYPES.items() if e != self.engine and self.type in types)
+            where = "".join(f"; {self.type} needs --engine {engine}" for engine in others)
+            _check("type", self.type, TYPES[self.engine], f" with the engine {self.engine}{where}")
         if self.rows is not None:
             _check("rows", self.rows, EXPORT_ROWS)
         if self.threads is not None and self.threads < 1:
@@ -79,18 +81,7 @@ class Recipe:
         """Mean divergence from the checkpoint, in nats, beyond which nothing is exported."""
         return FAR if self.max_kl is None else self.max_kl
 
-    def _check_type(self, type: str) -> None:
-        known = TYPES[self.engine]
-        if type in known:
-            return
-        other = next((engine for engine, types in TYPES.items() if type in types), None)
-        where = f"; {type} needs --engine {other}" if other else ""
-        raise ExportError(
-            f"type is {type!r}; expected one of {', '.join(known)} with the engine "
-            f"{self.engine}{where}"
-        )
 
-
-def _check(name: str, value: object, choices: Collection[object]) -> None:
+def _check(name: str, value: object, choices: Collection[str], where: str = "") -> None:
     if value not in choices:
-        raise ExportError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")
+        raise ExportError(f"{name} is {value!r}; expected one of {', '.join(choices)}{where}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
@@ -117,19 +117,21 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
     """Return the format that keeps codes with their scales; bits: of each such matrix."""
     grouped = [one.codes for one in source.backbone.values() if one.codes and is_grouped(one)]
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
-    _refuse_padded(source, bits)
     for name, shape in config.backbone_shapes().items():
-        if len(shape) == 2 and (kind := kind_of(name)) in MATRIX_KINDS:
-            other = head_type if kind in VOCABULARY_KINDS else "fp32"
-            product, type = (
-                _product(config, name),
-                TYPE_OF_BITS[bits[name]] if name in bits else other,
+        if len(shape) != 2 or (kind := kind_of(name)) not in MATRIX_KINDS:
+            continue
+        if kind in ("qkv", "wo") and name in bits and _padded(config, int(name.split(".")[1])):
+            raise ExportError(
+                f"{source.path}: {name} is packed, and onnxruntime needs heads of another width, which its "
+                "codes cannot have; take --type fp32"
             )
-            if found.setdefault(kind, {}).setdefault(product, type) != type:
-                raise ExportError(
-                    f"{source.path}: the matrices of {product} have different types, which no product "
-                    "of onnxruntime takes together; take --type fp32"
-                )
+        product, other = _product(config, name), head_type if kind in VOCABULARY_KINDS else "fp32"
+        type = TYPE_OF_BITS[bits[name]] if name in bits else other
+        if found.setdefault(kind, {}).setdefault(product, type) != type:
+            raise ExportError(
+                f"{source.path}: the matrices of {product} have different types, which no product "
+                "of onnxruntime takes together; take --type fp32"
+            )
     found.setdefault("head", dict(found["embedding"]))
     usual = {kind: Counter(of.values()).most_common(1)[0][0] for kind, of in found.items()}
     head, weights = usual["head"], usual.get("gate", usual["wo"])
@@ -154,16 +156,6 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
     )
 
 
-def _refuse_padded(source: Checkpoint, bits: Collection[str]) -> None:
-    """Raise ExportError for packed matrices of heads that must be padded, which only values can be."""
-    for name in bits:
-        if kind_of(name) in ("qkv", "wo") and _padded(source.config, int(name.split(".")[1])):
-            raise ExportError(
-                f"{source.path}: {name} is packed, and onnxruntime needs heads of another width, which its "
-                "codes cannot have; take --type fp32"
-            )
-
-
 def _product(config: ModelConfig, name: str) -> str:
     """Return the product that a matrix is a part of; with ranges, each of q, k and v has its own."""
     at, _, part = name.rpartition(".")
@@ -180,41 +172,31 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
         return None  # nothing was quantized yet
     if {*types.values()} - {*FOUR_BITS, *EIGHT_BITS, *FLOATS}:
         return None  # of 2 or 3 bits, which more bits would only make larger
-    products = _products(config, types)
+    products = dict[str, list[str]]()  # names -> types of the matrices that they stack
+    for name, kind in types.items():
+        at, _, part = name.rpartition(".")
+        product = "v" if part == "wv" else kind_of(name)
+        products.setdefault(f"{at}.{product}" if at else product, []).append(kind)
+    products.setdefault("head", products["embedding"])
     four = {name for name, parts in products.items() if {*parts} <= {*FOUR_BITS}}
     four -= {f"layers.{n}.wo" for n in range(config.n_layers) if _padded(config, n)}
     offsets = any(kind != "Q4_0" for name in four - {"embedding"} for kind in products[name])
     if offsets:  # which gathered rows cannot have
         four -= {"embedding", "head"} if config.tied_head else {"embedding"}
-    layers = {name for name in products if name.startswith("layers.")}
+    bits: dict[str, WeightType] = {name: "int4" if name in four else "int8" for name in products}
+    layers = {name: kind for name, kind in bits.items() if name.startswith("layers.")}
+    small, apart = "int4" in layers.values(), bits["embedding"] != bits["head"]
     return BackboneFormat(
-        weights="int4" if layers & four else "int8",
-        head=_bits("head", four),
+        weights="int4" if small else "int8",
+        head=bits["head"],
         block_size=BLOCK,
-        kinds={"embedding": _bits("embedding", four)}
-        if ("embedding" in four) != ("head" in four)
-        else {},
-        matrices=dict.fromkeys(sorted(layers - four), "int8") if layers & four else {},
+        kinds={"embedding": bits["embedding"]} if apart else {},
+        matrices={n: layers[n] for n in sorted(layers) if layers[n] == "int8"} if small else {},
         offsets=offsets,
     )
-
-
-def _bits(name: str, four: Collection[str]) -> WeightType:
-    return "int4" if name in four else "int8"
 
 
 def _padded(config: ModelConfig, layer: int) -> bool:
     """Return whether graphs pad heads with zeros, which fall into blocks of wo."""
     own = config.layer(layer)
     return head_width(own) != own.head_dim
-
-
-def _products(config: ModelConfig, types: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the types of the matrices that each product stacks, by its name."""
-    found: dict[str, list[str]] = {}
-    for name, kind in types.items():
-        at, _, part = name.rpartition(".")
-        product = "v" if part == "wv" else kind_of(name)
-        found.setdefault(f"{at}.{product}" if at else product, []).append(kind)
-    found.setdefault("head", found["embedding"])
-    return found

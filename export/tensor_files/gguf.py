@@ -21,7 +21,7 @@ from stem_edge.export.tensor_files.json import one_line, reason_of
 from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
 from stem_edge.export.tensor_files.tensor import Tensor, check_shape
 from stem_edge.files.checkpoint_files import split_files
-from stem_edge.ggml.types import I32, KEPT_TYPES
+from stem_edge.ggml.types import KEPT_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, ALIGNMENTS = 32, tuple(1 << n for n in range(3, 17))
@@ -235,14 +235,8 @@ def _plain(header: _Header, kind: int, count: int) -> list[Value]:
     return plain
 
 
-class _Entry(NamedTuple):
-    name: str
-    shape: tuple[int, ...]
-    type: int
-    offset: int
-
-
-def _entry(header: _Header) -> _Entry:
+def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
+    """Return name, shape, number of the type, and offset of the next tensor."""
     name = header.text("the name of a tensor", MAX_NAME_NBYTES)
     axes: int = header.number("<I")
     if not 1 <= axes <= MAX_AXES:
@@ -250,39 +244,37 @@ def _entry(header: _Header) -> _Entry:
     sizes = struct.unpack(f"<{axes}Q", header.take(8 * axes))
     type, offset = struct.unpack("<IQ", header.take(12))
     # Reversed, because GGUF lists the contiguous axis first.
-    return _Entry(name, check_shape(one_line(name), sizes[::-1]), type, offset)
+    return name, check_shape(one_line(name), sizes[::-1]), type, offset
 
 
 def _placed(
-    file: SourceFile, entries: list[_Entry], start: int, alignment: int
+    file: SourceFile,
+    entries: list[tuple[str, tuple[int, ...], int, int]],
+    start: int,
+    alignment: int,
 ) -> dict[str, Tensor]:
     """Check where tensors lie and return them by name. start: byte where the values begin."""
     tensors: dict[str, Tensor] = {}
     at = end = 0
-    for entry in entries:
-        shown = one_line(entry.name)
-        # Integers are a list of numbers, no matrix.
-        kind = (KEPT_TYPES if entry.shape[1:] else KEPT_TYPES | {I32.number: I32}).get(entry.type)
-        if entry.name in tensors:
+    for name, shape, number, offset in entries:
+        shown = one_line(name)
+        kind = KEPT_TYPES.get(number)
+        if name in tensors:
             raise ValueError(f"tensor {shown} is there twice")
         if kind is None:
-            raise ValueError(f"tensor {shown} is of type {entry.type}, which is not known here")
-        if (
-            entry.shape[-1] % kind.block
-            or 0 in entry.shape
-            or (not entry.shape[1:] and kind.block > 1)
-        ):
+            raise ValueError(f"tensor {shown} is of type {number}, which is not known here")
+        if shape[-1] % kind.block or 0 in shape or (not shape[1:] and kind.block > 1):
             raise ValueError(
-                f"tensor {shown} {list(entry.shape)} cannot be {kind.name}, whose blocks are parts of rows"
+                f"tensor {shown} {list(shape)} cannot be {kind.name}, whose blocks are parts of rows"
             )
-        if entry.offset != at:
-            raise ValueError(f"tensor {shown} is at byte {start + entry.offset}, not {start + at}")
-        end = at + math.prod(entry.shape[:-1]) * kind.row_nbytes(entry.shape[-1])
+        if offset != at:
+            raise ValueError(f"tensor {shown} is at byte {start + offset}, not {start + at}")
+        end = at + math.prod(shape[:-1]) * kind.row_nbytes(shape[-1])
         if start + end > file.nbytes:
             raise ValueError(
                 f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}"
             )
-        tensors[entry.name] = gguf_tensor(file, entry.name, kind, entry.shape, start + at)
+        tensors[name] = gguf_tensor(file, name, kind, shape, start + at)
         at = -(-end // alignment) * alignment
     if entries and file.nbytes > start + at:
         raise ValueError(f"{file.nbytes - start - at} bytes are stray after its last tensor")

@@ -14,7 +14,7 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 
-NUMBERS = {"F32": "<f4", "F16": "<f2", "I32": "<i4"}
+NUMBERS = {"F32": "<f4", "F16": "<f2"}
 TILE_NBYTES = 1 << 18  # of codes that are decoded at once, so that they stay in the CPU's cache
 # Bits of a code in blocks that are a float16 scale, a float16 for the code 0 (Q4_1), and codes.
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}

@@ -11,7 +11,6 @@ import msgspec
 
 from stem_edge.errors import CheckpointError
 from stem_edge.files import disk, strict_json
-from stem_edge.files.strict_json import check_json
 
 MAX_NBYTES = 1 << 24  # indexes of large models have a few megabytes
 MAX_VALUES = 1 << 22  # must be limited, because each takes about a hundred bytes once decoded
@@ -31,7 +30,6 @@ def read_json(
         data = disk.read_file(path.resolve(), nbytes)
         if len(data) > nbytes:
             raise ValueError(f"larger than {nbytes} bytes")
-        check_values(data)
         check_json(data)
         return msgspec.json.decode(data, type=type)
     except FileNotFoundError:
@@ -45,10 +43,11 @@ def read_json(
         ) from error
 
 
-def check_values(data: bytes) -> None:
-    """Raise ValueError for JSON with too many values, which would fill the memory once decoded."""
+def check_json(data: bytes) -> None:
+    """Raise ValueError for JSON that is not strict, or has so many values that they fill the memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} values")
+    strict_json.check_json(data)
 
 
 def read_options(

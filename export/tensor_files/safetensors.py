@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.json import check_values, one_line, read_json, reason_of
+from stem_edge.export.tensor_files.json import check_json, one_line, read_json, reason_of
 from stem_edge.export.tensor_files.source_file import ZIP, SourceFile, looks_like
 from stem_edge.export.tensor_files.tensor import (
     FLOATS,
@@ -26,7 +26,6 @@ from stem_edge.export.tensor_files.tensor import (
     check_type,
     file_tensor,
 )
-from stem_edge.files.strict_json import check_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -77,12 +76,17 @@ class TensorFiles:
         return tensor if tensor.raw is None else check_type(tensor, dtypes)
 
 
-def open_folder(folder: Path) -> dict[str, Tensor]:
-    """Open all tensors of a folder. Raises CheckpointError."""
+def open_folder(
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, Tensor]:
+    """Open the tensors of a folder with such names; other files need not be there.
+
+    Raises CheckpointError.
+    """
     found = dict[str, Tensor]()
-    listed = None if (folder / WEIGHTS).is_file() else _read_index(folder)
+    listed = None if (folder / WEIGHTS).is_file() else _read_index(folder, wanted)
     for path in [folder / WEIGHTS] if listed is None else listed:
-        tensors = open_tensors(path)
+        tensors = {name: one for name, one in open_tensors(path).items() if wanted(name)}
         if twice := sorted(tensors.keys() & found):
             raise CheckpointError(
                 f"{path}: {one_line(twice[0])} is also in {found[twice[0]].path.name}; the "
@@ -116,14 +120,15 @@ def _places(folder: Path, missing: str) -> dict[str, str]:
     return read_json(folder / INDEX, what, _Index, missing=missing).weight_map
 
 
-def _read_index(folder: Path) -> dict[Path, list[str]]:
-    """Read the index as file -> names of its tensors."""
+def _read_index(folder: Path, wanted: Callable[[str], bool]) -> dict[Path, list[str]]:
+    """Read the index as file -> names of its wanted tensors."""
     path = folder / INDEX
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     missing = f"nor {WEIGHTS}, found {one_line(found)}; copy them, or save the model as safetensors"
     listed: dict[Path, list[str]] = {}
     outside = []
-    for name, file in _places(folder, missing).items():
+    places = _places(folder, missing).items()
+    for name, file in ((name, file) for name, file in places if wanted(name)):
         if re.fullmatch(r"[^/\\\0]{1,200}\.safetensors", file):
             listed.setdefault(folder / file, []).append(name)
         else:
@@ -138,20 +143,6 @@ def _read_index(folder: Path) -> dict[Path, list[str]]:
             f"{len(listed)} files that {INDEX} names ({_some(absent)}); copy all files of the model"
         )
     return listed
-
-
-def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Open the tensors of a folder with such names; other files need not be there.
-
-    Raises CheckpointError.
-    """
-    files = {folder / WEIGHTS}
-    if not (folder / WEIGHTS).is_file():
-        files = {folder / Path(file).name for file in indexed_files(folder, wanted)}
-    found = dict[str, Tensor]()
-    for path in sorted(files):
-        found |= {name: tensor for name, tensor in open_tensors(path).items() if wanted(name)}
-    return found
 
 
 def _some(problems: list[str]) -> str:
@@ -204,7 +195,6 @@ def _read(file: SourceFile) -> dict[str, Tensor]:
 
 
 def _header(data: bytes) -> dict[str, _Tensor]:
-    check_values(data)
     check_json(data)
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     fields.pop("__metadata__", None)

@@ -36,25 +36,17 @@ TEKKEN = (
 )
 # Labels for patterns that no tokenizer.json spells out, since ByteLevel itself has them.
 GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"
-# llama.cpp's own, for files without a name: one after the other.
-DEFAULT = (
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    "[0-9][0-9][0-9]",
-)
 
 
 class Pre(NamedTuple):
     """What a name of tokenizer.ggml.pre means."""
 
-    pattern: str | tuple[str, ...]  # or GPT2, SMOLLM
+    pattern: str  # or GPT2, SMOLLM
     ignore_merges: bool = False  # a word that is a token stays whole, whatever merges would make
     add_bos: bool = False  # unless the file says otherwise
 
 
 PRE = {
-    "default": Pre(DEFAULT),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), Pre(GPT2)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), Pre(SMOLLM)),
     **dict.fromkeys(
@@ -98,7 +90,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
             f"'{SENTENCEPIECE}' or '{GEMMA4}': give the model's tokenizer.json with --tokenizer"
         )
     names, types = _tokens(keys)
-    named = keys.get(AT + "pre", "default")
+    named = keys.get(AT + "pre")
     if kind == BYTE_LEVEL and (not isinstance(named, str) or named not in PRE):
         raise CheckpointError(
             f"{path}: {AT}pre is {one_line(repr(named))}; expected one of {', '.join(PRE)}: give the "
@@ -148,13 +140,12 @@ def _byte_level(keys: dict[str, Value], names: list[str], pre: Pre) -> Tokenizer
     known = {name: number for number, name in enumerate(names)}
     model = models.BPE(known, _merges(keys), ignore_merges=pre.ignore_merges)
     tokenizer = Tokenizer(model)
-    patterns = (pre.pattern,) if isinstance(pre.pattern, str) else pre.pattern
     regex = pre.pattern in (GPT2, SMOLLM)
     steps: list[pre_tokenizers.PreTokenizer] = []
     if pre.pattern == SMOLLM:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     elif not regex:
-        steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        steps.append(pre_tokenizers.Split(Regex(pre.pattern), "isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if steps[1:] else steps[0]
     tokenizer.decoder = decoders.ByteLevel()

@@ -242,7 +242,7 @@ def random_blocks(type: str, shape: tuple[int, ...], scale: float = 1.0) -> U8:
     return blocks.reshape(shape[0], -1)
 
 
-def tokenizer_keys(path: Path, pre: str = "default") -> dict[str, Any]:
+def tokenizer_keys(path: Path, pre: str = "gpt-2") -> dict[str, Any]:
     """Return the keys of a tokenizer.json whose model is BPE, as llama.cpp's converter writes them.
 
     pre: name of its pattern, if it is byte-level.

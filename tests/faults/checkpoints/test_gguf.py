@@ -213,7 +213,6 @@ READ: list[tuple[bytes, dict[str, Any], list[str]]] = [
     (encoded([array("a", TEXT, 2, text("") + text("x"))], [], b""), {"a": ["", "x"]}, []),
     (encoded([array("a", UINT32, 2, struct.pack("<2I", 1, 2))], [], b""), {"a": [1, 2]}, []),
     (encoded([], [tensor("", 4)], bytes(16)), {}, [""]),
-    (encoded([], [tensor("a", 4, kind=I32)], bytes(16)), {}, ["a"]),
     (encoded([], [tensor("a" * 1024, 1, 1, 1, 1)], bytes(4)), {}, ["a" * 1024]),
     (encoded([key("general.alignment", UINT32, struct.pack("<I", 8))],
              [tensor("a", 1), tensor("b", 1, at=8)], bytes(12), alignment=8),
