@@ -18,15 +18,15 @@ from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open_tables
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import check_apart, check_free, publish
+from stem_edge.export.job.table_plan import scaling_of
 from stem_edge.export.tables import make_grid, write_shard
 from stem_edge.export.token_classes import token_classes
-from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, U8, fitting_block
 from stem_edge.progress import Progress
 from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.ngrams.rows import NgramTable
 from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, is_ngrams
-from stem_edge.tables.packing import pack_records, range_scales
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.shards import array_metadata
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata, group_document
@@ -115,8 +115,8 @@ def _pages(out: Output, source: StoredRows, table: NgramTable, start: int, stop:
     last = min(stop * table.rows_per_page, table.hash.rows)
     rows = source.read(first, last)
     if table != source.table:
-        scaling = least_error_scales if table.stored == "int4" else range_scales
-        rows = pack_records(table.codes, [source.table.values(rows)], scaling)
+        values = source.table.values(rows)
+        rows = pack_records(table.codes, [values], scaling_of(table.codes))
     filled = np.zeros((stop - start) * table.rows_per_page * table.row_nbytes, np.uint8)
     filled[: rows.size] = rows.reshape(-1)
     pages = np.zeros((stop - start, table.page_nbytes), np.uint8)

@@ -91,8 +91,9 @@ def _records(
         return kept
     rows = [_rows(plan, layer, tables[layer], start, stop) for layer in layout.layers]
     records = pack_records(layout, rows, scaling_of(layout))
+    kind = f"tables ({layout.row_type})" if plan.format.rare_tables else "tables"
     for index, values in enumerate(rows):
-        out.meter("tables").add(plan.kind(layout), values, layout.unpack(records, index))
+        out.meter("tables").add(kind, values, layout.unpack(records, index))
     return records
 
 

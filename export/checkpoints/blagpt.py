@@ -124,12 +124,8 @@ def step_of(name: str) -> tuple[int, str]:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a state of BlaGPT's trainer, or the last one in a folder. Raises CheckpointError."""
+    """Open a state of BlaGPT's trainer, or the last one in a folder that has some. Raises CheckpointError."""
     states = find_states(Path(path))
-    if not states:
-        raise CheckpointError(
-            f"{path}: no state of BlaGPT's trainer here; expected {' or '.join(reversed(STATES))}"
-        )
     file, others = states[-1], ", ".join(state.name for state in states[:-1])
     config, tensors = _read_state(file)
     backbone, tables = _convert(config, tensors)
@@ -181,7 +177,7 @@ def _convert(
     """Return backbone and tables; unknown tensors keep their names, so that check_shapes refuses."""
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
-    names = _names(config)
+    names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         known = names.get(module, module)
@@ -210,10 +206,6 @@ def _turned(tensor: Tensor, head_dim: int) -> Tensor:
     if rows % head_dim or rows > MAX_WIDTH:
         return tensor  # cannot be reordered; check_shapes refuses it
     return order_heads(tensor, np.arange(head_dim).reshape(2, -1)[::-1].ravel())
-
-
-def _names(config: ModelConfig) -> dict[str, str]:
-    return module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)
 
 
 def _model_config(path: Path, options: Options) -> ModelConfig:

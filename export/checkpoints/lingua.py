@@ -110,10 +110,6 @@ class TrainParams(msgspec.Struct):
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Open a checkpoint folder of the public STEM trainer. Raises CheckpointError."""
     folder = Path(path)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: no such folder; give the folder that holds {PARAMS} and the weights"
-        )
     params = read_json(
         folder / PARAMS,
         "the parameters of the public STEM trainer",

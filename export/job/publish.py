@@ -205,12 +205,18 @@ def _take_place(new: Path, out: Path) -> None:
     After an OSError `out` is what it was, as far as the disk still obeys. Nothing is deleted then,
     because a power cut could bring back either name.
     """
-    old, undo = _swap(new, out)
+    old, done = _aside(out) if out.exists() else None, list[tuple[Path, Path]]()
+    # The old one first, because a folder cannot replace another.
+    names = [(new, out)] if old is None else [(out, old), (new, out)]
     try:
+        for source, target in names:
+            disk.rename(source, target)
+            done.append((target, source))
         disk.sync_folder(out.parent)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
-            undo()
+            for source, target in reversed(done):
+                disk.rename(source, target)
         raise
     if old is None:
         return
@@ -222,23 +228,3 @@ def _take_place(new: Path, out: Path) -> None:
             Leftover(f"{old}: the replaced version could not be deleted ({reason}); delete it"),
             stacklevel=2,
         )
-
-
-def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
-    """Rename `new` to `out`; return where the old one is now, and a function that undoes it."""
-    if not out.exists():
-        disk.rename(new, out)
-        return None, lambda: disk.rename(out, new)
-    aside = _aside(out)
-    disk.rename(out, aside)  # because a folder cannot replace another
-
-    def undo() -> None:
-        disk.rename(out, new)
-        disk.rename(aside, out)
-
-    try:
-        disk.rename(new, out)
-    except BaseException:
-        disk.rename(aside, out)
-        raise
-    return aside, undo

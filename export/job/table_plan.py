@@ -45,10 +45,6 @@ class TablePlan:
     index: I32 | None = None  # token -> record; None: the same number
     prompt_rows: int = 0  # rows of a record that every token of a prompt needs
 
-    def kind(self, layout: RecordLayout) -> str:
-        """Return the name of an array's tensors in the quality report."""
-        return f"tables ({layout.row_type})" if self.format.rare_tables else "tables"
-
 
 def plan_tables(source: Checkpoint, rows: RowStorage, counts: Counts) -> TablePlan | None:
     """Plan the table store of a checkpoint; None for a dense model. counts: uses of each token [V].

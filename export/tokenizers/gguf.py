@@ -91,12 +91,12 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         )
     names, types = _tokens(keys)
     named = keys.get(AT + "pre")
-    if kind == BYTE_LEVEL and (not isinstance(named, str) or named not in PRE):
+    pre = PRE.get(str(named)) if kind == BYTE_LEVEL else None
+    if kind == BYTE_LEVEL and pre is None:
         raise CheckpointError(
             f"{path}: {AT}pre is {one_line(repr(named))}; expected one of {', '.join(PRE)}: give the "
             "model's tokenizer.json with --tokenizer"
         )
-    pre = PRE[named] if kind == BYTE_LEVEL else None
     tokenizer = _byte_level(keys, names, pre) if pre else _sentencepiece(keys, names, types)
     special = [n for n, t in zip(names, types, strict=True) if t in (UNKNOWN, CONTROL)]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
