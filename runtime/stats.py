@@ -44,15 +44,13 @@ class GenerationStats:
     stall_seconds: float = 0.0  # waiting for those reads
     engine: str = ""
     provider: str = ""  # execution provider of onnxruntime
-    # Why the prefill graph was not used, if the reason is that it is not exact enough here.
-    prefill_refused: str = ""
     network_bytes: int = 0  # read from tables that are elsewhere
     network_reads: int = 0  # requests for them
 
     @classmethod
     def planned(cls, plan: MemoryPlan) -> Self:
         """Make the figures of a call that has not begun; the plan says where it will compute."""
-        return cls(engine=plan.engine, provider=plan.provider, prefill_refused=plan.prefill_refused)
+        return cls(engine=plan.engine, provider=plan.provider)
 
     @property
     def prefill_tokens_per_second(self) -> float:

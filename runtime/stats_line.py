@@ -12,15 +12,13 @@ def line(stats: GenerationStats) -> str:
     """Return a summary on one line, for people."""
     where = f" on {stats.provider}" if stats.provider not in ("", "cpu") else ""
     engine = f"{stats.engine}{where}: " if stats.engine else ""
-    elsewhere = refused = cached = guessed = batch = ""
+    elsewhere = cached = guessed = batch = ""
     if stats.cached_tokens:
         cached = f" ({stats.cached_tokens} kept)"
     if stats.drafted_tokens:
         guessed = f" ({stats.accepted_tokens} of {stats.drafted_tokens} guesses right)"
     if stats.sequences > 1:
         batch = f" ({stats.sequences} sequences, {stats.tokens_per_step:.1f} tokens a step)"
-    if stats.prefill_refused:
-        refused = f"; prefill graph not used: {stats.prefill_refused}"
     if stats.network_reads:
         elsewhere = (
             f"{stats.network_bytes / 1e6:.2f} MB in {stats.network_reads} reads from the network, "
@@ -34,5 +32,5 @@ def line(stats: GenerationStats) -> str:
     return (
         f"{engine}prompt {stats.prompt_tokens} tokens{cached} at {stats.prefill_tokens_per_second:.0f}/s, "
         f"new {stats.new_tokens}{speed}{guessed}{batch}, first after {stats.first_token_seconds * 1000:.0f} ms"
-        f"{rows if stats.row_hits + stats.row_misses else ''}{refused}"
+        f"{rows if stats.row_hits + stats.row_misses else ''}"
     )

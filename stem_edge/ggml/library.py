@@ -53,6 +53,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "reshape_3d": (P, [P, P, I64, I64, I64]),
     "permute": (P, [P, P, INT, INT, INT, INT]),
     "cont": (P, [P, P]),
+    "concat": (P, [P, P, P, INT]),
     "cpy": (P, [P, P, P]),
     # operators: context, operands, parameters
     "get_rows": (P, [P, P, P]),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
-from stem_edge.config import ModelConfig
 from stem_edge.ggml import types as ggml_types
-from stem_edge.ggml.gguf_schema import ALIGNMENT
-from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS, Ggml
+from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS
 from stem_edge.ggml.types import TensorType
-from stem_edge.runtime.backends.ggml.graph import MappedBuffer, Tensor
+from stem_edge.runtime.backends.ggml.graph import Tensor
 from stem_edge.runtime.backends.ggml.layer import GgmlLayer
-from stem_edge.system.memory import page_aligned
 
 
 def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
@@ -19,7 +17,7 @@ def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
 
     A layer that borrows keys and values reads those that its lender has stored in this step.
     """
-    config, own, sequences = layer.config, layer.shape, layer.inputs.sequences
+    graph, config, own, sequences = layer.graph, layer.config, layer.shape, layer.inputs.sequences
     if own.kv_layer == layer.number:
         keys, values = _rotated(layer, "k", x, own.n_kv_heads), _values(layer, x)
         for number, one in enumerate(sequences):
@@ -27,36 +25,9 @@ def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
             _store(layer, number, one.kv.values[layer.number], values)
     q = _rotated(layer, "q", x, config.n_heads)
     mixed = [_mixed(layer, number, q) for number in range(len(sequences))]
-    return layer.product("wo", _gathered(layer, mixed))
-
-
-def mixed_memory(ggml: Ggml, config: ModelConfig, count: int) -> MappedBuffer:
-    """Return memory for the attention of `count` sequences in any layer."""
-    widest = max(config.n_heads * layer.head_dim for layer in config.layers)
-    return MappedBuffer(ggml, page_aligned((count * _line_nbytes(widest),)))
-
-
-def _line_nbytes(width: int) -> int:
-    return -(-width * ggml_types.F32.nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _gathered(layer: GgmlLayer, mixed: list[Tensor]) -> Tensor:
-    """Return attention of all sequences [n_heads * head_dim, T].
-
-    Several sequences write side by side into our memory, which saves copying them.
-    """
-    graph, count, memory = layer.graph, layer.inputs.count, layer.inputs.mixed
-    width = layer.config.n_heads * layer.shape.head_dim
-    if memory is None:
-        return graph.op("reshape_2d", mixed[0], width, count)
-    line = _line_nbytes(width)
-    for number, one in enumerate(mixed):
-        memory.place(one, number * line)
-        # Must be emitted first: what reads the memory does not depend on what writes it.
-        graph.emit(one)
-    lines = graph.arena.tensor(ggml_types.F32, line // ggml_types.F32.nbytes, count)
-    memory.place(lines)
-    return graph.op("view_2d", lines, width, count, line, 0)
+    width = config.n_heads * own.head_dim
+    lines = [graph.op("reshape_2d", one, width, layer.inputs.count // len(mixed)) for one in mixed]
+    return layer.product("wo", reduce(lambda a, b: graph.op("concat", a, b, 1), lines))
 
 
 def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:

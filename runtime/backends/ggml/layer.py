@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import types as ggml_types
 from stem_edge.layers import Rope
-from stem_edge.runtime.backends.ggml.graph import GgmlGraph, MappedBuffer, Tensor
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, Tensor
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.weights import Weights
 
@@ -44,7 +44,6 @@ class LayerInputs:
     count: int  # T
     ones: Tensor  # I32 [T]
     sequences: Sequence[Attended]  # one that all tokens belong to, or T
-    mixed: MappedBuffer | None  # where attention of several sequences is gathered
     slot_ids: Tensor | None  # I32 [T], or [R] of means; None before the first STEM layer
     row_shares: Tensor | None  # F32 [R, T] of means
     turns: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines

@@ -13,7 +13,6 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.names import EARLY, LATE, REST, layer_graphs
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.numerics.rope import rope_tables_at
-from stem_edge.runtime.backends.ggml.attention import mixed_memory
 from stem_edge.runtime.backends.ggml.graph import GgmlGraph, HeldVectors, Scratch, Tensor
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.layer import Attended, Cells, GgmlLayer, LayerInputs
@@ -228,7 +227,6 @@ class GgmlSteps:
                 Attended(kv, {w: _cells(graph, one[w], count // len(cells)) for w in windows})
                 for kv, one in zip(self._caches, cells, strict=True)
             ],
-            mixed=mixed_memory(graph.ggml, self._config, count) if len(cells) > 1 else None,
             slot_ids=graph.input(ggml_types.I32, looked_up) if takes_rows else None,
             row_shares=graph.input(ggml_types.F32, looked_up, count)
             if takes_rows and window

@@ -44,9 +44,6 @@ def test_where_all_matrices_do_not_fit_together(
             said = model.plan.prefill_refused
             assert bool(said) == bool(refused) and model.plan.prefill != bool(refused)
             logits.append(model.logits(model.tokenize(PROMPT)))
-            model.generate_text(PROMPT, max_new_tokens=1)
-            assert model.stats.line().endswith(f"; prefill graph not used: {said}") == bool(refused)
-            assert model.stats.to_dict()["prefill_refused"] == said
     assert not np.array_equal(logits[0], logits[1])
     assert main(["fit", str(quantized), "--bandwidth", "10GB"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
