@@ -12,7 +12,6 @@ from typing import Any
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
-from stem_edge.commands.options.keywords import add_keywords, option_of
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, Recipe
@@ -48,51 +47,39 @@ examples:
   stem-edge export runs/0000100000 model --calibration prompt.txt
   stem-edge export SmolLM2.Q4_K_M.gguf model --engine ggml"""
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "engine": {
-        "choices": ENGINES,
-        "metavar": "NAME",
-        "help": "onnxruntime, or ggml (default: onnxruntime)",
-    },
-    "type": {
-        "type": str.lower,  # because llama.cpp writes Q4_K_M
-        "choices": sorted({type for types in TYPES.values() for type in types}),
-        "metavar": "TYPE",
-        "help": "of matrices, see below (default: balanced, or as they are)",
-    },
-    "rows": {
-        "choices": EXPORT_ROWS,
-        "metavar": "TYPE",
-        "help": "of rows: int8, int4, mixed, fp16 or fp32 (default: int8)",
-    },
-    "calibration": {"metavar": "FILE", "help": "text (or ids) like those that the model will see"},
-    "max_kl": {"type": float, "metavar": "NATS", "help": "refuse to be farther (default: 0.5)"},
-    "lora": {"metavar": "DIR", "help": "PEFT adapter to merge into the weights"},
-    "assistant": {"metavar": "PATH", "help": "draft model that was made for a Gemma 4"},
-    "tokenizer": {"metavar": "FILE", "help": "tokenizer.json in place of the checkpoint's"},
-    "prefill_graph": {
-        "action": argparse.BooleanOptionalAction,
-        "help": "add int8 matrices for faster prompts (default: if exact)",
-    },
-    "threads": {"type": int, "metavar": "N", "help": "threads that compute"},
-    "force": {"action": "store_true", "help": "replace OUT if it is a bundle"},
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.argument_default = argparse.SUPPRESS  # so that False and 0 count as given
+    add = parser.add_argument
     checkpoint = "folder or file, hf:org/name, or hf:org/name:FILE.gguf"
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=checkpoint)
-    parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
-    # Only what is typed is in the result, so that False and 0 count as given.
-    nothing = dict.fromkeys(SETTINGS, argparse.SUPPRESS)
-    add_keywords(parser, SETTINGS, nothing)
+    add("checkpoint", metavar="CHECKPOINT", help=checkpoint)
+    add("out", metavar="OUT", help="folder of the new bundle")
+    engine = "onnxruntime, or ggml (default: onnxruntime)"
+    add("--engine", choices=ENGINES, metavar="NAME", help=engine)
+    types = sorted({type for types in TYPES.values() for type in types})
+    kind = "of matrices, see below (default: balanced, or as they are)"
+    # In lower case, because llama.cpp writes Q4_K_M.
+    add("--type", type=str.lower, choices=types, metavar="TYPE", help=kind)
+    rows = "of rows: int8, int4, mixed, fp16 or fp32 (default: int8)"
+    add("--rows", choices=EXPORT_ROWS, metavar="TYPE", help=rows)
+    calibration = "text (or ids) like those that the model will see"
+    add("--calibration", metavar="FILE", help=calibration)
+    add("--max-kl", type=float, metavar="NATS", help="refuse to be farther (default: 0.5)")
+    add("--lora", metavar="DIR", help="PEFT adapter to merge into the weights")
+    add("--assistant", metavar="PATH", help="draft model that was made for a Gemma 4")
+    add("--tokenizer", metavar="FILE", help="tokenizer.json in place of the checkpoint's")
+    prefill = "add int8 matrices for faster prompts (default: if exact)"
+    add("--prefill-graph", action=argparse.BooleanOptionalAction, help=prefill)
+    add("-t", "--threads", type=int, metavar="N", help="threads that compute")
+    add("--force", action="store_true", help="replace OUT if it is a bundle")
     only = "write the tables of n-grams alone (docs/ngrams.md)"
-    parser.add_argument("--tables-only", action="store_true", help=only)
+    add("--tables-only", action="store_true", help=only)
 
 
 def run(args: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(args).items() if name in SETTINGS}
-    if args.tables_only:
+    given = vars(args).copy()
+    only, _, _ = given.pop("tables_only", False), given.pop("checkpoint"), given.pop("out")
+    if only:
         return _run_rows(args, given)
     options = Recipe(**given)
     bundle = export_with(args.checkpoint, Path(args.out), options)
@@ -125,8 +112,7 @@ def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[
 
 def _run_rows(args: argparse.Namespace, given: dict[str, Any]) -> int:
     if others := given.keys() - inspect.signature(export_rows).parameters:
-        name = min(others)
-        option = option_of(name)
+        option = "--" + min(others).replace("_", "-")
         raise ExportError(f"{option} is for bundles, and --tables-only makes none; leave it out")
     out = export_rows(args.checkpoint, args.out, **given)
     with open_rows(out) as rows:

@@ -11,7 +11,6 @@ from pathlib import Path
 from stem_edge.apps.measuring.quality.quality import Divergence, Quality, evaluate
 from stem_edge.bundle.edit_files.file import open_edit
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.commands.options.keywords import values_of
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.text_table import table, wrapped
@@ -23,6 +22,7 @@ Perplexity is the exp of the mean of -log P(token); compare it only between
 bundles with the same tokenizer. Divergence is KL(reference || bundle) of the
 next token, in nats."""
 
+OPTIONS = ("text", "lines", "window", "against", "prefill_graph", "memory")
 LOADING = ("engine", "kv", "threads", "provider", "device_memory")
 EPILOG = """\
 examples:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    given = values_of(args, evaluate) | {name: getattr(args, name) for name in ("memory", *LOADING)}
+    given = {name: getattr(args, name) for name in (*OPTIONS, *LOADING)}
     found = []
     for bundle in map(pinned, args.bundles):
         edits = [open_edit(open_or_make(bundle), edit) for edit in args.edit]

@@ -12,7 +12,6 @@ from stem_edge.apps.measuring.runs.measure import ROUNDS, measure
 from stem_edge.apps.measuring.runs.plots import check_plot, plot
 from stem_edge.apps.measuring.runs.report import report_table, to_dict
 from stem_edge.apps.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
-from stem_edge.commands.options.keywords import values_of
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.progress import show_status
@@ -28,6 +27,8 @@ examples:
   stem-edge measure model --cases resident emulate-flash=emmc
   stem-edge measure model --against other FILE.gguf,lazy
 devices: """
+
+OPTIONS = ("text", "against", "cases", "prompt_tokens", "new_tokens", "rounds", "device", "cold")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         if not words:
             raise InputError("measure needs the folder of a BUNDLE")
         args.bundle = words.pop()
-    found = measure(**values_of(args, measure), notify=show_status, **loading_options(args))
+    given: dict[str, Any] = {name: getattr(args, name) for name in OPTIONS}
+    found = measure(args.bundle, **given, notify=show_status, **loading_options(args))
     print(json.dumps(to_dict(found), indent=1) if args.json else report_table(found))
     if args.plot is not None:
         plot(found, args.plot)

@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any, cast
 
 from stem_edge.commands.options.arguments import MORE
-from stem_edge.commands.options.keywords import add_keywords
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.keywords import LoadKeywords
@@ -62,7 +61,10 @@ def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     known = LOADING | PROMPT_CACHE
     known["engine"] = known["engine"] | {"choices": engine_names()}
-    add_keywords(group, {name: known[name] for name in names or LOADING}, defaults)
+    for name in names or LOADING:
+        given: dict[str, Any] = {"dest": name, "default": defaults[name], **known[name]}
+        flags = given.pop("flags", ("--" + name.replace("_", "-"),))
+        group.add_argument(*flags, **given)
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
