@@ -54,19 +54,14 @@ def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
     """Build the graphs that decode of a model without `obstacle`, by name."""
-    return {
-        name: _lower(name, graph, config, layout)
-        for name, graph in decoding(config, layout, format).graphs.items()
-    }
-
-
-def _lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:
-    """Return the standard form of a graph that decodes."""
-    lowering = _Lowering(graph, config, layout)
-    for node in graph.nodes:
-        lowering.lower(node)
-    _declare(name, graph, lowering.made, config, layout)
-    return lowering.made
+    made = dict[str, Graph]()
+    for name, graph in decoding(config, layout, format).graphs.items():
+        lowering = _Lowering(graph, config, layout)
+        for node in graph.nodes:
+            lowering.lower(node)
+        _declare(name, graph, lowering.made, config, layout)
+        made[name] = lowering.made
+    return made
 
 
 def _declare(
@@ -110,11 +105,11 @@ class _Lowering:
             "FastGelu": self._gelu,
             "Gather": self._gather,
             "GatherBlockQuantized": self._gather_blocks,
-            "GroupQueryAttention": self._attention,
+            "GroupQueryAttention": lambda node: attention(self.made, node, config),
             "MatMulNBits": self._block_product,
             "QuickGelu": self._silu,
             "SimplifiedLayerNormalization": self._norm,
-            "SkipSimplifiedLayerNormalization": self._skip_norm,
+            "SkipSimplifiedLayerNormalization": self._norm,
         }
 
     def lower(self, node: Node) -> None:
@@ -225,9 +220,6 @@ class _Lowering:
         # Filled as uint8 and cast, because ConstantOfShape cannot fill tensors of 4 bits.
         return nodes.add("Cast", [zeros], scales + ".middle.4", to=int(ElementType.UINT4))
 
-    def _attention(self, node: Node) -> None:
-        attention(self.made, node, self._config)
-
     def _gelu(self, node: Node) -> None:
         self.made.add("Gelu", node.inputs, node.outputs[0], approximate="tanh")
 
@@ -236,15 +228,10 @@ class _Lowering:
         part = self.made.add("Sigmoid", [node.inputs[0]], name + ".part")
         self.made.add("Mul", [node.inputs[0], part], name)
 
-    def _skip_norm(self, node: Node) -> None:
-        x, skip, weight = node.inputs
-        total = self.made.add("Add", [x, skip], node.outputs[3])
-        self._rms_norm(total, weight, node)
-
     def _norm(self, node: Node) -> None:
-        self._rms_norm(node.inputs[0], node.inputs[1], node)
-
-    def _rms_norm(self, x: str, weight: str, node: Node) -> None:
+        x, *skip, weight = node.inputs
+        if skip:
+            x = self.made.add("Add", [x, *skip], node.outputs[3])
         plain_norm(self.made, x, self._keep(weight), node.outputs[0], node.attributes["epsilon"])
 
     def _keep(
