@@ -1,16 +1,11 @@
-"""Contradictions in a model description."""
+"""Checks of a model description: sizes out of range, and fields that contradict each other."""
 
 from __future__ import annotations
 
 from typing import get_args
 
 from stem_edge.description import Description
-from stem_edge.layers import (
-    BIASED,
-    FFN_TERMS,
-    Activation,
-    Layer,
-)
+from stem_edge.layers import BIASED, FFN_TERMS, Activation, Layer
 from stem_edge.limits import (
     LARGEST,
     LEAST_SCALING,
@@ -40,11 +35,8 @@ def check_config(config: Description) -> None:
     _check_layers(config, "stem_layers", config.stem_layers)
     _check_layers(config, "window_layers", config.window_layers or ())
     # Each layer looks through all of these, and each rotation has tables for the whole context.
-    for name, count in (
-        ("layer_kinds", len(config.layer_kinds)),
-        ("placeholders", len(config.placeholders)),
-    ):
-        if count > MAX_KINDS:
+    for name in ("layer_kinds", "placeholders"):
+        if (count := len(getattr(config, name))) > MAX_KINDS:
             raise ValueError(f"{count} {name}; expected at most {MAX_KINDS}")
     for kind in config.layer_kinds:
         _check_layers(config, "layers of layer_kinds", kind.layers)
@@ -62,8 +54,8 @@ def check_config(config: Description) -> None:
         from stem_edge.special import check_altup  # for such models alone
 
         check_altup(config)
-    special = (*config.eos_ids, *config.placeholders.values())
-    for token in (*special, *([] if config.bos_id is None else [config.bos_id])):
+    first = () if config.bos_id is None else (config.bos_id,)
+    for token in (*config.eos_ids, *config.placeholders.values(), *first):
         if not 0 <= token < config.vocab_size:
             raise ValueError(
                 f"special token id {token} is outside the vocab_size {config.vocab_size}"

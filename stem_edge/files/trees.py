@@ -1,4 +1,4 @@
-"""Making and deleting folders with everything above or in them."""
+"""Whole trees of folders: made with their missing parents, and deleted without following a link."""
 
 from __future__ import annotations
 

@@ -71,10 +71,9 @@ def search_scales(
         units = np.asarray(blocks[here] / np.where(peaks > 0, peaks, 1)[:, :, None], np.float32)
         best = _Best(units, weights, bits)
         candidates = (_asymmetric if asymmetric else _symmetric)(units, bits)
-        usual = next(candidates)
-        best.consider(*usual)
-        for inverse, zero in candidates:
-            best.consider(inverse, zero)
+        best.consider(*(usual := next(candidates)))
+        for candidate in candidates:
+            best.consider(*candidate)
         for _ in range(REFITS):
             best.consider(reciprocals(best.scales), best.zeros if asymmetric else usual[1])
         best.settle(*usual)

@@ -1,4 +1,4 @@
-"""Memory of a process by kind.
+"""Memory of a process by kind: anonymous, shared, and mapped files of backbone, tables and libraries.
 
 "Uses 5 GB" says little, because the kinds behave differently: too much anonymous memory gets a
 process killed, while the system takes back pages of files whenever it likes.

@@ -1,4 +1,4 @@
-"""Records of rare tables, in the form of the others."""
+"""Records of rare tables, which have fewer bits, brought into the form of the others."""
 
 from __future__ import annotations
 
