@@ -27,7 +27,7 @@ from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.measured_types import choose_types
-from stem_edge.export.job.plan import Format, Plan
+from stem_edge.export.job.plan import Plan
 from stem_edge.export.job.publish import check_apart, check_free, publish
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
@@ -196,7 +196,11 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
     if plan.tables is not None:
         bar.begin("writing tables", 4 * config.table_parameters)
         write_tables(out, TABLES, plan.tables, source.tables, plan.recipe.cpus)
-    written = write_backbone(plan, out, peaks)
+    written = plan.format
+    if plan.recipe.engine == GgufFormat.engine:
+        write_gguf_backbone(plan, out)
+    else:
+        written = write_onnx(plan, out, peaks)
     if plan.assistant is not None:
         write_assistant(plan.assistant, plan, out)
     if expected is not None:
@@ -204,11 +208,3 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
     return_freed_memory()  # of the pieces, before the engine takes as much
     manifest = accept(plan, out, written, ids, expected)
     write_file(out.folder / MANIFEST, encode_manifest(manifest))
-
-
-def write_backbone(plan: Plan, out: Output, peaks: dict[str, F32]) -> Format:
-    """Write the backbone's files, and return the format with all that it has."""
-    if plan.recipe.engine == GgufFormat.engine:
-        write_gguf_backbone(plan, out)
-        return plan.format
-    return write_onnx(plan, out, peaks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -20,8 +19,7 @@ from stem_edge.numerics.matrix import IndexedMatrix, Matrix
 from stem_edge.numerics.quantize import F32
 from stem_edge.sampling import Sampling
 
-LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
-MOST_SHOWN = 6  # kinds of tensors in a message
+MOST_SHOWN = 8  # tensors in a message
 PIECE_VALUES = 1 << 16  # read at a time when looking for zeros
 
 
@@ -90,36 +88,19 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     found = {name: matrix.shape for name, matrix in checkpoint.backbone.items()}
     found |= {f"table of layer {l}": table.shape for l, table in checkpoint.tables.items()}
     wrong = [
-        (name, f"{list(found[name]) if name in found else 'missing'}, expected {list(shape)}")
+        f"{name} is {list(found[name]) if name in found else 'missing'}, expected {list(shape)}"
         for name, shape in expected.items()
         if found.get(name) != shape
     ]
-    wrong += [(name, "not part of such a model") for name in sorted(found.keys() - expected)]
+    wrong += [f"{n} is not part of such a model" for n in sorted(found.keys() - expected)]
     if wrong:
+        shown = "; ".join(one_line(each, 160) for each in wrong[:MOST_SHOWN])
+        more = f" (and {len(wrong) - MOST_SHOWN} more)" if len(wrong) > MOST_SHOWN else ""
         raise CheckpointError(
-            f"{checkpoint.path}: tensors and configuration disagree: {_in_short(wrong)}; "
+            f"{checkpoint.path}: tensors and configuration disagree: {shown}{more}; "
             "check that all files are from the same run and step"
         )
     return checkpoint
-
-
-def _in_short(wrong: list[tuple[str, str]]) -> str:
-    """List what is wrong with each tensor; the layers with the same problem share an entry."""
-    layers: dict[tuple[str, str], list[int]] = {}
-    for name, what in wrong:
-        numbers = [int(number) for number in LAYER.findall(name)[:1]]
-        layers.setdefault((LAYER.sub("{}", name, count=1), what), []).extend(numbers)
-    said = [
-        f"{one_line(name).replace('{}', _listed(numbers))} is {what}"
-        for (name, what), numbers in list(layers.items())[:MOST_SHOWN]
-    ]
-    more = f" (and {len(layers) - MOST_SHOWN} more)" if len(layers) > MOST_SHOWN else ""
-    return "; ".join(said) + more
-
-
-def _listed(numbers: list[int]) -> str:
-    """Write layers: 3, or (1, 2)."""
-    return str(numbers)[1:-1] if len(numbers) == 1 else f"({one_line(str(numbers)[1:-1], 160)})"
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
@@ -151,11 +132,12 @@ def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
     They are exported, because tables of stem-plus may start as zeros, and the bundle computes what
     the checkpoint does. But a table that was never loaded, or is in a hole of a file, is zero, too.
     """
-    zero = [layer for layer, table in checkpoint.tables.items() if is_zero(table)]
-    if not zero:
-        return checkpoint
-    note = f"the table of layer {_listed(zero)} is all zeros: check that the checkpoint is complete"
-    return replace(checkpoint, notes=(*checkpoint.notes, note))
+    notes = [
+        f"the table of layer {layer} is all zeros: check that the checkpoint is complete"
+        for layer, table in checkpoint.tables.items()
+        if is_zero(table)
+    ]
+    return replace(checkpoint, notes=(*checkpoint.notes, *notes))
 
 
 def is_zero(matrix: Tensor) -> bool:

@@ -46,40 +46,29 @@ def checkpoint_folder(
     if name is None:
         return Path(path)
     snapshot = open_snapshot(name, progress)
-    if named is not None:
-        return _gguf(snapshot, named[2])
-    try:
-        files = needed(snapshot.listing, snapshot)
-    except UnreachableError:
-        if not any((snapshot.folder / file).is_file() for file in FORMS):
-            raise
-        return snapshot.folder  # its reader says if something is missing
-    _fetch(snapshot, files)
-    if INDEX in files:
-        _fetch(snapshot, sorted(indexed_files(snapshot.folder, tensors)))
-    return snapshot.folder
-
-
-def _gguf(snapshot: Snapshot, file: str) -> Path:
-    """Return a GGUF file of a snapshot, which is fetched with the rest of a split one."""
+    folder, file = snapshot.folder, "" if named is None else named[2]
     if ".." in re.split(r"[/\\]", file):
         raise InputError(
             f"{one_line(file)}: leads out of {snapshot.name.repository}; give the name of one of its files"
         )
-    files = [path.as_posix() for path in split_files(PurePosixPath(file))]
+    parts = [path.as_posix() for path in split_files(PurePosixPath(file))] if file else []
     try:
         listing = snapshot.listing
     except UnreachableError:
-        if not all((snapshot.folder / each).is_file() for each in files):
+        there = [(folder / each).is_file() for each in parts or FORMS]
+        if not (all(there) if parts else any(there)):
             raise
-        return snapshot.folder / file
-    if missing := [each for each in files if each not in listing]:
+        return folder / file  # its reader says if something is missing
+    if missing := [each for each in parts if each not in listing]:
         raise CheckpointError(
             f"{snapshot.name}: has no file {one_line(missing[0])}, found "
             f"{one_line(', '.join(_ggufs(listing)) or 'no GGUF files', 400)}; give one of those it has"
         )
+    files = parts or needed(listing, snapshot)
     _fetch(snapshot, files)
-    return snapshot.folder / file
+    if INDEX in files:
+        _fetch(snapshot, sorted(indexed_files(folder, tensors)))
+    return folder / file
 
 
 def _ggufs(listing: Iterable[str]) -> list[str]:

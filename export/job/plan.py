@@ -12,7 +12,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.assistant import AssistantCheckpoint
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.recipe import BALANCED, KEEP, LOSSLESS, SMALL, Recipe
-from stem_edge.export.job.table_plan import ExportRows, RowStorage, TablePlan
+from stem_edge.export.job.table_plan import RowStorage, TablePlan
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
     SMALL_KINDS,
@@ -27,7 +27,6 @@ from stem_edge.graph.formats import (
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.quantize import I64
 from stem_edge.progress import Progress
-from stem_edge.tables.codecs import CODECS, RowType
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts, count_tokens
 
@@ -92,7 +91,8 @@ class Plan:
 
 def plan_of(source: Checkpoint, recipe: Recipe) -> Plan:
     """Return how a recipe stores a checkpoint that has no types of its own."""
-    rows, named = row_storage(recipe.rows or "int8"), recipe.type or BALANCED
+    kind, named = recipe.rows or "int8", recipe.type or BALANCED
+    rows = RowStorage(kind, 32 if kind == "int4" else 128)
     if not isinstance(named, str):
         return Plan(source, recipe, named, rows)
     if recipe.engine == GgufFormat.engine:
@@ -122,11 +122,6 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
     if "qkv" in found:
         found.add("v")
     return found & set(MATRIX_KINDS) | set(VOCABULARY_KINDS)
-
-
-def row_storage(kind: ExportRows | RowType) -> RowStorage:
-    """Return the storage of rows of a type, in groups of the usual size."""
-    return RowStorage(kind, 32 if kind != "mixed" and CODECS[kind].bits < 8 else 128)
 
 
 def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
