@@ -1,6 +1,6 @@
 """Attack a server in ways that once took its memory, its connections, its time or its disk.
 
-    python tools/hostile_clients.py [BUNDLE] [--memory 400MB] [--seconds 5] [--files 128] [--json]
+    python tools/hostile_clients.py [BUNDLE] [--memory 400MB] [--seconds 5] [--files 128]
 
 Starts `stem-edge serve` with so few open files, and says of each attack how it was answered, how long
 /health took at most meanwhile, the most anonymous memory, and the size of the log. Exit status 1 if
@@ -10,16 +10,16 @@ Starts `stem-edge serve` with so few open files, and says of each attack how it 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -97,11 +97,11 @@ def chunks(target: Target) -> Iterator[str]:
 def values(target: Target) -> Iterator[str]:
     """16 MB of empty objects, as many as are allowed, and 40 together with half as many."""
 
-    def asked(count: int) -> str:
+    def objects(count: int) -> str:
         return target.post("v1/chat/completions", b'{"messages":[%b{}]}' % (b"{}," * count))
 
-    yield from map(asked, (5_500_000, 65_000))
-    yield from _together(40, lambda: asked(32_000))
+    yield from map(objects, (5_500_000, 65_000))
+    yield from _together(40, lambda: objects(32_000))
 
 
 def grammars(target: Target) -> Iterator[str]:
@@ -138,118 +138,66 @@ def _together(count: int, ask: Callable[[], str]) -> list[str]:
     return found
 
 
-class Watch(threading.Thread):
-    """Asks for /health, and reads memory, every 20 ms until `end`."""
-
-    def __init__(self, port: int, process_id: int) -> None:
-        super().__init__(daemon=True)
-        self._port, self._reader = port, MemoryReader(process_id)
-        self._ended = threading.Event()
-        self.slowest, self.most = 0.0, 0
-
-    def run(self) -> None:
-        """Measure, on a new connection each time."""
-        while not self._ended.wait(0.02):
-            began = time.monotonic()
-            try:
-                status = ask(self._port, "/health")[0]
-            except OSError:
-                status = 0
-            self.slowest = max(
-                self.slowest, time.monotonic() - began if status == 200 else MOST_WAIT
-            )
-            self.most = max(self.most, self._reader.unevictable())
-
-    def end(self) -> None:
-        """Stop."""
-        self._ended.set()
-        self.join()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an attack did."""
-
-    attack: str
-    answers: dict[str, int]  # by status
-    health_seconds: float
-    memory: int
-    memory_after: int
-    limit: int
-    log: int
-
-    @property
-    def good(self) -> bool:
-        """Tell whether the server was there, within its plan, and quiet."""
-        return (
-            self.health_seconds <= MOST_SECONDS
-            and self.memory <= self.limit
-            and self.log < MOST_LOG
-            and not any(status.startswith("5") and status != "503" for status in self.answers)
-        )
-
-    def line(self) -> str:
-        """Return a report of one line."""
-        answers = ", ".join(f"{count} x {status}" for status, count in self.answers.items())
-        return (
-            f"{self.attack}: {answers}; /health {self.health_seconds:.3f} s; memory {self.memory / 1e6:.0f} "
-            f"MB, then {self.memory_after / 1e6:.0f}, of {self.limit / 1e6:.0f}; log {self.log:,} bytes: "
-            + ("good" if self.good else "NOT GOOD")
-        )
-
-
-def ask(port: int, path: str) -> tuple[int, bytes]:
-    """Return status and body of an answer."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=MOST_WAIT)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
+def asked(port: int, path: str) -> bytes:
+    """Return the body of an answer of 200. Raises OSError for any other."""
+    with urllib.request.urlopen(f"http://{HOST}:{port}{path}", timeout=MOST_WAIT) as answer:
+        return bytes(answer.read())
 
 
 def attacked(
-    attack: Callable[[Target], Iterator[str]],
-    target: Target,
-    process_id: int,
-    limit: int,
-    log: Path,
-) -> Outcome:
-    """Attack once."""
-    watch = Watch(target.port, process_id)
-    watch.start()
+    attack: Callable[[Target], Iterator[str]], target: Target, memory: MemoryReader, log: Path
+) -> bool:
+    """Attack once, ask for /health and read memory every 20 ms meanwhile, and print a line."""
+    ended, waits, peaks = threading.Event(), [0.0], [0]
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            began = time.monotonic()
+            try:
+                asked(target.port, "/health")
+                waits.append(time.monotonic() - began)
+            except OSError:
+                waits.append(MOST_WAIT)
+            peaks.append(memory.unevictable())
+
+    limit = int(json.loads(asked(target.port, "/props"))["memory_limit"])
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     answers = Counter(attack(target))
     time.sleep(0.5)
-    watch.end()
-    after = MemoryReader(process_id).unevictable()
-    name = (attack.__doc__ or "").rstrip(".")
-    return Outcome(name, dict(answers), watch.slowest, watch.most, after, limit, log.stat().st_size)
+    ended.set()
+    watching.join()
+    slowest, most, logged = max(waits), max(peaks), log.stat().st_size
+    failed = any(status.startswith("5") and status != "503" for status in answers)
+    good = slowest <= MOST_SECONDS and most <= limit and logged < MOST_LOG and not failed
+    print(
+        f"{(attack.__doc__ or '').rstrip('.')}: "
+        + ", ".join(f"{count} x {status}" for status, count in answers.items())
+        + f"; /health {slowest:.3f} s; memory {most / 1e6:.0f} MB, then "
+        f"{memory.unevictable() / 1e6:.0f}, of {limit / 1e6:.0f}; log {logged:,} bytes: "
+        + ("good" if good else "NOT GOOD"),
+        flush=True,
+    )
+    return good
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
     parser.add_argument("--seconds", type=float, default=5.0, help="that idle clients stay (5)")
     parser.add_argument("--files", type=int, default=128, help="that the server may open (128)")
     parser.add_argument("--memory", help="of the server, as serve takes it")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(arguments)
-    outcomes = list[Outcome]()
+    args = parser.parse_args()
     options = ["--memory", args.memory] if args.memory else []
-    with TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with (
-            log.open("wb") as output,
-            served(args.bundle, *options, files=args.files, log=output) as (port, process_id),
-        ):
-            limit = int(json.loads(ask(port, "/props")[1])["memory_limit"])
-            target = Target(port, args.seconds)
-            for attack in ATTACKS:
-                outcomes.append(attacked(attack, target, process_id, limit, log))
-                print(json.dumps(asdict(outcomes[-1])) if args.json else outcomes[-1].line())
-    return 0 if all(outcome.good for outcome in outcomes) else 1
+    with (
+        TemporaryDirectory() as folder,
+        Path(folder, "log").open("wb") as log,
+        served(args.bundle, *options, files=args.files, log=log) as (port, process_id),
+    ):
+        target, memory = Target(port, args.seconds), MemoryReader(process_id)
+        results = [attacked(one, target, memory, Path(log.name)) for one in ATTACKS]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":
