@@ -53,49 +53,35 @@ def load(
 ) -> Model:
     """Load a bundle.
 
-    The first sentence of each keyword, and its default, are also the help of the commands (commands/options/described.py).
-
-    path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a tag or
-        a commit. It is fetched into the hub's own cache, hashed, and loaded from there. Of a checkpoint (FILE.gguf,
-        hf:org/name:FILE.gguf, or a folder), a bundle is made once, in the user's cache folder. Where no file has
-        this path, it may be a name that `stem-edge list` shows.
+    path: its folder, a name that `stem-edge list` shows, or its name on a model hub (hf:org/name, or
+        hf:org/name@revision), from where it is fetched into the hub's own cache, and hashed. Of a checkpoint
+        (FILE.gguf, hf:org/name:FILE.gguf, or a folder), a bundle is made once, in the user's cache folder.
     memory: limit on the anonymous memory and swap of this process, in bytes or like 600MB; mapped weights do
-        not count. The row cache gets what everything else leaves. Default: half of what the machine and its
-        cgroups leave free, with a row cache of up to 256 MiB.
+        not count. The row cache gets what is left. Default: half of the free memory.
     threads: threads that compute. Default: one for each CPU that this process may use.
-    context_length: most tokens of prompt and answer together. Default: the model's own, or the next power of
-        two whose KV cache, if it were full, takes at most half of what `memory` leaves beside process and
-        weights; but 4096, if they fit, also where they take more.
+    context_length: most tokens of prompt and answer together. Default: the model's limit, reduced to a power
+        of two that fits memory with room for rows, and below 4096 only if 4096 do not fit.
     sequences: full contexts that the KV cache has room for, for generate_many and calls in several threads.
-        Sequences that decode together share them, as many as fit. On an accelerator, they take turns.
         Default: 1.
-    engine: what runs the backbone, "onnxruntime" or "ggml". Model.plan.engine names it. Default: auto, the
-        one that the bundle has a backbone for.
-    kv: type of keys and values in the KV cache: "fp32", "fp16" (ggml), "int8" or "int4". Model.plan.kv names it. On
-        an accelerator, they have the type of the activations. Default: auto, fp32 on onnxruntime and fp16 on
-        ggml (fp32 with f32 weights), or int8 where the context that fits would otherwise be shorter than 4096
-        tokens.
+    engine: what runs the backbone, "onnxruntime" or "ggml". Default: auto, the one that the bundle is for.
+    kv: type of keys and values: "fp32", "fp16" (ggml), "int8" or "int4". Default: auto, fp32 on onnxruntime
+        and fp16 on ggml (fp32 with f32 weights), or int8 where the context would otherwise be below 4096.
     provider (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu", "coreml", or
         another by its onnxruntime name. It must run every operator. Default: cpu.
-    device_memory: limit on the memory of the provider's device, in bytes or like 2GB, which then holds
-        weights, KV cache and activations. With the CPU, a part of its memory stands in for the device.
-        Default: no limit.
-    speculate: guess the next tokens, from the text so far and by the bundle's own assistant if it has one,
-        and compute several in one step as long as that pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
-        otherwise, which changes answers (docs/python.md), and measures what steps cost if preparing has not.
-        Or a function that drafts: it is called with all token ids so far and the most that it may draft, and
-        returns the ids that it expects; all of them are computed.
-        Default: auto, which guesses only where preparing found the bits of plain decoding.
-    exact: compute several tokens, or sequences, in a step only where preparing found that each gets the bits
-        of a step of its own, so that tokens are those of plain decoding in any case.
+    device_memory: limit on the memory of the provider's device, in bytes or like 2GB. With the CPU, a part of
+        its memory stands in for the device. Default: no limit.
+    speculate: draft the next tokens from the text so far and by the bundle's own assistant, and compute several
+        in one step as long as that pays. True, or the most drafts for a step: also where rounding may change
+        answers (docs/python.md). A function is called with all token ids so far and the most that it may
+        draft, and returns drafts. Default: auto, only where the tokens stay those of plain decoding.
+    exact: compute several tokens, or sequences, in a step only where each gets the bits of a step of its own.
     slots: tokens whose rows the row cache holds. Default: as many as fit.
     resident: read all tables into memory first.
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
     cache_dir: folder for prepared backbones, token counts and tokenizers. Default: the user's cache folder.
-    prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the user's
-        cache folder, or a folder, which is made for this user alone. They tell what was asked. Not on
-        accelerators.
+    prompt_cache: keep prompts in files, too, for later runs: a folder, or True for one in the user's cache
+        folder. They contain what was asked. Not on accelerators.
     progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal;
         else a line of text every 10 seconds of long work.
 

@@ -50,6 +50,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))
         return 0
-    size = format_size(sum(nbytes for nbytes, _ in record.files.values()))
+    size = format_size(sum(nbytes for nbytes, *_ in record.files.values()))
     print(f"{folder}: {size}, {'there already' if found else 'made'}")
     return 0

@@ -40,7 +40,7 @@ def prepare(folder: Path, bundle: Path) -> None:
         bundle=str(bundle),
         onnxruntime=ort.__version__,
         cpu=cpu_digest(),
-        files={"embed.onnx": marks(folder / "embed.onnx")},
+        files={"embed.onnx": (*marks(folder / "embed.onnx"), "")},
         weights=str(bundle),
     )
     (folder / RECORD).write_bytes(msgspec.json.encode(record))

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
+from stem_edge.files.hashing import sha256_of
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, STEP, apart_step
 from stem_edge.graph.special.apart import apart
@@ -64,10 +65,11 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     graphs |= {apart_step(size): apart(graphs[STEP], size) for size in SIZES}
     for name, graph in graphs.items():
         packer.pack(prepared_file(name), graph)
-    files = dict[str, tuple[int, int]]()
+    files = dict[str, tuple[int, int, str]]()
     for path in sorted(folder.iterdir()):
         _sync(path)  # otherwise a power cut could leave zeros for weights
-        files[path.name] = marks(path)
+        size, mtime = marks(path)
+        files[path.name] = size, mtime, sha256_of(path, size, lambda _: None)
     record = PreparedRecord(
         format=FORMAT,
         bundle=str(bundle.path),

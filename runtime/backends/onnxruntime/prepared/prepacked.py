@@ -8,6 +8,8 @@ process packs (prepack_worker.py), because native code keeps some of its memory.
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ from stem_edge import __file__ as package
 from stem_edge import __version__
 from stem_edge.bundle.manifest import digest, encode_manifest
 from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.names import cache_folder
 from stem_edge.graph.kv import KvType
@@ -36,7 +39,8 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
 
-FORMAT = 13
+FORMAT = 14
+CHECK_SECONDS = 86_400  # from one look at the checksums to the next: they take as long as a load
 RECORD = "prepared.json"
 MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
 # Code that graphs follow from, in the package; none of these files is there in a frozen program.
@@ -55,7 +59,9 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     weights: str  # folder of the weight file that the embedding is read from
     onnxruntime: str  # version
     cpu: str  # digest of the processor's features
-    files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
+    files: dict[
+        str, tuple[Size, int, str]
+    ]  # name -> size, mtime in ns and sha256, to notice changes
     steps: StepCosts | None = None  # of decoding; None if the context is too short to measure them
     rows: Rows = ""
 
@@ -131,12 +137,20 @@ def read_prepared(folder: Path) -> PreparedRecord | None:
     try:
         data = disk.read_file(folder / RECORD, MAX_NBYTES)
         record = msgspec.json.decode(data, type=PreparedRecord)
-        found = {name: marks(folder / name) for name in record.files}
-    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        if any(Path(name).name != name for name in record.files):
+            return None
+        if any(found[:2] != marks(folder / name) for name, found in record.files.items()):
+            return None
+        if (folder / RECORD).stat().st_mtime < time.time() - CHECK_SECONDS:
+            from stem_edge.files.hashing import sha256_of
+
+            for name, (size, _, sha256) in record.files.items():
+                if sha256_of(folder / name, size, lambda _: None) != sha256:
+                    return None
+            os.utime(folder / RECORD)
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError, BundleError):
         return None
-    plain = all(Path(name).name == name for name in record.files)
-    whole = plain and found == record.files and prepared_file(EMBED) in found
-    return record if record.format == FORMAT and whole else None
+    return record if record.format == FORMAT and prepared_file(EMBED) in record.files else None
 
 
 def marks(path: Path) -> tuple[int, int]:

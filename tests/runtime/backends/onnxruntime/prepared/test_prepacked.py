@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -145,7 +146,7 @@ def test_several_prepare_once(bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger", "flipped"])
 def test_a_damaged_graph_is_prepared_again(
     bundle: Path, own: Path, damage: str, capsys: Capture
 ) -> None:
@@ -156,6 +157,11 @@ def test_a_damaged_graph_is_prepared_again(
         data.write_bytes(data.read_bytes()[:-1])
     if damage == "missing":
         data.unlink()
+    if damage == "flipped":
+        times = data.stat().st_atime_ns, data.stat().st_mtime_ns
+        data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+        os.utime(data, ns=times)
+        os.utime(folder / RECORD, (0, 0))
     if damage == "record":
         (folder / RECORD).write_bytes(b"{")
     if damage == "stranger":
