@@ -29,7 +29,7 @@ from stem_edge.export.job.recipe import BETTER, EXACT, FAR
 from stem_edge.files import disk
 from stem_edge.graph.formats import PREFILL_DATA
 from stem_edge.numerics.distributions import divergence
-from stem_edge.numerics.quantize import F32, F64
+from stem_edge.numerics.quantize import F32
 
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
@@ -129,7 +129,7 @@ def _logits(plan: Plan, out: Output, manifest: Manifest, ids: list[int]) -> Iter
 
 def _compare(expected: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
     """Compare logits with the checkpoint's [T, V]: fields of the quality report, and the first logits."""
-    each, worst, same, first, at = list[F64](), 0.0, 0, list[F32](), 0
+    each, worst, same, first, at = list[F32](), 0.0, 0, list[F32](), 0
     for found in pieces:
         right = expected[at : at + len(found)]
         each.append(divergence(right, found))

@@ -11,8 +11,7 @@ from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import Output
-from stem_edge.export.job.plan import CALIBRATION_TOKENS, Plan, begin_layers
-from stem_edge.export.quantization.calibration import sequences
+from stem_edge.export.job.plan import Plan, begin_layers
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.ggml import gguf_schema
@@ -96,6 +95,5 @@ def _importance_by_text(plan: Plan, bar: Progress) -> dict[str, F32]:
     if not plan.format.importance:
         return {}
     source, layers = plan.source, plan.source.config.n_layers
-    ids = sequences(plan.text_ids, CALIBRATION_TOKENS, source.config.max_context)
     bar.begin("running the text", layers, layers=layers)
-    return importance_vectors(source, ids, lambda: bar.advance(1))
+    return importance_vectors(source, plan.guides, lambda: bar.advance(1), plan.recipe.cpus)

@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile
-from stem_edge.export.quantization.streams import MatrixReader, RowSpan, all_rows, spans
+from stem_edge.export.quantization.streams import MatrixReader, RowSpan, all_rows
 from stem_edge.export.tensor_files.gguf_tensor import decoded
 from stem_edge.export.tensor_files.tensor import Stored, Tensor
 from stem_edge.ggml.gguf_schema import ALIGNMENT, Value
@@ -72,7 +72,7 @@ def _kept(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterat
         weights.count(tensor.name, values.nbytes)
         return codes.reshape(-1)
 
-    return weights.in_order(read, spans(all_rows([tensor.matrix])))
+    return weights.in_order(read, weights.spans(all_rows([tensor.matrix])))
 
 
 def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]) -> bytes:

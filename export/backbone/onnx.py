@@ -9,8 +9,7 @@ import msgspec
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, worth_balancing
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.job.files import Output
-from stem_edge.export.job.plan import CALIBRATION_TOKENS, Plan, begin_layers
-from stem_edge.export.quantization.calibration import sequences
+from stem_edge.export.job.plan import Plan, begin_layers
 from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.quantizers import Quantizer, calibrated, nearest
 from stem_edge.export.quantization.streams import MatrixReader
@@ -70,5 +69,5 @@ def _quantizer(plan: Plan, format: BackboneFormat) -> Quantizer:
     if format.quantizer == "rtn":
         return nearest(format)
     config = plan.source.config
-    ids = sequences(plan.text_ids, CALIBRATION_TOKENS, config.max_context)
-    return calibrated(HiddenStates(plan.source, ids), config, format)
+    states = HiddenStates(plan.source, plan.guides, plan.recipe.cpus)
+    return calibrated(states, config, format)

@@ -16,7 +16,7 @@ from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import MatrixReader, RowSpan, all_rows, spans
+from stem_edge.export.quantization.streams import MatrixReader, RowSpan, all_rows
 from stem_edge.export.tensor_files.gguf_tensor import with_codes
 from stem_edge.export.tensor_files.tensor import codes_of
 from stem_edge.graph.ir import Array, Tensor
@@ -162,7 +162,9 @@ class WeightFile:
             rows, made = all_rows(matrices), list[Quantized]()
             if len(item.pieces) > 1:
                 rows = [(matrices[0], piece.start, piece.stop)]
-            self._put(piece.codes, _codes(self._weights.in_order(work, spans(rows)), made))
+            self._put(
+                piece.codes, _codes(self._weights.in_order(work, self._weights.spans(rows)), made)
+            )
             self._put_scales(item, piece, made)
 
     def _quantized(self, item: Blocks) -> Callable[[RowSpan], Quantized]:

@@ -19,7 +19,7 @@ from stem_edge.progress import Progress
 # Share of the cost of rounding that GPTQ leaves. Found with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
 # Pieces of the text that costs are measured on, one after the other, and the tokens of each.
-PIECES, PIECE_TOKENS = 16, 12
+PIECES, PIECE_TOKENS = 16, 8
 
 
 def choose_types(plan: Plan) -> Plan:
@@ -32,7 +32,7 @@ def choose_types(plan: Plan) -> Plan:
             _from_all_over(plan.text_ids, source.config.max_context),
         )
         with Progress(layers, "choosing types", plan.recipe.progress, layers=layers) as bar:
-            found = costs(source, ids, format.block_size, lambda: bar.advance(1))
+            found = costs(source, ids, format.block_size, lambda: bar.advance(1), plan.recipe.cpus)
         kinds, matrices = dict(format.kinds), dict(format.matrices)
         for name in _costly(format, found, plan.fixed, plan.nats):
             if name not in VOCABULARY_KINDS:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import exact_logits
+from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.kv_peaks import KvPeaks
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
@@ -97,21 +98,33 @@ def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
 
 
 def observe(
-    checkpoint: Checkpoint, token_ids: list[int], texts: Iterable[list[int]] = ()
+    checkpoint: Checkpoint,
+    token_ids: list[int],
+    texts: Iterable[list[int]] = (),
+    threads: int = 1,
 ) -> tuple[F32, dict[str, F32]]:
     """Compute the checkpoint's logits [T, V], and peaks, the greatest magnitude of every channel.
 
     Peaks are of each input of matrices [K], by its name in stem_edge.numerics.reference.Observer,
-    and of keys and values (kv_peaks.py), for which the texts count, too.
+    and of keys and values (kv_peaks.py). The texts count for them, too.
     """
     peaks, config = dict[str, F32](), checkpoint.config
 
     def see(name: str, x: F32) -> None:
-        peaks[name] = np.abs(x).max(axis=0)
+        found = np.abs(x).max(axis=0)
+        peaks[name] = np.maximum(found, peaks.get(name, found))
 
-    kv = KvPeaks(checkpoint)
-    x = kv.run(token_ids, config.n_layers, see)
-    logits = exact_logits(checkpoint, x, see)
-    for text in texts:
-        kv.run(text, config.own_kv_layers)
-    return logits, peaks | kv.padded()
+    kv, states = KvPeaks(config), HiddenStates(checkpoint, [token_ids, *texts], threads)
+    lenders = states.tokens[0].lenders
+    for tokens in states.tokens:
+        tokens.lenders = frozenset(range(config.own_kv_layers))
+    for layer in range(config.n_layers):
+        if layer == config.own_kv_layers:  # only the logits are still wanted
+            del states.tokens[1:], states.states[1:]
+        states.advance(see)
+        for tokens in states.tokens:
+            if layer in tokens.kv:
+                kv.see(layer, *tokens.kv[layer])
+            if layer not in lenders:
+                tokens.kv.pop(layer, None)
+    return exact_logits(checkpoint, states.states[0], see), peaks | kv.padded()

@@ -9,6 +9,7 @@ so that they suit the blocks as they lie in the matrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.numerics.block_search import grid_scales, search_scales
-from stem_edge.numerics.quantize import F32, pack_codes
+from stem_edge.numerics.quantize import F32, U8, pack_codes
 from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
 
 # Share of the mean diagonal that is added to the diagonal, because inputs that the calibration text
@@ -25,6 +26,8 @@ from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
 DAMPING = 0.1
 DAMPING_STEP = 10.0  # factor of more damping when rounding errors leave no Cholesky factor
 SMALL = 256  # triangles up to this size are inverted at once
+# Channels whose products are kept: memory grows with their square, and time with its cube.
+MOST_CHANNELS, CHANNELS_STEP = 4096, 256
 TILE_COLUMNS = 32  # columns per tile: their corrections reach the rest of the matrix at once
 
 
@@ -84,15 +87,21 @@ def _inverse(lower: F32) -> F32:
     return inverse
 
 
+def parts(width: int) -> list[slice]:
+    """Cut channels into parts that are corrected for each other: all of them, if they are not many."""
+    count = -(-width // MOST_CHANNELS)
+    step = -(-width // count // CHANNELS_STEP) * CHANNELS_STEP
+    return [slice(start, min(start + step, width)) for start in range(0, width, step)]
+
+
 def solve(
-    matrix: F32, inputs: Inputs, bits: int, block: int, *, asymmetric: bool = False
+    matrix: F32, inputs: Sequence[Inputs], bits: int, block: int, *, asymmetric: bool = False
 ) -> Rounded:
-    """Quantize rows [n, K] for these inputs.
+    """Quantize rows [n, K] for these inputs, those of each part of the channels.
 
     Blocks that training left on a grid of 4 bits are kept. Rows do not depend on each other.
     """
-    groups, order = inputs.order // block, inputs.order
-    weights = cut(inputs.weights[None], block)[0]
+    weights = cut(np.concatenate([part.weights for part in inputs])[None], block)[0]
     scales, zeros = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
     inverse = reciprocals(scales)
     scales[inverse == 0] = 0
@@ -100,18 +109,11 @@ def solve(
     if bits == 4:
         kept = grid_scales(cut(matrix, block)) != 0
     by_group = _Scales(*(np.ascontiguousarray(each.T) for each in (scales, inverse, zeros, kept)))
-    exact = np.ascontiguousarray(matrix.T[order])
-    rest, codes = exact.copy(), np.empty(exact.shape, np.uint8)
-    for start in range(0, len(order), TILE_COLUMNS):
-        here = slice(start, start + TILE_COLUMNS)
-        errors = np.empty_like(rest[here])
-        for column, row in enumerate(inputs.factor[here, here]):
-            at = start + column
-            code, stored = by_group.nearest(groups[at], rest[at], exact[at], bits)
-            codes[order[at]] = code
-            errors[column] = (rest[at] - stored) / row[column]
-            rest[at + 1 : here.stop] -= row[column + 1 :, None] * errors[column]
-        rest[here.stop :] -= inputs.factor[here, here.stop :].T @ errors
+    codes, first = np.empty(matrix.shape[::-1], np.uint8), 0
+    for part in inputs:
+        order = first + part.order
+        codes[order] = by_group.round(matrix.T[order], order // block, part.factor, bits)
+        first += len(order)
     packed = pack_codes(zeros.astype(np.uint8), bits) if asymmetric else None
     return Rounded(pack_codes(np.ascontiguousarray(codes.T), bits), scales, packed)
 
@@ -124,7 +126,24 @@ class _Scales(NamedTuple):
     zeros: F32
     kept: npt.NDArray[np.bool_]  # blocks that are rounded as they were before corrections
 
-    def nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
+    def round(self, exact: F32, groups: npt.NDArray[np.intp], factor: F32, bits: int) -> U8:
+        """Return codes of columns [k, n], corrected one after the other by U [k, k].
+
+        groups: block of each column.
+        """
+        rest, codes = exact.copy(), np.empty(exact.shape, np.uint8)
+        for start in range(0, len(exact), TILE_COLUMNS):
+            here = slice(start, start + TILE_COLUMNS)
+            errors = np.empty_like(rest[here])
+            for column, row in enumerate(factor[here, here]):
+                at = start + column
+                codes[at], stored = self._nearest(groups[at], rest[at], exact[at], bits)
+                errors[column] = (rest[at] - stored) / row[column]
+                rest[at + 1 : here.stop] -= row[column + 1 :, None] * errors[column]
+            rest[here.stop :] -= factor[here, here.stop :].T @ errors
+        return codes
+
+    def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
         """Return the codes of a column [n] and the values that they stand for."""
         code = np.rint(np.where(self.kept[group], exact, column) * self.inverse[group])
         code += self.zeros[group]

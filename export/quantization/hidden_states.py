@@ -6,6 +6,7 @@ importance matrix; its quantizers then lose least where inputs are large.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import next_states
+from stem_edge.export.quantization.streams import in_order
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.arithmetic import Observer
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
@@ -20,33 +22,61 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 HEAD = "head"
+SEQUENCES = 4  # whose inputs are in memory at once
 DAMPING = 0.01  # share of the mean that each channel counts at least
 
 
 class HiddenStates:
     """Hidden states [T, hidden_width] of all sequences, before the layer `layer`."""
 
-    def __init__(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], threads: int = 1
+    ) -> None:
         self.layer = 0
-        self._checkpoint = checkpoint
+        self._checkpoint, self.threads = checkpoint, threads
         described = checkpoint.config, checkpoint.backbone
-        self._tokens = [Tokens(*described, ids) for ids in sequences]
-        self._states = [embed(*described, ids) for ids in sequences]
+        # Of each sequence. Those that are removed from both lists are run no further.
+        self.tokens = [Tokens(*described, ids) for ids in sequences]
+        self.states = [embed(*described, ids) for ids in sequences]
 
-    def advance(self, see: Observer) -> None:
-        """Run the states through this layer, after the last one to the head, and show the inputs of
-        all matrices to `see`."""
+    def advance(self, see: Observer | None = None) -> None:
+        """Run the states through this layer, or after the last one to the head.
+
+        see: is shown the inputs of all matrices, of several sequences at once; from any thread, but
+        each name from one at a time.
+        """
         source, layer = self._checkpoint, self.layer
         self.layer += 1
-        if layer == source.config.n_layers:
-            weights = _ends(source)
-            for x in self._states:
-                head_forward(source.config, weights, x, see)
-            return
-        names = [f"layers.{layer}.{name}" for name in source.config.layer_shapes(layer)]
-        weights = {name: ArrayMatrix(whole(source.backbone[name])) for name in names}
-        for number, (x, tokens) in enumerate(zip(self._states, self._tokens, strict=True)):
-            self._states[number] = next_states(source, layer, weights, x, tokens, see)
+        last = layer == source.config.n_layers
+        weights = _ends(source) if last else layer_weights(source, layer)
+
+        def run(sequence: int) -> tuple[F32, list[tuple[str, F32]]]:
+            inputs = list[tuple[str, F32]]()
+            observe: Observer = lambda name, x: inputs.append((name, x)) if see else None
+            x = self.states[sequence]
+            if last:
+                head_forward(source.config, weights, x, observe)
+                return x, inputs
+            tokens = self.tokens[sequence]
+            return next_states(source, layer, weights, x, tokens, observe), inputs
+
+        for first in range(0, len(self.states), SEQUENCES):
+            group, seen = range(len(self.states))[first : first + SEQUENCES], dict[str, list[F32]]()
+            for sequence, (x, inputs) in zip(
+                group, in_order(self.threads, run, group), strict=True
+            ):
+                self.states[sequence] = x
+                for name, values in inputs:
+                    seen.setdefault(name, []).append(values)
+            if see is not None:
+                show = lambda name, see=see, seen=seen: see(name, np.concatenate(seen.pop(name)))
+                deque(in_order(self.threads, show, list(seen)), maxlen=0)
+
+
+def layer_weights(source: Checkpoint, layer: int) -> dict[str, Matrix]:
+    """Read the tensors of a layer as float32."""
+    names = [f"layers.{layer}.{name}" for name in source.config.layer_shapes(layer)]
+    return {name: ArrayMatrix(whole(source.backbone[name])) for name in names}
 
 
 def _ends(source: Checkpoint) -> dict[str, Matrix]:
@@ -61,6 +91,7 @@ def importance_vectors(
     source: Checkpoint,
     sequences: Sequence[Sequence[int]],
     layer_done: Callable[[], object] = lambda: None,
+    threads: int = 1,
 ) -> dict[str, F32]:
     """Return matrix of the backbone -> importance of its input channels [width], float32, positive.
 
@@ -74,7 +105,7 @@ def importance_vectors(
         squares = np.asarray(np.einsum("tk,tk->k", x, x), np.float32)
         sums[name] = sums[name] + squares if name in sums else squares
 
-    states = HiddenStates(source, sequences)
+    states = HiddenStates(source, sequences, threads)
     for _ in range(config.n_layers):
         states.advance(see)
         layer_done()

@@ -9,14 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.head_padding import pad_vector
-from stem_edge.export.quantization.exact_model import next_states
 from stem_edge.graph.kv import KEYS, VALUES
 from stem_edge.layers import Layer
-from stem_edge.numerics.arithmetic import Observer
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import Tokens, embed
 from stem_edge.numerics.rope import rope_frequencies
 
 TEXT_TOKENS = 1024  # of a calibration text
@@ -25,40 +21,23 @@ TEXT_TOKENS = 1024  # of a calibration text
 class KvPeaks:
     """Peaks of each layer that computes keys and values, over all tokens that it has seen."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._found = checkpoint, dict[tuple[int, str], F32]()
-
-    def run(
-        self, token_ids: list[int], layers: int, observe: Observer = lambda name, x: None
-    ) -> F32:
-        """Return hidden states [T, hidden_width] after the first `layers` layers, from an empty context."""
-        source, config = self._checkpoint, self._checkpoint.config
-        tokens = Tokens(config, source.backbone, token_ids)
-        lenders, tokens.lenders = tokens.lenders, frozenset(range(config.own_kv_layers))
-        x = embed(config, source.backbone, token_ids)
-        for number in range(layers):
-            x = next_states(source, number, source.backbone, x, tokens, observe)
-            if number in tokens.kv:
-                self._see(number, *tokens.kv[number])
-            if number not in lenders:
-                tokens.kv.pop(number, None)
-        return x
+    def __init__(self, config: ModelConfig) -> None:
+        self._config, self._found = config, dict[tuple[int, str], F32]()
 
     def padded(self) -> dict[str, F32]:
         """Return name of a tensor (stem_edge.graph.kv) -> peaks [kv heads * width], all positive.
 
         A channel that was always 0, as padding is, has the greatest peak of its layer, or 1.
         """
-        config, found = self._checkpoint.config, dict[str, F32]()
+        config, found = self._config, dict[str, F32]()
         for (number, what), peaks in self._found.items():
             known = pad_vector(config, number, "wk" if what == KEYS else "wv", peaks.ravel())
             found[f"layers.{number}.{what}.peaks"] = np.where(known > 0, known, peaks.max() or 1)
         return found
 
-    def _see(self, number: int, keys: F32, values: F32) -> None:
-        """Add keys and values [T, kv heads, head_dim]."""
-        config = self._checkpoint.config
-        lengths = _pair_lengths(config, config.layer(number), keys)
+    def see(self, number: int, keys: F32, values: F32) -> None:
+        """Count a layer's keys and values [T, kv heads, head_dim]."""
+        lengths = _pair_lengths(self._config, self._config.layer(number), keys)
         for what, magnitudes in ((KEYS, lengths), (VALUES, np.abs(values))):
             peaks = magnitudes.max(axis=0)
             known = self._found.get((number, what), peaks)

@@ -7,6 +7,7 @@ Blocks of 4 bits with a float offset keep what Q4_1 and Q4_K of a GGUF file hold
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, islice
 from typing import TypeAlias
 
 import numpy as np
@@ -14,8 +15,9 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.head_padding import pad_heads
-from stem_edge.export.quantization.gptq import Inputs, solve, typical_inputs
+from stem_edge.export.quantization.gptq import Inputs, parts, solve, typical_inputs
 from stem_edge.export.quantization.hidden_states import HEAD, HiddenStates
+from stem_edge.export.quantization.streams import in_order
 from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 from stem_edge.numerics.block_search import grid_scales, search_blocks
 from stem_edge.numerics.matrix import ArrayMatrix, whole
@@ -105,8 +107,9 @@ def nearest(format: BackboneFormat) -> Quantizer:
 
 def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat) -> Quantizer:
     """Return a quantizer of 4 bits by GPTQ. With 8 bits, rounding costs little."""
-    moments = dict[str, F32]()  # input of the last layer -> sum of x x^T [K, K]
-    inputs, asymmetric, usual = dict[str, Inputs](), format.asymmetric, nearest(format)
+    # Input of the last layer -> for each part of its channels, sum of x x^T [k, k].
+    moments = dict[str, list[F32]]()
+    inputs, asymmetric, usual = dict[str, list[Inputs]](), format.asymmetric, nearest(format)
 
     def see(name: str, x: F32) -> None:
         at, _, part = name.rpartition(".")
@@ -118,20 +121,23 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             wide = np.zeros((len(x), width), np.float32)
             wide[:, places] = x
             x = wide
-        found = x.T @ x
+        found = [x[:, part].T @ x[:, part] for part in parts(x.shape[1])]
         if name in moments:
-            moments[name] += found
+            for total, more in zip(moments[name], found, strict=True):
+                total += more
         else:
             moments[name] = found
 
-    def typical(source: str, layer: int) -> Inputs:
+    def typical(source: str, layer: int) -> list[Inputs]:
         """Run the text through all layers up to this one, and return the inputs of its product."""
         while states.layer <= layer:
             moments.clear()
             inputs.clear()
-            states.advance(see if states.layer == layer else lambda name, x: None)
-        if source not in inputs:
-            inputs[source] = typical_inputs(moments.pop(source))
+            states.advance(see if states.layer == layer else None)
+        if moments:
+            found = in_order(states.threads, typical_inputs, chain(*moments.values()))
+            inputs.update({name: list(islice(found, len(moments[name]))) for name in moments})
+            moments.clear()
         return inputs[source]
 
     def quantizer(name: str, kind: str, bits: int, block: int) -> Quantize:

@@ -13,6 +13,8 @@ import numpy as np
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import exact_logits, next_states
+from stem_edge.export.quantization.hidden_states import layer_weights
+from stem_edge.export.quantization.streams import in_order
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.graph.formats import VOCABULARY_KINDS, MatrixKind
 from stem_edge.graph.layer import kind_of
@@ -23,7 +25,6 @@ from stem_edge.numerics.quantizing import dequantize_blocks, quantize_asymmetric
 from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 BITS = 4
-LOGITS_NBYTES = 256 << 20
 # Product -> matrices of a layer in it that are rounded together. Values may be apart from qkv.
 PRODUCTS = {"qkv": ("wq", "wk"), "v": ("wv",)}
 
@@ -41,13 +42,14 @@ def costs(
     token_ids: Sequence[int],
     block: int,
     layer_done: Callable[[], object] = lambda: None,
+    threads: int = 1,
 ) -> dict[str, Cost]:
     """Measure what 4 bits cost in each product of the layers, in the embedding and in the head.
 
     token_ids: of a text. block: most values that share a scale. Leaves out products with a width that
     is no multiple of a block, and small ones (formats.SMALL_KINDS).
     """
-    walk = _Walk(source, token_ids, block)
+    walk = _Walk(source, token_ids, block, threads)
     for layer in range(source.config.n_layers):
         walk.advance(layer)
         layer_done()
@@ -57,56 +59,60 @@ def costs(
 class _Walk:
     """States of the exact model and of models with one part rounded, on their way through layers."""
 
-    def __init__(self, source: Checkpoint, token_ids: Sequence[int], block: int) -> None:
+    def __init__(
+        self, source: Checkpoint, token_ids: Sequence[int], block: int, threads: int
+    ) -> None:
         self._source, self._config, self._block = source, source.config, block
+        self._threads = threads
         self._tokens = Tokens(source.config, source.backbone, token_ids)
-        self._exact = embed(source.config, source.backbone, token_ids)
-        self._rounded: dict[str, F32] = {}  # what is rounded -> states [T, hidden_width]
+        # What is rounded, "" for nothing -> states [T, hidden_width].
+        self._states = {"": embed(source.config, source.backbone, token_ids)}
         self._moved: list[dict[str, float]] = []  # layer -> product -> squared change of its result
         if fitting_block(source.config.dim, block):
             rows = _rounded_rows(source.backbone["embedding"], block)
             backbone: dict[str, Matrix] = {**source.backbone, "embedding": rows}
-            self._rounded["embedding"] = embed(source.config, backbone, token_ids)
+            self._states["embedding"] = embed(source.config, backbone, token_ids)
 
     def advance(self, layer: int) -> None:
         """Run all models through a layer, and add a model with this layer rounded."""
-        at = f"layers.{layer}."
-        names = [at + name for name in self._config.layer_shapes(layer)]
-        weights: dict[str, Matrix] = {
-            name: ArrayMatrix(whole(self._source.backbone[name])) for name in names
-        }
-        after, moved = self._forward(layer, weights, self._exact), dict[str, float]()
+        at, weights = f"layers.{layer}.", layer_weights(self._source, layer)
         rounded = {
-            n: ArrayMatrix(_rounded(whole(weights[n]), self._block))
-            for n in names
-            if _counts(n, weights[n], self._block)
+            n: ArrayMatrix(_rounded(whole(matrix), self._block))
+            for n, matrix in weights.items()
+            if _counts(n, matrix, self._block)
         }
-        for product, parts in _products(list(rounded)).items():
-            found = self._forward(layer, weights | {n: rounded[n] for n in parts}, self._exact)
-            moved[product] = float(np.square(found - after, dtype=np.float64).sum())
-        for name, states in self._rounded.items():
-            self._rounded[name] = self._forward(layer, weights, states)
-        self._rounded[at] = self._forward(layer, weights | rounded, self._exact)
-        self._moved.append(moved)
-        self._exact = after
+        exact, products = self._states[""], _products(list(rounded))
+        todo = [(weights, x) for x in self._states.values()] + [(weights | rounded, exact)]
+        todo += [(weights | {n: rounded[n] for n in parts}, exact) for parts in products.values()]
+        run = lambda one: next_states(self._source, layer, one[0], one[1], self._tokens)
+        found = in_order(self._threads, run, todo)
+        self._states = dict(zip([*self._states, at], found, strict=False))
+        self._moved.append(
+            {
+                product: float(np.square(x - self._states[""], dtype=np.float64).sum())
+                for product, x in zip(products, found, strict=True)
+            }
+        )
 
     def costs(self) -> dict[str, Cost]:
         """Compare logits, and share the costs of layers among their products."""
         backbone, config = self._source.backbone, self._config
-        x, states, nats = self._exact, self._rounded, dict[str, float]()
+        x = self._states.pop("")
         expected = exact_logits(self._source, x)
-        at_once = max(1, LOGITS_NBYTES // expected.nbytes)  # of the models, because a head is long
-        for start in range(0, len(states), at_once):
-            some = list(states)[start : start + at_once]
-            logits = head_forward(config, backbone, np.concatenate([states[what] for what in some]))
-            for what, found in zip(some, np.split(logits, len(some)), strict=True):
-                nats[what] = float(divergence(expected, found).mean())
-        size, made = config.vocab_size * config.dim, dict[str, Cost]()
-        if "embedding" in nats:
+
+        def cost(one: tuple[Mapping[str, Matrix], F32]) -> float:
+            return float(divergence(expected, head_forward(config, *one)).mean())
+
+        todo: list[tuple[Mapping[str, Matrix], F32]] = [
+            (backbone, x) for x in self._states.values()
+        ]
+        names, size, made = list(self._states), config.vocab_size * config.dim, dict[str, Cost]()
+        if "embedding" in self._states:
             name = "embedding" if config.tied_head else "head"
-            head: dict[str, Matrix] = {**backbone}
-            head[name] = _rounded_rows(backbone[name], self._block)
-            nats["head"] = float(divergence(expected, head_forward(config, head, x)).mean())
+            todo.append(({**backbone, name: _rounded_rows(backbone[name], self._block)}, x))
+            names.append("head")
+        nats = dict(zip(names, in_order(self._threads, cost, todo), strict=True))
+        if "head" in nats:
             made = {kind: Cost(kind, size, nats[kind]) for kind in VOCABULARY_KINDS}
         return made | dict(self._of_layers(nats))
 
@@ -120,9 +126,6 @@ class _Walk:
                 values = sum(size[0] * size[1] for size in sizes)
                 kind: MatrixKind = "v" if part == "v" else kind_of(product)
                 yield product, Cost(kind, values, nats[at] * squares / total)
-
-    def _forward(self, layer: int, weights: Mapping[str, Matrix], x: F32) -> F32:
-        return next_states(self._source, layer, weights, x, self._tokens)
 
 
 def _rounded_rows(matrix: Tensor, block: int) -> Tensor:

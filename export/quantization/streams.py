@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias, TypeVar
+
+from threadpoolctl import threadpool_limits
 
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -14,17 +17,25 @@ from stem_edge.numerics.quantize import F32
 
 PIECE_VALUES = 1 << 21  # of a piece, one in each thread: 8 MiB of float32
 
+ROWS = 16  # pieces have a multiple, so that the rows that are measured do not depend on threads
 OF_LAYERS = ("layers.", "blk.")  # prefixes of tensors in layers, here and in ggml
 
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
+one_blas_thread = partial(threadpool_limits, limits=1, user_api="blas")
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield work(item) in order; to save memory, only one item more than threads is pending."""
+    """Yield work(item) in order; to save memory, only one item more than threads is pending.
+
+    Each thread computes its own products, because those of BLAS would wait for each other.
+    """
     pending: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool:
+    with (
+        one_blas_thread(),
+        ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool,
+    ):
         try:
             for item in items:
                 pending.append(pool.submit(work, item))
@@ -49,6 +60,14 @@ class MatrixReader:
         """Yield work(span) in order."""
         return in_order(self._threads, work, items)
 
+    def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
+        """Yield the parts in pieces, one at least for each thread."""
+        for matrix, first, end in parts:
+            step = min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads))
+            step = -(-max(1, step) // ROWS) * ROWS
+            for start in range(first, end, step):
+                yield matrix, start, min(start + step, end)
+
     def count(self, name: str, nbytes: int) -> None:
         """Advance the progress bar by values that were read, if they are of a layer.
 
@@ -66,17 +85,9 @@ class MatrixReader:
 
     def stream(self, name: str, parts: Sequence[RowSpan], work: Callable[[F32], R]) -> Iterator[R]:
         """Yield work(rows [n, K]) in order. Raises CheckpointError as `read` does."""
-        return self.in_order(lambda span: work(self.read(name, span)), spans(parts))
+        return self.in_order(lambda span: work(self.read(name, span)), self.spans(parts))
 
 
 def all_rows(matrices: Iterable[Matrix]) -> list[RowSpan]:
     """Return spans of whole matrices."""
     return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
-
-
-def spans(parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
-    """Yield the parts in pieces that threads work on."""
-    for matrix, first, end in parts:
-        step = max(1, PIECE_VALUES // matrix.shape[1])
-        for start in range(first, end, step):
-            yield matrix, start, min(start + step, end)

@@ -45,7 +45,7 @@ def test_products_with_correlated_inputs_lose_far_less(
     hessian = x.T @ x
     diagonal = np.diagonal(hessian).copy()
     searched = search_blocks(exact, bits, block, diagonal, asymmetric=asymmetric)
-    solved = solve(exact, typical_inputs(hessian), bits, block, asymmetric=asymmetric)
+    solved = solve(exact, [typical_inputs(hessian)], bits, block, asymmetric=asymmetric)
     rtn, search, found = (loss(x, exact, blocks, bits) for blocks in (usual, searched, solved))
     assert search < rtn
     assert found < 0.5 * rtn
@@ -59,7 +59,7 @@ def test_blocks_on_a_grid_are_kept(asymmetric: bool) -> None:
     codes = np.clip(np.rint(exact[:, :128].reshape(N, 4, 32) / scales), -8, 7)
     trained = (codes * scales.astype(np.float32)).astype(np.float32)
     exact[:, :128] = trained.astype(np.float16).reshape(N, 128)  # rounded, so not exact
-    found = solve(exact, typical_inputs(x.T @ x), 4, 32, asymmetric=asymmetric)
+    found = solve(exact, [typical_inputs(x.T @ x)], 4, 32, asymmetric=asymmetric)
     stored = dequantize_blocks(found.codes, found.scales, 4, found.zero_points)
     assert np.array_equal(stored[:, :128], trained.reshape(N, 128))
     assert loss(x, exact, found, 4) < loss(x, exact, in_blocks(exact, 4, 32), 4)

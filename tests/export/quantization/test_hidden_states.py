@@ -77,7 +77,7 @@ def test_a_product_is_quantized_for_the_inputs_that_it_has(tmp_path: Path, dim: 
             x, narrow = np.zeros((len(x), width), np.float32), x
             x[:, places] = narrow
         found = quantizer(name, part, 4, 16)(exact)
-        expected = solve(exact, typical_inputs(x.T @ x), 4, 16, asymmetric=True)
+        expected = solve(exact, [typical_inputs(x.T @ x)], 4, 16, asymmetric=True)
         assert np.mean(found.codes != expected.codes) < 0.01
 
 
