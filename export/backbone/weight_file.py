@@ -131,11 +131,9 @@ class WeightFile:
         return all_rows(self._tensors[part] for part in parts)
 
     def _vector(self, item: Vector) -> F32:
-        values = [self._part(part) for part in item.parts]
-        joined = np.concatenate(values)
-        if item.divided_by:
-            joined = np.asarray(joined / self._balance(item.divided_by), np.float32)
-        return joined
+        joined = np.concatenate([self._part(part) for part in item.parts])
+        factors = self._balance(item.divided_by) if item.divided_by else np.float32(1)
+        return np.asarray(joined / factors, np.float32)
 
     def _part(self, name: str) -> F32:
         try:
@@ -152,7 +150,7 @@ class WeightFile:
 
     def _blocks(self, item: Blocks) -> None:
         """Write codes as they come, then the scales and zero points that came with them."""
-        matrices = [self._tensors[part] for part in item.parts]
+        matrices: Sequence[Matrix] = [self._tensors[part] for part in item.parts]
         if kept := [one for one in matrices if codes_of(one)] or self._stored(item):
             matrices = kept
             work: Callable[[RowSpan], Quantized] = partial(self._kept_rows, item)
@@ -187,22 +185,18 @@ class WeightFile:
 
         return quantize
 
-    def _stored(self, item: Blocks) -> list[Matrix]:
+    def _stored(self, item: Blocks) -> Sequence[Matrix]:
         """Return all parts as codes, if quantizing their values would give these codes again; else nothing."""
-        if not self._keeps_blocks:
-            return []
-        same = list[Matrix]()
-        for part in item.parts:
-            matrix = with_codes(self._tensors[part])
-            codes = None if matrix is None else matrix.codes
-            if matrix is None or codes is None:
-                return []
-            if (codes.bits, codes.group_size) != (item.bits, item.block):
-                return []
-            if codes.offsets is not None and item.pieces[0].offsets is None:
-                return []
-            same.append(matrix)
-        return same
+        parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
+        same = [
+            part
+            for part in parts
+            if part is not None
+            and (codes := part.codes) is not None
+            and (codes.bits, codes.group_size) == (item.bits, item.block)
+            and (codes.offsets is None or item.pieces[0].offsets is not None)
+        ]
+        return same if len(same) == len(item.parts) else ()
 
     def _kept_rows(self, item: Blocks, span: RowSpan) -> Quantized:
         """Read codes as the plan lays them, and their scales, of some rows."""

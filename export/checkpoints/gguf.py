@@ -74,7 +74,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     keys = _read_keys(file, found, known)
     try:
         decoder = convert_options(path, described(known, keys, tensors), KINDS[known.kind])
-        biases = tuple(part for part in BIASED if _bias(part) in tensors)
+        first = {part: "head" if part == "head" else f"layers.0.{part}" for part in BIASED}
+        biases = tuple(part for part in BIASED if gguf_name(f"{first[part]}.bias") in tensors)
         config = msgspec.structs.replace(decoder.model(), biases=biases)
         if config.streams > 1:
             _split_streams(config, tensors)
@@ -88,10 +89,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tokenizer=TokenizerSource("gguf", path, add_bos=None),
         sampling=of_gguf(path, file.keys),
     )
-
-
-def _bias(part: str) -> str:
-    return gguf_name("head.bias" if part == "head" else f"layers.0.{part}.bias")
 
 
 def _read_keys(file: GgufFile, name: str, architecture: Architecture) -> Keys:

@@ -24,7 +24,19 @@ from stem_edge.files.checkpoint_files import SUFFIX
 
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 MOST_SHOWN = 8  # names of files in a message
-PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
+# Ends of names -> what to do about such a file in a folder without a known one.
+ADVICE: dict[tuple[str, ...], str] = {
+    (".safetensors",): f", and no {CONFIG}; copy that file, too",
+    (SUFFIX,): "; give one of these files itself",
+    ARCHIVES: "; unpack the archive with a tool that you trust, and give the folder with its files",
+    (
+        ".bin",
+        ".ckpt",
+        ".pkl",
+        ".pickle",
+    ): ", which can carry code; save the model as safetensors on a "
+    "machine that you trust, and copy that",
+}
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -76,22 +88,10 @@ def _refuse(path: Path) -> None:
             "of them"
         )
     names = sorted(p.name for p in path.iterdir())
-    if any(name.endswith(".safetensors") for name in names):
-        raise CheckpointError(f"{path}: has safetensors, but no {CONFIG}; copy that file, too")
-    if ggufs := [name for name in names if name.endswith(SUFFIX)]:
-        raise CheckpointError(
-            f"{path}: has {', '.join(map(one_line, ggufs[:MOST_SHOWN]))}; give one of these files itself"
-        )
-    if archives := [name for name in names if name.lower().endswith(ARCHIVES)]:
-        raise CheckpointError(
-            f"{path}: not a checkpoint, but has {one_line(archives[0])}; unpack the archive with a "
-            "tool that you trust, and give the folder with its files"
-        )
-    if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
-        raise CheckpointError(
-            f"{path}: has {one_line(pickles[0])}, which can carry code, but neither {CONFIG} nor "
-            f"{PARAMS}; save the model as safetensors on a machine that you trust, and copy that"
-        )
+    for endings, advice in ADVICE.items():
+        if found := [name for name in names if name.lower().endswith(endings)]:
+            shown = ", ".join(map(one_line, found[:MOST_SHOWN]))
+            raise CheckpointError(f"{path}: not a checkpoint, but has {shown}{advice}")
 
 
 def _checkpoints_below(path: Path) -> list[str]:

@@ -50,7 +50,13 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
     types = {name: m.stored.type for name, m in matrices.items() if m.stored}
     found: Format | None = None
     if packed := {name: m.codes.bits for name, m in matrices.items() if m.codes}:
-        found = _keep_packed(source, recipe, packed)
+        chosen = recipe.type not in (None, KEEP) or recipe.prefill_graph
+        if chosen and (recipe.type != "fp32" or recipe.prefill_graph):
+            raise ExportError(
+                f"{source.path}: its matrices are codes of their own types, so neither type nor "
+                "prefill_graph can be chosen; leave them out, or take --type fp32"
+            )
+        found = None if chosen else _packed(source, packed, _usual_head(source))
     elif recipe.type in (None, KEEP) and types and len(types) == len(matrices):
         keeping = in_gguf if recipe.engine == GgufFormat.engine else in_blocks
         found = keeping(source.config, types)
@@ -62,23 +68,6 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
         return plan
     plan = replace(plan, format=found, nats=None, own_types=True)
     return replace(plan, format=found.judged()) if plan.judged else plan
-
-
-def _keep_packed(
-    source: Checkpoint, recipe: Recipe, bits: Mapping[str, int]
-) -> BackboneFormat | None:
-    """Return the format that keeps codes with their scales; None to store floats.
-
-    bits: of each such matrix.
-    """
-    if recipe.type == "fp32" and not recipe.prefill_graph:
-        return None
-    if recipe.type not in (None, KEEP) or recipe.prefill_graph:
-        raise ExportError(
-            f"{source.path}: its matrices are codes of their own types, so neither type nor "
-            "prefill_graph can be chosen; leave them out, or take --type fp32"
-        )
-    return _packed(source, bits, _usual_head(source))
 
 
 def _usual_head(source: Checkpoint) -> WeightType:
