@@ -32,8 +32,7 @@ def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) 
     exact, small = (str(tmp_path / kind) for kind in types)
     arguments = ["--text", str(text), "--against", str(CHECKPOINT)]
     assert main(["eval", exact, small, *arguments, "--window", "64"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+    out = capsys.readouterr().out  # stderr has the progress, if it takes seconds
     size = len((TEXT * 3).encode())
     assert f"1 document of {size} bytes" in out
     assert "windows of 64 tokens, one every 32; computed by onnxruntime" in out
