@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -179,7 +180,7 @@ def _table_shards(path: Path, count: int) -> list[Tensor]:
     named = {WRAPPERS.sub("", str(key)): value for key, value in load_tensors(path).items()}
     names = [f"stem_embeddings.{number}.weight" for number in range(count)]
     shards = [
-        value.named(name)
+        replace(value, name=name)
         for name in names
         if isinstance(value := named.get(name), Tensor) and len(value.shape) == 2
     ]

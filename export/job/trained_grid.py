@@ -42,22 +42,15 @@ def keep_trained_grid(plan: Plan) -> Plan:
     """
     said, source, recipe = list[str](), plan.source, plan.recipe
     chosen = recipe.type is None or isinstance(recipe.type, str)
-    if (
-        chosen
-        and plan.format.weights == "int4"
-        and not plan.own_types
-        and (found := trained_kinds(source))
-    ):
-        blocks = f"{', '.join(found)} were trained for 4 bits in blocks of {min(found.values())}"
-        said.append(f"{blocks} and are kept as trained")
+    four = chosen and plan.format.weights == "int4" and not plan.own_types
+    if four and (found := trained_kinds(source)):
+        block = min(found.values())
+        kinds = f"{', '.join(found)} were trained for 4 bits in blocks of {block}"
+        said.append(f"{kinds} and are kept as trained")
         every = found.keys() >= kinds_of(source.config) - {"v"}
         small: dict[MatrixKind, WeightType] = {k: "int4" for k in found if k in SMALL_KINDS}
-        block = min(found.values())
         format = msgspec.structs.replace(
-            plan.format,
-            block_size=block,
-            kinds=small,
-            asymmetric=not every,
+            plan.format, block_size=block, kinds=small, asymmetric=not every
         )
         fixed = {*found, "v"} if "qkv" in found else {*found}
         plan = replace(plan, format=format, fixed=plan.fixed.union(fixed))

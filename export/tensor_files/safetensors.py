@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -198,14 +197,13 @@ def _header(data: bytes) -> dict[str, _Tensor]:
     check_json(data)
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     fields.pop("__metadata__", None)
-    return {name: _decoded(name, raw) for name, raw in fields.items()}
-
-
-def _decoded(name: str, raw: Any) -> _Tensor:
-    try:
-        return msgspec.json.decode(raw, type=_Tensor)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"tensor {one_line(name)}: {error}") from error
+    entries = dict[str, _Tensor]()
+    for name, raw in fields.items():
+        try:
+            entries[name] = msgspec.json.decode(raw, type=_Tensor)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"tensor {one_line(name)}: {error}") from error
+    return entries
 
 
 def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:

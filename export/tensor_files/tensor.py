@@ -79,10 +79,6 @@ class Tensor:
     def __repr__(self) -> str:
         return f"a tensor {list(self.shape)} of {self.dtype}"
 
-    def named(self, name: str) -> Tensor:
-        """Return the tensor under another name."""
-        return replace(self, name=name)
-
     def numbers(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Read rows as numbers of the file's own type; default: all. Raises TypeError without any."""
         if self.raw is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict
                 f"{path}: {one_line(key)} is {list(tensor.shape)}; expected each matrix and vector "
                 "once: check that the file is of this model"
             )
-        tensors[name] = check_type(tensor.named(one_line(name)))
+        tensors[name] = check_type(replace(tensor, name=one_line(name)))
     return tensors
 
 

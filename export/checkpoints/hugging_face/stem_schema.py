@@ -23,8 +23,6 @@ from stem_edge.layers import BIASED
 from stem_edge.numerics.quantize import F32
 
 MODEL_TYPE = "stem"
-EXPERT_OF_TOKEN = "model.expert_of_token"
-NGRAM_PROJECT = "layers.0.project"  # post_projs of all tables, side by side
 # Hugging Face's name of a module with a bias -> this project's name of its matrix.
 BIAS_NAMES = {tensor_name(f"layers.0.{n}").split(".")[-2]: n for n in BIASED if n != "head"}
 BIAS_NAMES["lm_head"] = "head"
@@ -84,7 +82,7 @@ class Stem(Windowed, kw_only=True):
                 matrices |= _engram(config, files, layer)
         else:
             parts = _ngrams(files, "post_projs", [(config.dim, config.row_rank)] * config.lookups)
-            matrices[NGRAM_PROJECT] = joined(parts, axis=1)
+            matrices["layers.0.project"] = joined(parts, axis=1)
         names = [name for name in config.backbone_shapes() if name not in matrices]
         return {name: files.take(self.tensor(name)) for name in names} | matrices
 
@@ -106,12 +104,13 @@ class Stem(Windowed, kw_only=True):
         if config.stem_ffn == "hash-moe":
             return {layer: _read_experts(config, files, layer) for layer in config.stem_layers}
         shape = config.vocab_size, *config.row_parts()[0]
-        return {l: files.take(table_name(l), shape=shape) for l in config.stem_layers}
+        names = {l: f"model.layers.{l}.mlp.stem_table.weight" for l in config.stem_layers}
+        return {layer: files.take(name, shape=shape) for layer, name in names.items()}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
         if config.stem_ffn != "hash-moe":
             return None
-        tensor = files.take(EXPERT_OF_TOKEN, INTEGERS, (config.vocab_size,))
+        tensor = files.take("model.expert_of_token", INTEGERS, (config.vocab_size,))
         index = tensor.numbers()
         if index.min() < 0 or index.max() >= config.n_experts:
             raise CheckpointError(
@@ -119,11 +118,6 @@ class Stem(Windowed, kw_only=True):
                 f"{config.n_experts - 1}, by num_experts"
             )
         return index.astype(np.int32)
-
-
-def table_name(layer: int) -> str:
-    """Return the name of a STEM layer's table."""
-    return f"model.layers.{layer}.mlp.stem_table.weight"
 
 
 def _ngrams(files: TensorFiles, part: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
