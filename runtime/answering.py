@@ -16,13 +16,12 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId, check_text, checked_ids
 from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.loop import Loop
-from stem_edge.runtime.scheduling.request import Request, Stepping
+from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.codec import TextCodec, shorten
 from stem_edge.system.memory import raise_out_of_memory

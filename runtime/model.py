@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stem_edge.runtime.answering import Answering
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import Changes, StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
+from stem_edge.runtime.scheduling.request import Chunk
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.runtime.conversations.conversation import Conversation

@@ -9,9 +9,9 @@ from typing import Any, Self, Unpack
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.scheduling.request import Chunk
 from stem_edge.runtime.text.chat import Messages
 from stem_edge.text.messages import Object, checked_messages
 from stem_edge.text.thoughts import LAST_TOKENS, ThoughtParser

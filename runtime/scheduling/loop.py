@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.engine import Engine, Step
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.scheduling.request import Request, Stepping, computed, together
+from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, computed, together
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 

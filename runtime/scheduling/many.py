@@ -10,10 +10,9 @@ from itertools import repeat
 from typing import Any, TypeAlias, TypeVar
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.lookups import StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
-from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.request import Chunk, Request
 from stem_edge.runtime.scheduling.scheduler import Scheduler
 
 Prompt: TypeAlias = str | Sequence[int]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Speculation, Step
-from stem_edge.runtime.generation import Chunk, FinishReason
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling import Sampler, TokenLogprobs, token_logprobs
@@ -27,7 +27,26 @@ from stem_edge.runtime.text.stream import TokenStream
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.constraint import GrammarConstraint
 
+FinishReason = Literal["stop", "length", "error"]
 LOOKAHEAD = 32  # forced tokens that are asked for at once
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of generated text with the tokens it came from.
+
+    The texts of all chunks, joined, are the generated text. A token that ends the generation is
+    among the ids, but its text is left out.
+    """
+
+    text: str  # may end within a word, never within a character
+    token_ids: list[int]  # new since the chunk before
+    logprobs: list[TokenLogprobs] | None  # one per token, if requested
+    # On the last chunk: "stop", "length" when room ran out, or "error", only in generate_many.
+    finish_reason: FinishReason | None
+    error: StemEdgeError | None = None  # that ended it, with the reason "error"
+    stop: str | None = None  # the stop text that ended it
+    thoughts: str = ""  # before the answer; only conversations tell them from its text
 
 
 class Stepping(NamedTuple):

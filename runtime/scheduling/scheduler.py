@@ -13,10 +13,9 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import in_steps
 from stem_edge.runtime.backends.interface import LESS_MEMORY, BackendPlaces
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Step
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.loop import Loop
-from stem_edge.runtime.scheduling.request import Request, Stepping, together
+from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, together
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 

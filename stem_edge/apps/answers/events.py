@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling import TokenLogprobs
+from stem_edge.runtime.scheduling.request import Chunk
 from stem_edge.text.thoughts import ThoughtParser
 from stem_edge.text.tool_calls.parser import Call, CallParser
 

@@ -14,11 +14,10 @@ from stem_edge.apps.answers.turn import prepare
 from stem_edge.apps.batches.rows import Result, Row, key_of
 from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.many import run
-from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.request import Chunk, Request
 
 # Computes a batch: takes rows as it needs them, and yields a result for each, in any order.
 Answers: TypeAlias = Callable[[Iterable[Row]], Iterator[Result]]

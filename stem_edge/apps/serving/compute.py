@@ -19,10 +19,9 @@ from stem_edge.apps.answers.refusals import (
 )
 from stem_edge.apps.serving.reply import Replies, Reply
 from stem_edge.errors import DeviceLostError, StemEdgeError
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.rows import RowCounters
-from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.request import Chunk, Request
 from stem_edge.runtime.scheduling.scheduler import Scheduler
 from stem_edge.system.memory import own_memory, return_freed_memory
 

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from stem_edge.apps.answers.events import AnswerEvent, AnswerEvents, Whole
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.rows.rows import RowCounters
-from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.request import Chunk, Request
 
 KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, often after a minute
 

@@ -12,10 +12,10 @@ from typing import Any
 from stem_edge import sampling
 from stem_edge.commands.options.arguments import MORE, read_text
 from stem_edge.errors import InputError
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.scheduling.request import Chunk
 from stem_edge.runtime.stats import GenerationStats
 from stem_edge.text_table import shown_lines
 

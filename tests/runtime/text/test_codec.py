@@ -15,9 +15,8 @@ from tiers import slow_but
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.scheduling.request import Request
+from stem_edge.runtime.scheduling.request import Chunk, Request
 from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom
 from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.system.memory import own_memory, return_freed_memory

@@ -11,9 +11,9 @@ from pathlib import Path
 from stem_edge.commands.options.answers import as_object, write_text
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.conversations.conversation import Conversation
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.scheduling.request import Chunk
 from stem_edge.runtime.stats import GenerationStats
 
 

@@ -6,7 +6,7 @@ import pytest
 from tool_families import BY_NAME, TOOLS
 
 from stem_edge.apps.answers.events import AnswerEvent, AnswerEvents, End, Whole
-from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.scheduling.request import Chunk
 from stem_edge.text.thoughts import KNOWN
 from stem_edge.text.tool_calls.parser import CallParser
 

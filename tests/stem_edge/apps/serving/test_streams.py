@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 
 from stem_edge.apps.answers.events import AnswerEvents
 from stem_edge.apps.serving import app, reply
-from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.scheduling.request import Chunk
 
 ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
 
