@@ -110,7 +110,7 @@ class WeightFile:
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])
             case Floats():
-                rows = self._rows(item.parts)
+                rows = all_rows(self._tensors[part] for part in item.parts)
                 self._put(item.tensor, self._weights.stream(item.tensor.name, rows, lambda x: x))
             case Blocks():
                 self._blocks(item)
@@ -126,9 +126,6 @@ class WeightFile:
             raise ValueError(
                 f"{tensor.name} ends at {end}; expected {tensor.offset} + {tensor.nbytes}"
             )
-
-    def _rows(self, parts: Sequence[str]) -> list[RowSpan]:
-        return all_rows(self._tensors[part] for part in parts)
 
     def _vector(self, item: Vector) -> F32:
         joined = np.concatenate([self._part(part) for part in item.parts])
@@ -250,7 +247,8 @@ class WeightFile:
             self._weights.meter.add("prefill", values, codes * scales)
             return codes.astype(np.int8).view(np.uint8), scales[:, 0]
 
-        made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
+        rows = all_rows(self._tensors[part] for part in item.parts)
+        made = list(self._weights.stream(item.name, rows, quantize))
         self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
         self._put(item.scales, [scales for _, scales in made])
 

@@ -94,7 +94,7 @@ class Stem(Windowed, kw_only=True):
                 for at in range(0, len(config.ngram_sizes), each)
             ]
             tables = [
-                files.take(engram_name(layer, "embed"), shape=shape)
+                files.take(f"model.layers.{layer}.engram.embed.weight", shape=shape)
                 for layer, shape in zip(config.stem_layers, shapes, strict=True)
             ]
             return {config.row_layers[0]: joined(tables, axis=0)}
@@ -130,7 +130,7 @@ def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Te
     shapes, at = config.layer_shapes(layer), f"layers.{layer}."
 
     def take(part: str, shape: tuple[int, ...]) -> Tensor:
-        return files.take(engram_name(layer, part), shape=shape)
+        return files.take(f"model.layers.{layer}.engram.{part}.weight", shape=shape)
 
     half = config.dim, shapes["project"][1]
     both = [take(part, half) for part in ("key_proj", "value_proj")]
@@ -151,11 +151,6 @@ def _tap(taps: Tensor, tap: int) -> Tensor:
         return np.ascontiguousarray(taps.rows(start, stop)[:, 0, tap])
 
     return replace(taps.computed(rows, taps.shape[:1]), nbytes=taps.nbytes // taps.shape[2])
-
-
-def engram_name(layer: int, part: str) -> str:
-    """Return the name of a tensor that a layer adds its rows of n-grams by."""
-    return f"model.layers.{layer}.engram.{part}.weight"
 
 
 def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
