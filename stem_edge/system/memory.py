@@ -66,11 +66,15 @@ def own_memory() -> int:
     return sum(kilobytes) << 10
 
 
-def usable_cpus() -> int:
-    """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cpus(proc: Path = PROC, root: Path = CGROUPS) -> int:
+    """CPUs that this process may run on, no more than its cgroups give it time of."""
+    known = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    groups, version = _own_groups(proc, root)
+    for group in groups if version == 2 else ():
+        for quota, period in (line.split() for line in _lines(group / "cpu.max")):
+            count = min(count, count if quota == "max" else -(-int(quota) // int(period)))
+    return count
 
 
 def return_freed_memory() -> None:
@@ -189,14 +193,19 @@ def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] |
     return None
 
 
-def _limited_groups(proc: Path, root: Path) -> list[tuple[int, int]]:
-    """Limit and bytes left of each limited cgroup that this process is in, of version 1 or 2."""
+def _own_groups(proc: Path, root: Path) -> tuple[list[Path], int]:
+    """Return folders of the cgroups that this process is in, from its own upwards, and their version."""
     own = memory_cgroup(proc, root)
     if own is None:
-        return []
+        return [], 2
     folder, version = own
     top = root / "memory" if version == 1 else root
-    groups = [group for group in (folder, *folder.parents) if group.is_relative_to(top)]
+    return [group for group in (folder, *folder.parents) if group.is_relative_to(top)], version
+
+
+def _limited_groups(proc: Path, root: Path) -> list[tuple[int, int]]:
+    """Limit and bytes left of each limited cgroup that this process is in, of version 1 or 2."""
+    groups, version = _own_groups(proc, root)
     return [found for group in groups for found in _limited(group, version)]
 
 
