@@ -145,7 +145,11 @@ class _Scales(NamedTuple):
 
     def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
         """Return the codes of a column [n] and the values that they stand for."""
-        code = np.rint(np.where(self.kept[group], exact, column) * self.inverse[group])
+        if self.kept[group].any():
+            column = np.where(self.kept[group], exact, column)
+        code = column * self.inverse[group]
+        np.rint(code, out=code)
         code += self.zeros[group]
-        np.clip(code, 0, np.float32((1 << bits) - 1), out=code)
+        np.maximum(code, np.float32(0), out=code)
+        np.minimum(code, np.float32((1 << bits) - 1), out=code)
         return code, (code - self.zeros[group]) * self.scales[group]
