@@ -76,11 +76,12 @@ class _Walk:
     def advance(self, layer: int) -> None:
         """Run all models through a layer, and add a model with this layer rounded."""
         at, weights = f"layers.{layer}.", layer_weights(self._source, layer)
-        rounded = {
-            n: ArrayMatrix(_rounded(whole(matrix), self._block))
-            for n, matrix in weights.items()
-            if _counts(n, matrix, self._block)
-        }
+        with np.errstate(all="ignore"):  # no warnings, since the states are checked
+            rounded = {
+                n: ArrayMatrix(_rounded(whole(matrix), self._block))
+                for n, matrix in weights.items()
+                if _counts(n, matrix, self._block)
+            }
         exact, products = self._states[""], _products(list(rounded))
         todo = [(weights, x) for x in self._states.values()] + [(weights | rounded, exact)]
         todo += [(weights | {n: rounded[n] for n in parts}, exact) for parts in products.values()]

@@ -181,10 +181,10 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 46_446),
-    "tools, lines": Budget(lambda: lines_in("tools"), 4_089),
-    "tests, lines": Budget(lambda: lines_in("tests"), 41_232),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 2_670),
+    "package, lines": Budget(package_lines, 44_333),
+    "tools, lines": Budget(lambda: lines_in("tools"), 3_737),
+    "tests, lines": Budget(lambda: lines_in("tests"), 39_564),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 2_531),
     "classes": Budget(package_classes, 419),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 90),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 94)
-PLAIN_LINES = Budget(int, 11_818)
+PLAIN_LINES = Budget(int, 11_626)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

@@ -71,8 +71,8 @@ def test_values_of_every_type(file: Path) -> None:
         assert found.rows(0, 2).dtype == np.float32
         assert found.rows(1, 9).tolist() == [[3, 4]]
         assert found.rows(2, 9).shape == found.rows(5, 9).shape == (0, 2)
-        part = found.named("n").part(1, 2)
-        assert (part.name, part.shape, part.path) == ("n", (1, 2), file)
+        part = found.part(1, 2)
+        assert (part.name, part.shape, part.path) == (found.name, (1, 2), file)
         assert part.rows(0, 1).tolist() == [[3, 4]]
     for dtype, kind in (("I32", "<i4"), ("I64", "<i8")):
         found = tensor(file, dtype, (3,), np.array([1, -2, 3], kind).tobytes())
