@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import ExportError
-from stem_edge.numerics.block_search import grid_scales, search_scales
+from stem_edge.numerics.block_search import search_scales
 from stem_edge.numerics.quantize import F32, U8, pack_codes
 from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
 
@@ -102,12 +102,9 @@ def solve(
     Blocks that training left on a grid of 4 bits are kept. Rows do not depend on each other.
     """
     weights = cut(np.concatenate([part.weights for part in inputs])[None], block)[0]
-    scales, zeros = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
+    scales, zeros, kept = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
     inverse = reciprocals(scales)
     scales[inverse == 0] = 0
-    kept = np.zeros(scales.shape, bool)
-    if bits == 4:
-        kept = grid_scales(cut(matrix, block)) != 0
     by_group = _Scales(*(np.ascontiguousarray(each.T) for each in (scales, inverse, zeros, kept)))
     codes, first = np.empty(matrix.shape[::-1], np.uint8), 0
     for part in inputs:

@@ -22,7 +22,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 HEAD = "head"
-SEQUENCES = 4  # whose inputs are in memory at once
+INPUT_VALUES = 1 << 23  # of the widest input, of so many sequences that they are in memory at once
 DAMPING = 0.01  # share of the mean that each channel counts at least
 
 
@@ -60,8 +60,10 @@ class HiddenStates:
             tokens = self.tokens[sequence]
             return next_states(source, layer, weights, x, tokens, observe), inputs
 
-        for first in range(0, len(self.states), SEQUENCES):
-            group, seen = range(len(self.states))[first : first + SEQUENCES], dict[str, list[F32]]()
+        widest = max(matrix.shape[-1] for matrix in weights.values())
+        step = max(1, INPUT_VALUES // (widest * max(map(len, self.states))))
+        for first in range(0, len(self.states), step):
+            group, seen = range(len(self.states))[first : first + step], dict[str, list[F32]]()
             for sequence, (x, inputs) in zip(
                 group, in_order(self.threads, run, group), strict=True
             ):

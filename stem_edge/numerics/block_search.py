@@ -38,7 +38,7 @@ def search_blocks(
     """
     blocks = cut(matrix, block)
     by_block = None if weights is None else cut(weights[None], block)[0]
-    scales, zeros = search_scales(blocks, bits, by_block, asymmetric=asymmetric)
+    scales, zeros, _ = search_scales(blocks, bits, by_block, asymmetric=asymmetric)
     codes, scales = encode(blocks, scales, zeros, bits)
     packed = pack_codes(zeros.astype(np.uint8), bits) if asymmetric else None
     return Rounded(codes, scales, packed)
@@ -51,13 +51,15 @@ def least_error_scales(blocks: F32, bits: int) -> F32:
 
 def search_scales(
     blocks: F32, bits: int, weights: F32 | None = None, *, asymmetric: bool = False
-) -> tuple[F32, F32]:
+) -> tuple[F32, F32, npt.NDArray[np.bool_]]:
     """Find scales [N, G] and zero points [N, G] for blocks [N, G, block]; weights are [G, block].
 
-    Symmetric blocks get the zero point 2**(bits-1). A block of zeros gets the scale 0.
+    Symmetric blocks get the zero point 2**(bits-1). A block of zeros gets the scale 0. Also returns
+    which blocks [N, G] lie on a grid of 4 bits, and have its scale.
     """
     rows, groups, block = blocks.shape
     scales, zeros = np.empty((2, rows, groups), np.float32)
+    on_grid = np.zeros((rows, groups), bool)
     if weights is not None:
         # Weights of a block that are all zero would leave its scale open, so they become ones.
         greatest = weights.max(axis=1, keepdims=True)
@@ -80,9 +82,10 @@ def search_scales(
         scales[here], zeros[here] = best.scales * peaks, best.zeros
         if bits == 4:
             trained = grid_scales(blocks[here])
-            np.copyto(scales[here], trained, where=trained != 0)
-            np.copyto(zeros[here], usual[1] if not asymmetric else 8, where=trained != 0)
-    return scales, zeros
+            on_grid[here] = trained != 0
+            np.copyto(scales[here], trained, where=on_grid[here])
+            np.copyto(zeros[here], usual[1] if not asymmetric else 8, where=on_grid[here])
+    return scales, zeros, on_grid
 
 
 def grid_scales(blocks: F32) -> F32:
