@@ -105,7 +105,12 @@ def solve(
     scales, zeros, kept = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
     inverse = reciprocals(scales)
     scales[inverse == 0] = 0
-    by_group = _Scales(*(np.ascontiguousarray(each.T) for each in (scales, inverse, zeros, kept)))
+    by_group = _Scales(
+        np.ascontiguousarray(scales.T),
+        np.ascontiguousarray(inverse.T),
+        np.ascontiguousarray(zeros.T),
+        np.ascontiguousarray(kept.T),
+    )
     codes, first = np.empty(matrix.shape[::-1], np.uint8), 0
     for part in inputs:
         order = first + part.order
