@@ -44,8 +44,8 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path
 @pytest.mark.parametrize(
     ("options", "weights", "nats"),
     [
-        ({}, "int4", 0.034),
-        ({"type": "balanced"}, "int4", 0.034),
+        ({}, "int4", 0.033),
+        ({"type": "balanced"}, "int4", 0.033),
         ({"type": "small"}, "int4", 0.1),
         ({"type": "near-lossless"}, "int8", None),
         ({"type": "int4"}, "int4", None),
