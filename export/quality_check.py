@@ -65,7 +65,7 @@ def accept(
             out.remove(PREFILL, PREFILL_DATA)
             prefill = None
         else:
-            format, apart = written, _rounded(mean_divergence(first, first_prefill))
+            format, apart = written, _rounded(divergence(first, first_prefill).mean())
             greatest = max(greatest, prefill)
     _check_divergence(plan, greatest, len(ids))
     return _manifest(
@@ -179,8 +179,3 @@ def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manif
         files=files,
         reports={engine: replace(report, **measured)},
     )
-
-
-def mean_divergence(decode: F32, prefill: F32) -> float:
-    """Mean divergence of the prefill graph's logits [T, V] from the decoding graph's, in nats."""
-    return float(divergence(decode[:PROBE_TOKENS], prefill[:PROBE_TOKENS]).mean())

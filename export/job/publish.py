@@ -113,7 +113,7 @@ def _explained(out: Path) -> Iterator[None]:
         place, reason = error.filename or out, error.strerror or str(error)
         if error.errno not in DISK_FULL:
             raise ExportError(
-                f"{place}: cannot write ({reason}); check the storage device and its permissions, "
+                f"{place}: cannot write ({reason}); check its storage device, permissions and limit (ulimit -f), "
                 "then export again"
             ) from error
         raise ExportError(

@@ -105,12 +105,8 @@ def solve(
     scales, zeros, kept = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
     inverse = reciprocals(scales)
     scales[inverse == 0] = 0
-    by_group = _Scales(
-        np.ascontiguousarray(scales.T),
-        np.ascontiguousarray(inverse.T),
-        np.ascontiguousarray(zeros.T),
-        np.ascontiguousarray(kept.T),
-    )
+    floats = scales, inverse, zeros, kept.astype(np.float32)
+    by_group = _Scales(*(np.ascontiguousarray(each.T) for each in floats))
     codes, first = np.empty(matrix.shape[::-1], np.uint8), 0
     for part in inputs:
         order = first + part.order
@@ -126,7 +122,7 @@ class _Scales(NamedTuple):
     scales: F32
     inverse: F32
     zeros: F32
-    kept: npt.NDArray[np.bool_]  # blocks that are rounded as they were before corrections
+    kept: F32  # 1 for blocks that are rounded as they were before corrections, else 0
 
     def round(self, exact: F32, groups: npt.NDArray[np.intp], factor: F32, bits: int) -> U8:
         """Return codes of columns [k, n], corrected one after the other by U [k, k].
@@ -148,7 +144,7 @@ class _Scales(NamedTuple):
     def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
         """Return the codes of a column [n] and the values that they stand for."""
         if self.kept[group].any():
-            column = np.where(self.kept[group], exact, column)
+            column = np.where(self.kept[group] != 0, exact, column)
         code = column * self.inverse[group]
         np.rint(code, out=code)
         code += self.zeros[group]

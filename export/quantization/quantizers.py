@@ -11,7 +11,6 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.head_padding import pad_heads
@@ -81,7 +80,6 @@ def _units(values: F64, least: F64, steps: F64) -> F64:
     return np.asarray((values - least[..., None]) / usable[..., None], np.float64)
 
 
-Positions: TypeAlias = npt.NDArray[np.intp]
 Quantize: TypeAlias = Callable[[F32], Rounded]  # rows [n, K] of a matrix -> their codes
 
 SHARED = {"up": "gate", "v": "qkv"}  # product of a layer -> the one with the same input
@@ -117,10 +115,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
         if not any(format.bits(p, f"{at}.{p}") == 4 for p in products):
             return  # all have 8 bits
         if name.endswith(".wo"):
-            places, width = head_positions(config, int(at.split(".")[1]))
-            wide = np.zeros((len(x), width), np.float32)
-            wide[:, places] = x
-            x = wide
+            x = whole(pad_heads(config, int(at.split(".")[1]), {"wo": ArrayMatrix(x)})["wo"])
         found = [x[:, part].T @ x[:, part] for part in parts(x.shape[1])]
         if name in moments:
             for total, more in zip(moments[name], found, strict=True):
@@ -174,12 +169,3 @@ def _to_eight_bits(rows: F32, block: int) -> Rounded:
     kept = (codes * theirs[:, :, None] == blocks).all(axis=2)
     scales = np.asarray(np.where(kept, theirs, peaks / np.float32(-128)), np.float32)
     return Rounded(*encode(blocks, scales, np.float32(128), 8))
-
-
-def head_positions(config: ModelConfig, number: int) -> tuple[Positions, int]:
-    """Return where padding puts the columns of wo, and how many there are then."""
-    layer = config.layer(number)
-    columns = np.arange(1, config.n_heads * layer.head_dim + 1, dtype=np.float32)
-    padded = dict(pad_heads(config, number, {"wo": ArrayMatrix(columns[None])}))
-    values = whole(padded["wo"]).ravel()
-    return np.flatnonzero(values), len(values)

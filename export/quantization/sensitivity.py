@@ -7,6 +7,7 @@ it by how far each moves the layer's result. Nothing is written; one layer is in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -64,14 +65,15 @@ class _Walk:
     ) -> None:
         self._source, self._config, self._block = source, source.config, block
         self._threads = threads
-        self._tokens = Tokens(source.config, source.backbone, token_ids)
-        # What is rounded, "" for nothing -> states [T, hidden_width].
-        self._states = {"": embed(source.config, source.backbone, token_ids)}
+        tokens = Tokens(source.config, source.backbone, token_ids)
+        # What is rounded, "" for nothing -> states [T, hidden_width], and the keys that later layers read.
+        self._states = {"": (embed(source.config, source.backbone, token_ids), tokens)}
         self._moved: list[dict[str, float]] = []  # layer -> product -> squared change of its result
         if fitting_block(source.config.dim, block):
             rows = _rounded_rows(source.backbone["embedding"], block)
             backbone: dict[str, Matrix] = {**source.backbone, "embedding": rows}
-            self._states["embedding"] = embed(source.config, backbone, token_ids)
+            x = embed(source.config, backbone, token_ids)
+            self._states["embedding"] = x, Tokens(source.config, backbone, token_ids)
 
     def advance(self, layer: int) -> None:
         """Run all models through a layer, and add a model with this layer rounded."""
@@ -83,29 +85,32 @@ class _Walk:
                 if _counts(n, matrix, self._block)
             }
         exact, products = self._states[""], _products(list(rounded))
-        todo = [(weights, x) for x in self._states.values()] + [(weights | rounded, exact)]
-        todo += [(weights | {n: rounded[n] for n in parts}, exact) for parts in products.values()]
-        run = lambda one: next_states(self._source, layer, one[0], one[1], self._tokens)
+        todo = [(weights, *state) for state in self._states.values()]
+        todo.append((weights | rounded, exact[0], _branch(exact[1])))
+        for parts in products.values():
+            todo.append((weights | {n: rounded[n] for n in parts}, exact[0], _branch(exact[1])))
+        run = lambda one: (next_states(self._source, layer, *one), one[2])
         found = in_order(self._threads, run, todo)
         self._states = dict(zip([*self._states, at], found, strict=False))
+        after = self._states[""][0]
         self._moved.append(
             {
-                product: float(np.square(x - self._states[""], dtype=np.float64).sum())
-                for product, x in zip(products, found, strict=True)
+                product: float(np.square(x - after, dtype=np.float64).sum())
+                for product, (x, _) in zip(products, found, strict=True)
             }
         )
 
     def costs(self) -> dict[str, Cost]:
         """Compare logits, and share the costs of layers among their products."""
         backbone, config = self._source.backbone, self._config
-        x = self._states.pop("")
+        x, _ = self._states.pop("")
         expected = exact_logits(self._source, x)
 
         def cost(one: tuple[Mapping[str, Matrix], F32]) -> float:
             return float(divergence(expected, head_forward(config, *one)).mean())
 
         todo: list[tuple[Mapping[str, Matrix], F32]] = [
-            (backbone, x) for x in self._states.values()
+            (backbone, state[0]) for state in self._states.values()
         ]
         names, size, made = list(self._states), config.vocab_size * config.dim, dict[str, Cost]()
         if "embedding" in self._states:
@@ -127,6 +132,13 @@ class _Walk:
                 values = sum(size[0] * size[1] for size in sizes)
                 kind: MatrixKind = "v" if part == "v" else kind_of(product)
                 yield product, Cost(kind, values, nats[at] * squares / total)
+
+
+def _branch(tokens: Tokens) -> Tokens:
+    """Return a copy for a model that differs from here on, with its own keys and values."""
+    other = copy(tokens)
+    other.kv = dict(tokens.kv)
+    return other
 
 
 def _rounded_rows(matrix: Tensor, block: int) -> Tensor:

@@ -31,9 +31,9 @@ from stem_edge.export.job import plan
 from stem_edge.export.job.plan import plan_of
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
-from stem_edge.export.quality_check import mean_divergence
 from stem_edge.graph.formats import GGUF, GGUF_TYPES, EngineName, GgufType
 from stem_edge.layers import LinearRope, Llama3Rope, Rope
+from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
 
@@ -188,7 +188,7 @@ def test_onnxruntime_keeps_the_levels_of_blocks(case: str, tmp_path: Path) -> No
         logits = model.logits([5, 9, 11])
     exact = stem_edge.export_bundle(path, tmp_path / "exact", type="fp32", progress=False)
     with stem_edge.load(exact.path, progress=False) as model:
-        assert mean_divergence(model.logits([5, 9, 11]), logits) < 1e-3
+        assert divergence(model.logits([5, 9, 11]), logits).mean() < 1e-3
 
 
 @pytest.mark.parametrize("type", ["small", "balanced", "near-lossless", "int4", "fp32"])

@@ -23,9 +23,9 @@ from stem_edge.export.checkpoints.gguf import CONTEXT
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS, TABLE
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.quality_check import mean_divergence
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.graph.formats import EngineName
+from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward
 
@@ -270,4 +270,4 @@ def test_matrices_keep_their_levels(name: str, engine: EngineName, tmp_path: Pat
     for one in (bundle, exact):
         with stem_edge.load(one.path, progress=False) as model:
             logits.append(model.logits([5, 9, 11, 300]))
-    assert mean_divergence(logits[1], logits[0]) < 0.02
+    assert divergence(logits[1], logits[0]).mean() < 0.02

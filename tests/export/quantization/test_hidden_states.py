@@ -19,9 +19,9 @@ from stem_edge.export.quantization.calibration import (
 )
 from stem_edge.export.quantization.gptq import solve, typical_inputs
 from stem_edge.export.quantization.hidden_states import HiddenStates
-from stem_edge.export.quantization.quantizers import calibrated, head_positions
+from stem_edge.export.quantization.quantizers import calibrated
 from stem_edge.graph.formats import BackboneFormat
-from stem_edge.numerics.matrix import whole
+from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
 
@@ -73,9 +73,7 @@ def test_a_product_is_quantized_for_the_inputs_that_it_has(tmp_path: Path, dim: 
         exact = whole(pad_heads(config, int(at[-1]), layer)[matrix])
         x = seen[f"{at}.qkv" if part == "v" else name]
         if part == "wo":
-            places, width = head_positions(config, 1)
-            x, narrow = np.zeros((len(x), width), np.float32), x
-            x[:, places] = narrow
+            x = whole(pad_heads(config, 1, {"wo": ArrayMatrix(x)})["wo"])
         found = quantizer(name, part, 4, 16)(exact)
         expected = solve(exact, [typical_inputs(x.T @ x)], 4, 16, asymmetric=True)
         assert np.mean(found.codes != expected.codes) < 0.01
