@@ -45,8 +45,8 @@ EXTRAS = {"serve": "server"}
 
 DESCRIPTION = """\
 Run language models that are bigger than your memory: Gemma 3n and 4, STEM, and
-dense ones. A checkpoint (Hugging Face, GGUF, STEM) is exported once, to a bundle
-that the other commands run; commands that run one do this by themselves."""
+dense ones. A checkpoint (Hugging Face, GGUF, STEM) is exported once, to a
+bundle that the other commands run; commands that run one do this themselves."""
 
 EPILOG = """\
 first steps:

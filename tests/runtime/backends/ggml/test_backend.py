@@ -72,7 +72,8 @@ def test_closing_frees_everything(tiny_gguf: Path) -> None:
         gc.collect()
         return_freed_memory()
         held.append(own_memory())
-    assert max(held[6:]) - max(held[:6]) < 1 << 19
+    # The least, because what other tests left in this process comes and goes by steps of 4 MB.
+    assert min(held[6:]) - min(held[:6]) < 1 << 19
 
 
 @pytest.mark.slow
