@@ -51,8 +51,7 @@ from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
 NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
-# Of freed pieces of matrices; with 4 MB, twice as much time goes to the kernel for new pages.
-KEPT_NBYTES = 32 << 20
+KEPT_NBYTES = 32 << 20  # of freed arrays; with 4 MB, new pages take twice the time
 
 
 def export_bundle(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TypeAlias, TypeVar
 
 from threadpoolctl import threadpool_limits
@@ -21,7 +20,6 @@ ROWS = 16  # pieces have a multiple, so that the rows that are measured do not d
 OF_LAYERS = ("layers.", "blk.")  # prefixes of tensors in layers, here and in ggml
 
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
-one_blas_thread = partial(threadpool_limits, limits=1, user_api="blas")
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -28,10 +28,12 @@ def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     if (ranged := weights.get(name + ".range")) is not None:
         steps = ranged.rows(0, 1)[0], ranged.rows(1, 2)[0]
         x = on_grid(x, steps[0])
-    starts = range(0, matrix.shape[0], READ_ROWS)
-    pieces = [x @ matrix.rows(at, min(at + READ_ROWS, matrix.shape[0])).T for at in starts]
-    product = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
-    product = product if bias is None else product + bias.rows(0, bias.shape[0])
+    product = np.empty((*x.shape[:-1], matrix.shape[0]), np.float32)
+    for at in range(0, matrix.shape[0], READ_ROWS):
+        rows = matrix.rows(at, at + READ_ROWS)
+        np.matmul(x, rows.T, out=product[..., at : at + len(rows)])
+    if bias is not None:
+        product += bias.rows(0, bias.shape[0])
     return on_grid(product, steps[1])
 
 

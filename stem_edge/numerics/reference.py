@@ -180,8 +180,10 @@ def head_forward(
     if "head" in config.ranges:
         head["head.range"] = steps_of(config, "head")
     logits = linear(normed, head, "head")
-    cap = np.float32(config.logit_softcap)
-    return np.asarray(cap * np.tanh(logits / cap), np.float32) if cap else logits
+    if cap := np.float32(config.logit_softcap):
+        np.tanh(np.divide(logits, cap, out=logits), out=logits)
+        logits *= cap
+    return logits
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:
