@@ -31,7 +31,7 @@ def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
     """
     pending: deque[Future[R]] = deque()
     with (
-        one_blas_thread(),
+        threadpool_limits(1, "blas"),
         ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool,
     ):
         try:
