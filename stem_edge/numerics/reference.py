@@ -180,10 +180,8 @@ def head_forward(
     if "head" in config.ranges:
         head["head.range"] = steps_of(config, "head")
     logits = linear(normed, head, "head")
-    if cap := np.float32(config.logit_softcap):
-        np.tanh(np.divide(logits, cap, out=logits), out=logits)
-        logits *= cap
-    return logits
+    cap = np.float32(config.logit_softcap)
+    return np.multiply(np.tanh(logits / cap, out=logits), cap, out=logits) if cap else logits
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,21 +43,13 @@ def observed(checkpoint: Checkpoint) -> dict[str, F32]:
     return {name: np.concatenate(parts) for name, parts in seen.items()}
 
 
-def walked(checkpoint: Checkpoint) -> dict[str, F32]:
-    """The same, as they are seen layer by layer."""
-    states, seen = HiddenStates(checkpoint, IDS), dict[str, list[F32]]()
-    see = lambda name, x: seen.setdefault(name, []).append(x)
-    while states.layer < checkpoint.config.n_layers:
-        states.advance(see)
-    states.advance(see)
-    return {name: np.concatenate(parts) for name, parts in seen.items()}
-
-
 def test_every_layer_sees_what_the_reference_model_sees(checkpoint: Checkpoint) -> None:
-    seen, expected = walked(checkpoint), observed(checkpoint)
+    expected, states, seen = observed(checkpoint), HiddenStates(checkpoint, IDS), dict[str, Any]()
+    while states.layer <= checkpoint.config.n_layers:
+        states.advance(lambda name, x: seen.setdefault(name, []).append(x))
     assert seen.keys() == expected.keys()
-    for name, found in seen.items():
-        assert np.allclose(found, expected[name], atol=1e-5), name
+    for name, parts in seen.items():
+        assert np.allclose(np.concatenate(parts), expected[name], atol=1e-5), name
 
 
 @pytest.mark.parametrize("dim", [64, 48])  # heads of 16, and of 12 that are padded to 16
