@@ -62,11 +62,11 @@ class RemoteShards:
         return f"{self._url}/{self._shards[shard][0]}"
 
     def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
-        if self._closing.is_set():
-            return [OSError("the table store is closed")] * len(pieces)
         wanted = list(dict.fromkeys(pieces))
         reading = asyncio.run_coroutine_threadsafe(self._read_all(wanted), self._files.loop)
         self._under_way.add(reading)
+        if self._closing.is_set():  # after the add, or a stop in between misses it
+            reading.cancel()
         try:
             answers = dict(zip(wanted, reading.result(), strict=True))
         except CancelledError:
