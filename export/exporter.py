@@ -73,8 +73,6 @@ def export_bundle(
 ) -> Bundle:
     """Export a checkpoint of any known trainer (checkpoints/readers.py) to a bundle in `out`.
 
-    The first sentence of each keyword, and its default, are also the help of the command.
-
     engine: what runs the bundle: "onnxruntime", or "ggml", the kernels of llama.cpp. Default:
         onnxruntime.
     type: how the backbone's matrices are stored. "balanced" and "small" have 4 bits where they cost

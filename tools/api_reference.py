@@ -1,4 +1,4 @@
-"""Write docs/api.md: every public name of stem_edge, from signatures, docstrings and the comments of fields.
+"""Write docs/api.md: the public names of stem_edge, from signatures, docstrings and the comments of fields.
 
 python tools/api_reference.py
 """
@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 from pathlib import Path
+from textwrap import dedent
 
 import griffe
 
@@ -17,10 +18,20 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# API reference
 
-Every public name of `stem_edge`, and what these return; [python.md](python.md) shows how they are used. Arrays are numpy's, with
-their shapes in brackets, where T are tokens and V those of the vocabulary. Sizes are in bytes and times in seconds, unless
-a name says otherwise. `python tools/api_reference.py` writes this page from the docstrings.
+The public names of `stem_edge`, and the classes that they return. [python.md](python.md) shows how to use them. Arrays are
+numpy's, with their shapes in brackets: T tokens, a vocabulary of V. Sizes are in bytes and times in seconds, unless a name says
+otherwise. `python tools/api_reference.py` writes this page from the docstrings.
 """
+# Classes that a public name returns, and what users hold of a Model.
+RETURNED = ("apps.batches.batch.Batch", "bundle.opening.Bundle", "runtime.conversations.conversation.Conversation",
+            "apps.measuring.fit.Fit", "runtime.stats.GenerationStats", "runtime.rows.ngram_rows.NgramRows",
+            "apps.measuring.quality.quality.Quality", "apps.measuring.runs.results.Report",
+            "runtime.rows.table_arrays.Tables")  # fmt: skip
+# Members that the package itself and its tests call.
+INSIDE = {"Model.chat", "Model.check_grammar", "Model.chosen", "Model.engine", "Model.limit_texts", "Model.stepping",
+          "MemoryPlan.computing", "MemoryPlan.measured", "MemoryPlan.more_slots", "NgramRows.counters", "Fit.needs",
+          "Conversation.prompt", "GenerationStats.planned", "SamplingParams.resolved", "Tables.kind", "Tables.layout",
+          "Tables.records"}  # fmt: skip
 ENTRY = re.compile(r"(\w+(?:, \w+)*)(?: \(([^)]+)\))?: (.*)", re.DOTALL)
 WIDTH = 100
 STARS: dict[griffe.ParameterKind | None, str] = {
@@ -51,17 +62,22 @@ class Reference:
         """Return the whole page."""
         functions = [part for one in self.functions for part in (f"### {one.name}", *_of(one))]
         classes = [part for one in self.classes for part in self._of_class(one)]
-        returned = [part for one in self._returned() for part in self._of_class(one)]
-        rows = [f"| `{one.name}` | {_bases(one)} | {_line(one)} |" for one in self.errors]
+        returned = [self._objects[f"stem_edge.{name}"] for name in RETURNED]
+        more = [part for one in returned for part in self._of_class(one)]
+        rows = [
+            f"| `{one.name}` | {', '.join(map(str, one.bases))} | {_line(one)} |"
+            for one in self.errors
+        ]
         errors = "\n".join(["| error | is a | when |", "|---|---|---|", *rows])
         parts = [HEAD.rstrip(), "## Functions", *functions, "## Classes", *classes]
-        parts += ["## What they return and have", *returned]
+        parts += ["## Classes that they return", *more]
         return "\n\n".join([*parts, "## Errors", "Of `stem_edge.errors`.", errors]) + "\n"
 
     def members(self, one: griffe.Class) -> list[griffe.Function | griffe.Attribute]:
         """Public fields, properties and methods of a class and of those that it is made of."""
         found = [self._found(member.path) for member in one.all_members.values()]
-        public = [one for one in found if one.name.islower() and not one.name.startswith("_")]
+        public = [each for each in found if each.name.islower() and each.name[0] != "_"]
+        public = [each for each in public if f"{one.name}.{each.name}" not in INSIDE]
         return [one for one in public if isinstance(one, griffe.Function | griffe.Attribute)]
 
     def fields(self, one: griffe.Class) -> dict[str, tuple[griffe.Attribute, str]]:
@@ -70,21 +86,9 @@ class Reference:
         said, _ = _read(one, {field.name for field in found})
         return {field.name: (field, said.get(field.name) or _said(field)) for field in found}
 
-    def _returned(self) -> list[griffe.Class]:
-        """Further classes of ours that functions and methods take as keywords or return, or fields have."""
-        members = [member for one in self.classes for member in self.members(one)]
-        found = set[griffe.Class]()
-        for typed in (typed for one in [*self.functions, *members] for typed in _types(one)):
-            names = [name for name in typed if isinstance(name, griffe.ExprName)]
-            paths = [name.canonical_path for name in names]
-            own = [self._found(path) for path in paths if path.startswith("stem_edge.")]
-            found |= {one for one in own if isinstance(one, griffe.Class)}
-        return sorted(found - {*self.classes, *self.errors}, key=lambda one: one.name.lower())
-
     def _of_class(self, one: griffe.Class) -> Iterator[str]:
         fields = self.fields(one)
         yield f"### {one.name}"
-        yield f"`{one.path}`"
         yield _read(one, fields)[1]
         if fields:
             rows = [_row(field, said) for field, said in fields.values()]
@@ -113,9 +117,10 @@ def _signature(function: griffe.Function, given: list[griffe.Parameter]) -> str:
         parts.insert(named.index(True), "*")
     end = "" if function.returns is None else f" -> {function.returns}"
     text = f"{function.name}({', '.join(parts)}){end}"
-    if len(text) > WIDTH:
-        text = "\n    ".join([f"{function.name}(", *(f"{part}," for part in parts)]) + f"\n){end}"
-    return f"```py\n{text}\n```"
+    if len(text) <= WIDTH:
+        return f"`{text}`"
+    lines = "".join(f"    {part},\n" for part in parts)
+    return f"```py\n{function.name}(\n{lines}){end}\n```"
 
 
 def _typed(parameter: griffe.Parameter) -> str:
@@ -126,27 +131,30 @@ def _typed(parameter: griffe.Parameter) -> str:
 
 
 def _read(one: griffe.Object, names: Collection[str] | None) -> tuple[dict[str, str], str]:
-    """Return what a docstring's lists say of names, and the rest of it. names: None: of any."""
-    said, rest = dict[str, str](), list[str]()
+    """Return the descriptions of names in a docstring, and its other paragraphs. names: None: of any."""
+    said, paragraphs = dict[str, str](), list[str]()
     for paragraph in (one.docstring.value if one.docstring else "").split("\n\n"):
-        for line in re.split(r"\n(?! )", paragraph):
-            entry = ENTRY.fullmatch(text := " ".join(line.split()))
-            found = entry[1].split(", ") if entry is not None else []
-            if entry is not None and (names is None or set(found) <= set(names)):
-                only = f"({entry[2]}) " if entry[2] else ""
-                said |= dict.fromkeys(found, only + entry[3])
+        lines, entries, rest = paragraph.splitlines(), tuple[str, ...](), list[str]()
+        if all(line.startswith("    ") for line in lines):
+            paragraphs.append(f"```py\n{dedent(paragraph)}\n```")
+            continue
+        for line in lines:
+            entry = ENTRY.fullmatch(line)
+            named = tuple(entry[1].split(", ")) if entry is not None else ()
+            goes_on = line[0] == " " or (bool(entries) and not said[entries[0]].endswith("."))
+            if entry is not None and (names is None or set(named) <= set(names)) and line[0] != " ":
+                entries = named
+                said |= dict.fromkeys(named, f"({entry[2]}) {entry[3]}" if entry[2] else entry[3])
+            elif entries and goes_on:
+                said |= dict.fromkeys(entries, f"{said[entries[0]]} {line.strip()}")
             else:
-                rest.append(text)
-        rest.append("\n")
-    return said, re.sub(r" ?\n ?", "\n\n", re.sub(r"(\s*\n\s*)+", "\n", " ".join(rest))).strip()
+                rest.append(line.strip())
+        paragraphs.append(" ".join(rest))
+    return said, "\n\n".join(filter(None, paragraphs))
 
 
 def _line(one: griffe.Object) -> str:
     return " ".join(one.docstring.value.split()) if one.docstring else ""
-
-
-def _bases(one: griffe.Class) -> str:
-    return ", ".join(f"`{base}`" for base in one.bases)
 
 
 def _said(field: griffe.Attribute) -> str:
@@ -158,16 +166,6 @@ def _said(field: griffe.Attribute) -> str:
     before = map(str.strip, lines[-2::-1])
     above = list(takewhile(lambda line: line.startswith("#"), before))
     return behind if mark else " ".join(line.strip("# ") for line in reversed(above))
-
-
-def _types(one: griffe.Object) -> list[griffe.Expr]:
-    """Types that a function returns and of its further keywords, or the type of a field."""
-    if isinstance(one, griffe.Function):
-        keywords = [each.annotation for each in one.parameters if STARS.get(each.kind) == "**"]
-        types = [one.returns, *keywords]
-    else:
-        types = [one.annotation] if isinstance(one, griffe.Attribute) else []
-    return [typed for typed in types if isinstance(typed, griffe.Expr)]
 
 
 def _row(field: griffe.Attribute, said: str) -> str:

@@ -83,8 +83,6 @@ def evaluate(
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
 
-    The first sentence of each keyword, and its default, are also the help of the command.
-
     text: file in UTF-8 to predict.
     lines: take every line that is not blank as a document of its own, from an empty context and closed
         by the end-of-text token; otherwise, the text is one document. Documents begin with the
