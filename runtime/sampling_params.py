@@ -146,8 +146,13 @@ def params_of(params: SamplingParams | None, options: SamplingOptions) -> Sampli
     if params is not None and options:
         raise InputError("give either params or single options, not both")
     if unknown := options.keys() - SamplingOptions.__annotations__.keys():
-        known = ", ".join(SamplingOptions.__annotations__)
-        raise UnknownOptionError(f"there is no option {min(unknown)}; expected some of {known}")
+        from difflib import get_close_matches  # for errors alone
+
+        wrong, known = min(unknown), list(SamplingOptions.__annotations__)
+        hint = "".join(f"did you mean {name}? " for name in get_close_matches(wrong, known, 1))
+        raise UnknownOptionError(
+            f"there is no option {wrong}; {hint}expected some of {', '.join(known)}"
+        )
     return params or SamplingParams(**_with_grammar(options))
 
 

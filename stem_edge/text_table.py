@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 import unicodedata
 from collections.abc import Sequence
@@ -48,9 +49,12 @@ def cut(text: str, width: int, mark: str = "") -> str:
     return text + mark
 
 
-def wrapped(text: str) -> list[str]:
-    """Wrap a paragraph into lines."""
-    return textwrap.wrap(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+def wrapped(text: str, inside: str = "") -> list[str]:
+    """Wrap a paragraph for this terminal. inside: begins all lines but the first."""
+    width = min(WIDTH, shutil.get_terminal_size().columns)
+    return textwrap.wrap(
+        text, width, subsequent_indent=inside, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def shown_lines(text: str) -> str:

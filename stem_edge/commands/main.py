@@ -40,6 +40,13 @@ COMMANDS = {
 }
 # Ollama's name of a command -> ours.
 SYNONYMS = {"ls": "list", "show": "inspect"}
+# What Ollama, llama.cpp and mlx-lm write where our command is -> what to type.
+FOREIGN = {
+    "chat": "stem-edge run MODEL chats",
+    "pull": "stem-edge run hf:org/name fetches the model, too",
+    **dict.fromkeys(("convert", "create", "quantize"), "stem-edge export makes a bundle"),
+    **dict.fromkeys(("-m", "--model", "-hf", "-p"), "name a command first: stem-edge run -m MODEL"),
+}
 # Command -> extra of the package that it needs.
 EXTRAS = {"serve": "server"}
 
@@ -154,6 +161,8 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
         raise SystemExit(2)
     # Parse only the name, because the options belong to the parser of the command.
     first = SYNONYMS.get(arguments[0], arguments[0])
+    if (hint := FOREIGN.get(first.partition("=")[0])) is not None:
+        parser.error(f"there is no command {first}; {hint}")
     return str(parser.parse_args([first]).command), arguments[1:]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +26,7 @@ class _Line(msgspec.Struct):
 
     id: Id | None
     line: int = 0
-    error: Any = None
+    error: dict[str, Any] | None = None
 
 
 class ResultFile:
@@ -40,6 +40,7 @@ class ResultFile:
         self.path = path
         self.keys = set[Key]()  # of the rows that are done
         self.errors = 0  # lines that are errors
+        self.first_error: str | None = None  # with the line of its row
         self._synced = time.monotonic()
         with self._explained():
             self._file = _open(path)
@@ -57,8 +58,7 @@ class ResultFile:
             return False
         with self._explained():
             disk.write_all(self._file, msgspec.json.encode(result) + b"\n")
-            self.keys.add(key)
-            self.errors += "error" in result
+            self._note(key, result.get("line", 0), result.get("error"))
             if time.monotonic() - self._synced > SYNC_SECONDS:
                 disk.fsync(self._file)
                 self._synced = time.monotonic()
@@ -94,9 +94,14 @@ class ResultFile:
                 except ValueError:
                     raise self._other(number) from None
                 whole += len(line)
-                self.errors += found.error is not None
-                self.keys.add(key_of(found.id, found.line))
+                self._note(key_of(found.id, found.line), found.line, found.error)
         return whole
+
+    def _note(self, key: Key, line: int, error: Mapping[str, Any] | None) -> None:
+        self.keys.add(key)
+        if error is not None:
+            self.errors += 1
+            self.first_error = self.first_error or f"line {line}: {error.get('message')}"
 
     def _other(self, number: int) -> InputError:
         return InputError(

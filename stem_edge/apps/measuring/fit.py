@@ -46,6 +46,7 @@ class Fit:
     hit_source: str  # in words
     bandwidth: Bandwidth
     flash: FlashName | None  # None: records come out of the page cache
+    step_seconds: float = 0.0  # that preparing measured on this machine; 0: unknown
 
     @property
     def footprint(self) -> Footprint:
@@ -82,8 +83,9 @@ class Fit:
 
     @property
     def bound(self) -> float:
-        """Upper bound of tokens a second: a token reads its bytes at the bandwidth of memory."""
-        return 1 / (self.token_nbytes / self.bandwidth.rate + self.stall)
+        """Upper bound of tokens a second: a token reads its bytes, and takes a step's known time."""
+        step = max(self.token_nbytes / self.bandwidth.rate, self.step_seconds)
+        return 1 / (step + self.stall)
 
 
 def fit(
@@ -128,7 +130,9 @@ def fit(
     found, _, plan = loader_of_kv(bundle, chosen, options, later)
     needs = found.needs(plan.context_length)
     hits, source = _hits(bundle, needs.footprint)
-    return Fit(needs, plan, needs.mapped, hits(plan.slots), source, rates, flash)
+    costs = found.step_costs if device is None and bandwidth is None else None
+    step = costs.seconds if costs is not None else 0.0
+    return Fit(needs, plan, needs.mapped, hits(plan.slots), source, rates, flash, step)
 
 
 def beside_mapped(bundle: Bundle, engine: str, options: LoadOptions, memory: int) -> int:

@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(to_dict(found), indent=1))
     else:
-        print(
-            "\n".join([f"fits: {_short(found)}", "", *_figures(found), "", *_command(found, shown)])
-        )
+        lines = [f"fits: {_short(found)}", "", *_figures(found), "", "run it with:"]
+        print(*(part for line in lines for part in wrapped(line, "  ") or [""]), sep="\n")
+        print(_command(found, shown))
     return 0
 
 
@@ -104,9 +104,10 @@ def _figures(one: Fit) -> list[str]:
         waits = f"{one.stall * 1e3:.3g} ms a token, from {one.flash or 'the page cache'}"
         rows += [("row cache hit rate", source), ("waiting for rows", waits)]
     rate = f"{format_size(one.token_nbytes)} a token at {one.bandwidth.source}"
+    timed = ", as preparing timed a step here" if one.step_seconds else ""
     rows += [
         ("reads from memory", rate),
-        ("upper bound of the speed", f"{format_rate(one.bound)} tokens/s"),
+        ("upper bound of the speed", f"{format_rate(one.bound)} tokens/s{timed}"),
     ]
     if plan.prefill_refused:
         rows.append(("prefill graph not used", plan.prefill_refused))
@@ -115,12 +116,12 @@ def _figures(one: Fit) -> list[str]:
     return table(rows, "l")
 
 
-def _command(one: Fit, path: str) -> list[str]:
+def _command(one: Fit, path: str) -> str:
     plan, footprint = one.plan, one.footprint
     limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}"
     limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
     limit += f" --kv {plan.kv}" * (footprint.kv != footprint.usual_kv)
-    return ["run it with:", f"  stem-edge generate {path} Hello {limit}"]
+    return f"  stem-edge generate {path} Hello {limit}"
 
 
 def _types(one: Fit) -> str:

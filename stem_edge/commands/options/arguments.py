@@ -18,7 +18,8 @@ from stem_edge.errors import InputError
 from stem_edge.shown import shown
 
 MORE = "(docs/commands.md)"  # help of options that few people need
-# Options of llama.cpp, Ollama and mlx-lm that have no synonym here, and what to type.
+# Options of llama.cpp, Ollama and mlx-lm that have no synonym here, and what to type. A hint that begins with
+# an option is for the commands that have this option.
 RUN, DRAFTS, GPU = "stem-edge run chats", "--speculate N drafts", "--provider NAME chooses a device"
 KV, WHOLE = "--kv TYPE stores keys and values so", "--resident reads all tables first"
 FOREIGN = {
@@ -29,11 +30,12 @@ FOREIGN = {
     **dict.fromkeys(
         ("-md", "--model-draft", "--draft-model", "--draft-max", "--num-draft-tokens"), DRAFTS
     ),
-    **dict.fromkeys(("-f", "--file"), "the prompt is read from stdin, as in < FILE"),
+    **dict.fromkeys(("-f", "--file"), "--prompt TEXT, or < FILE"),
     **dict.fromkeys(("-j", "--json-schema", "--format"), "--schema FILE reads one from a file"),
     **dict.fromkeys(("-np", "--parallel"), "--sequences N fits N contexts"),
     **dict.fromkeys(("-r", "--reverse-prompt"), "--stop TEXT ends an answer"),
     **dict.fromkeys(("-fa", "--flash-attn"), "attention is always computed so; leave it out"),
+    "--repeat-last-n": "--repetition-penalty counts the whole text",
     "--adapter-path": "stem-edge export --lora merges an adapter",
     "--api-key": "--api-key-file FILE, because all users of a machine see its command lines",
     "--greedy": "--temp 0 takes the most probable token",
@@ -84,8 +86,8 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return "\n".join(wrapped) + "\n"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Keep the lines of a description, and wrap those that are too long for the terminal."""
-        lines = []
+        """Wrap the paragraphs of a description, and its indented lines each for itself."""
+        lines, text = [], re.sub(r"(?m)^(\S.*)\n(?=\S)", r"\1 ", text)
         for line in text.splitlines():
             begin = len(line) - len(line.lstrip())
             inside = " " * (begin + 2 * bool(begin))
@@ -120,12 +122,19 @@ class Parser(argparse.ArgumentParser):
         words = list(words)
         end = words.index("--") if "--" in words else len(words)
         for at, word in enumerate(words[:end]):
-            name = word.partition("=")[0]
-            if name in FOREIGN and name not in self._option_string_actions:
-                self.error(f"there is no {name} here; {FOREIGN[name]}")
-            if word in MODEL and at + 1 < len(words):
-                words = [MODEL[word] + words[at + 1], *words[:at], *words[at + 2 :]]
+            name, equals, given = word.partition("=")
+            if name not in self._option_string_actions and (hint := self._hint(name)):
+                self.error(f"there is no {name} here; {hint}")
+            if name in MODEL and (equals or at + 1 < len(words)):
+                model, rest = (given, at + 1) if equals else (words[at + 1], at + 2)
+                words = [MODEL[name] + model, *words[:at], *words[rest:]]
         return self.parse_intermixed_args(words)
+
+    def _hint(self, foreign: str) -> str:
+        """Return what to type in place of another program's option; empty if nothing here is like it."""
+        hint = FOREIGN.get(foreign, "")
+        option = hint.partition(" ")[0]
+        return "" if option.startswith("--") and option not in self._option_string_actions else hint
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option that may be meant, and end the process with status 2."""
@@ -135,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^(argument (-\w/)?--[\w-]+)(/-+[\w-]+)+", r"\1", message)  # no synonyms
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        near = get_close_matches(unknown[1], known, 1) if unknown else []
+        near = get_close_matches(unknown[1], known, 1, 0.7) if unknown else []
         hint = "".join(f"did you mean {name}? " for name in near)
         self.exit(2, f"{self.prog}: {message}; {hint}see {self.prog} --help\n")
 

@@ -64,8 +64,7 @@ def report(found: Batch) -> str:
     parts = [f"{_count(rows, 'row')}, {speed}" if rows else "no row was left to run"]
     if found.errors:
         parts.append(f"{_count(found.errors, 'error')} among {_count(found.results, 'result')}")
-        if found.first_error is not None:
-            parts[-1] += f" ({found.first_error})"
+        parts[-1] += f" ({found.first_error})"
         parts.append("rows whose lines are deleted are run again")
     return "; ".join(parts)
 

@@ -31,7 +31,7 @@ def test_it_answers_once_and_tells_of_errors(capsys: Capture, tmp_path: Path) ->
     assert "; 1 error among 2 results (line 2: top_p is 7; " in told
     source.write_text(source.read_text().replace("7", "1"))
     assert main(command) == 1  # ids decide: the row is done
-    assert "no row was left to run; 1 error among 2 results; rows whose" in capsys.readouterr().err
+    assert "no row was left to run; 1 error among 2 results (line 2:" in capsys.readouterr().err
     output.write_text(output.read_text().splitlines(True)[1])
     assert main(command) == 0
     assert "1 row, 3 tokens in" in capsys.readouterr().err

@@ -80,20 +80,6 @@ def test_wrong_usage_is_one_line_that_says_where_help_is(
     assert line.endswith("; see stem-edge inspect --help")
 
 
-@pytest.mark.parametrize(
-    ("option", "hint"), [("--cots", "did you mean --cost? "), ("--unlike-any", "")]
-)
-def test_an_unknown_option_names_the_one_that_is_meant(
-    capsys: Capture, option: str, hint: str
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["inspect", "a", option])
-    said = (
-        f"stem-edge inspect: unrecognized arguments: {option}; {hint}see stem-edge inspect --help\n"
-    )
-    assert capsys.readouterr().err == said
-
-
 from installed import DEMO
 
 

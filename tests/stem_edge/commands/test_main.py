@@ -115,6 +115,7 @@ def test_interrupt_while_generating_still_gives_the_figures(
             "with a larger --context-length (up to 256)",
         ),
         (["export", "/nowhere", "/tmp/never"], "/nowhere: no such checkpoint"),
+        (["run", "--model=/nowhere", "a"], "/nowhere: no such bundle folder"),
         (["inspect", "/nowhere"], "/nowhere: no such bundle folder"),
         (["verify", "/nowhere"], "/nowhere: no such bundle folder"),
         (["demo", "--slots", "0"], "--slots is 0; expected 4 to 1756"),
@@ -134,16 +135,23 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
     [
         ("-ngl 99", "there is no -ngl here; --provider NAME"),
         ("-np 4", "--sequences N"),
-        ("--verbose", "--json prints"),
+        ("--repeat-last-n 4", "--repetition-penalty counts"),
         ("--max-token 4", "did you mean --max-tokens?"),
+        ("--unlike-any 4", "unrecognized arguments: --unlike-any 4; see"),
+        ("measure a -f", "unrecognized arguments: -f; see"),
+        ("serve a --verbose", "unrecognized arguments: --verbose; see"),
+        ("inspect a --cots", "arguments: --cots; did you mean --cost? see stem-edge inspect"),
+        ("-m model", "there is no command -m; name a command first"),
+        ("chat model", "stem-edge run MODEL chats"),
         ("-t 0.7", "-t/--threads: expected a whole number, found '0.7'"),
         ("-n x", "argument -n/--max-new-tokens: expected a whole number"),
         ("b -- -f", "unrecognized arguments: b -- -f"),
     ],
 )
 def test_options_of_other_programs_name_ours(words: str, said: str, capsys: Capture) -> None:
+    command = GENERATE if words.split()[0] not in {*COMMANDS, "chat", "-m"} else []
     with pytest.raises(SystemExit):
-        main([*GENERATE, *words.split()])
+        main([*command, *words.split()])
     assert said in capsys.readouterr().err
 
 

@@ -25,6 +25,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     read_prepared,
 )
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.shown import format_size
 from stem_edge.system.child import last_line, module_command, run_worker, signal_name
 
 WORKER = "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker"
@@ -71,8 +72,8 @@ def make(
             if (record := read_prepared(folder)) is None:
                 if (free := shutil.disk_usage(folder.parent).free) < needed:
                     raise BackendError(
-                        f"{folder.parent}: preparing takes {needed:,} bytes, {free:,} are free; free some "
-                        "space, or give another folder with cache_dir"
+                        f"{folder.parent}: preparing takes {format_size(needed, up=True)}, {format_size(free)} "
+                        "are free; free some space, or give another folder with cache_dir"
                     )
                 tell("preparing for this processor, once", progress)
                 _fill(bundle, folder, threads, kv)

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     thinking = "let the model think before it answers, or not"
     add("--thinking", action=argparse.BooleanOptionalAction, help=thinking)
     add("--json", action="store_true", help="print a JSON object for each answer")
-    add("-q", "--quiet", action="store_true", help="print no line of figures after an answer")
+    add("-q", "--quiet", action="store_true", help="print no figures in a chat at a terminal")
     add_sampling(parser.add_argument_group("choosing tokens"), MAX_NEW_TOKENS)
     loading = parser.add_argument_group("loading")
     add_loading(loading)

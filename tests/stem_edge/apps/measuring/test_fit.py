@@ -80,5 +80,8 @@ def test_the_command(capsys: Capture) -> None:
     figures = json.loads(capsys.readouterr().out)
     assert figures["plan"]["slots"] == 1756 and figures["flash"] == "ufs2"
     assert figures["bound_tokens_per_second"] > 0
+    main(["prepare", str(DEMO), "--json", "-t", "1"])
+    step = json.loads(capsys.readouterr().out)["steps"]["seconds"]
+    assert fit(DEMO, "1GB").bound <= 1 / step < fit(DEMO, "1GB", bandwidth="99TB").bound
     assert main(["fit", str(DEMO), "--memory", "1MB", "--bandwidth", "1GB", "--json"]) == 1
     assert "is too small" in capsys.readouterr().err

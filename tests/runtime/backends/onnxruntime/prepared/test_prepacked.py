@@ -103,7 +103,7 @@ def test_a_full_disk(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     assert prepare(bundle, tmp_path) == 1
     said = capsys.readouterr().err
-    assert "takes " in said and "1,000 are free" in said and not folders(tmp_path)
+    assert "takes " in said and "1 kB are free" in said and not folders(tmp_path)
 
 
 # Ends after 20,000 bytes of a file, as where a quota is used up.
