@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -210,20 +209,7 @@ def _open_prefixes(
         from stem_edge.runtime.prefixes.opening import open_folder  # for prompts in files alone
 
         folder = open_folder(bundle, plan, options)
-    return Prefixes(
-        engine,
-        plan.context_length,
-        plan.kv_nbytes,
-        folder,
-        keeps=keep,
-        fingerprint=partial(_fingerprint, bundle, plan, options),
-    )
-
-
-def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
-    from stem_edge.runtime.prefixes.opening import fingerprint  # for prompts in files alone
-
-    return fingerprint(bundle, plan, options)
+    return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
 
 
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore:

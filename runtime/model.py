@@ -124,26 +124,24 @@ class Model(Answering):
         )
 
     def save_conversation(self, path: str | Path, conversation: Conversation) -> None:
-        """Write the messages of a conversation, with their kept keys and values, to a file.
+        """Write the messages of a conversation to a file, as JSON that only this user can read.
 
-        Only this user can read it. Raises InputError if that fails.
+        Raises InputError if that fails.
         """
         from stem_edge.runtime.conversations.file import save_messages
 
         self.engine.check_usable()
-        messages = conversation.messages
-        save_messages(self._prefixes, Path(path), lambda: conversation.prompt(messages), messages)
+        save_messages(Path(path), conversation.messages)
 
     def load_conversation(self, path: str | Path) -> Conversation:
-        """Return the conversation of a file; its next turn goes on from there, if it can.
+        """Return the conversation of a file that save_conversation wrote.
 
-        Another bundle, engine, processor or release computes its prompt again. Raises InputError
-        for a file that is damaged or no conversation.
+        Its next turn computes the prompt, unless `prompt_cache` has it. Raises InputError for any other file.
         """
         from stem_edge.runtime.conversations.file import load_messages
 
         self.engine.check_usable()
-        return self.conversation(load_messages(self._prefixes, Path(path)))
+        return self.conversation(load_messages(Path(path)))
 
     def forget_prefixes(self) -> None:
         """Drop what calls of generate have kept of their prompts, so that the next computes all."""

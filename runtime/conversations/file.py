@@ -1,76 +1,34 @@
-"""A conversation as a file: its messages, with their keys and values as far as kept."""
+"""A conversation as a file: its messages as JSON, which only their user can read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.context import PromptKey
-from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
-from stem_edge.runtime.prefixes.folder import restore, saved_of
-from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.files.disk import read_file, write_whole
 from stem_edge.runtime.text.chat import Messages
 
+MOST_NBYTES = 8 << 20
 
-def save_messages(
-    prefixes: Prefixes, path: Path, prompt: Callable[[], list[int]], messages: Messages
-) -> None:
-    """Write messages with their kept keys and values. Raises InputError if writing fails.
 
-    prompt: makes token ids of the messages.
-    """
-    ids = list[int]()
-    with suppress(InputError):  # messages that no turn could have are kept all the same
-        ids = prompt()
-    best, tokens = prefixes.borrowed(prefixes.prompt_of(ids))
-    found, fingerprint = None, prefixes.fingerprint
+def save_messages(path: Path, messages: Messages) -> None:
+    """Write messages to a file, in place of an older one. Raises InputError if that fails."""
     try:
-        if best is not None:
-            found = saved_of(best.prompt, tokens, fingerprint, best.backend)
-        saved, arrays = found or (Saved(fingerprint, [], []), [])
-        write_prefix(path, replace(saved, messages=json.dumps(messages)), arrays)
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot write ({error.strerror}); choose another place"
-        ) from error
-    finally:
-        if best is not None:
-            prefixes.give_back(best)
+        data = json.dumps({"messages": messages}, indent=1).encode()
+        write_whole(path, data, durable=True, mode=0o600)
+    except (OSError, ValueError) as error:  # a name with a null character is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot write ({reason}); choose another place") from error
 
 
-def load_messages(prefixes: Prefixes, path: Path) -> Messages:
-    """Read messages, and keep the keys and values beside them if they are of use here.
-
-    Raises InputError for any other file.
-    """
+def load_messages(path: Path) -> Messages:
+    """Read the messages of a saved conversation. Raises InputError for any other file."""
     try:
-        with PrefixFile(path.resolve()) as file:
-            file.check()
-            if not (saved := file.saved).messages:
-                raise UnusableError("it has no messages")
-            if file.own and saved.token_ids and saved.fingerprint == prefixes.fingerprint:
-                _keep(prefixes, file)
-        messages: Messages = json.loads(saved.messages)
+        data = read_file(path.resolve(), MOST_NBYTES)
+        messages: Messages = json.loads(data)["messages"]
     except OSError as error:
-        raise InputError(f"{path}: cannot read ({error.strerror})") from error
-    except ValueError as error:
-        raise InputError(
-            f"{path}: not a conversation, or damaged ({error}); "
-            "give a file that save_conversation wrote"
-        ) from error
+        raise InputError(f"{path}: cannot read ({error.strerror}); give another file") from error
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: not a saved conversation; give another file") from error
     return messages
-
-
-def _keep(prefixes: Prefixes, file: PrefixFile) -> None:
-    """Keep the keys and values of a file for later prompts."""
-    ids = file.saved.token_ids
-    prefix = prefixes.opened_for(PromptKey(ids, {}, file.saved.starts))
-    if prefix is not None:
-        with suppress(UnusableError):
-            restore(file, len(ids), prefix.backend)
-            prefix.position = len(ids)
-        prefixes.give_back(prefix)

@@ -1,7 +1,7 @@
 """A prefix as a file: token ids, keys and values as they lie in a context, and what they depend on.
 
-The format is safetensors. The first tensors have the token ids, where steps began and the messages
-of a conversation, the last one the CRC-32C of all bytes before it. Only tokens that look up their own
+The format is safetensors. The first tensors have the token ids, where steps began and nothing
+(`messages`), the last one the CRC-32C of all bytes before it. Only tokens that look up their own
 rows are written, so ids and the fingerprint say all.
 Only its user may read a file, because it holds what was asked.
 """
@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import extend
 
-from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 
@@ -34,12 +33,11 @@ PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
 TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
 # Limits, because a file may come from elsewhere, and as Python's objects it takes 20 times as much.
 MOST_HEADER_NBYTES = 1 << 20
-MOST_MESSAGES_NBYTES = 8 << 20
 MOST_IDS = 2 << 20
 MOST_TENSORS = 4096
 PIECE_NBYTES = 1 << 18  # read at a time where nothing is kept
 IDS, STARTS, MESSAGES, CHECKSUM = "token_ids", "starts", "messages", "crc32c"
-FIRST = {IDS: ("<u4", MOST_IDS), STARTS: ("<u4", MOST_IDS), MESSAGES: ("|u1", MOST_MESSAGES_NBYTES)}
+FIRST = {IDS: ("<u4", MOST_IDS), STARTS: ("<u4", MOST_IDS), MESSAGES: ("|u1", 0)}
 DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "I64": "<i8"}
 NAMES = {np.dtype(value).str: name for name, value in DTYPES.items()}
 
@@ -55,7 +53,6 @@ class Saved:
     fingerprint: str  # of all that keys and values depend on, beside the ids
     token_ids: list[int]
     starts: list[int]  # where the steps began that computed them
-    messages: str = ""  # JSON of the conversation that was saved
 
 
 @dataclass(frozen=True)
@@ -100,12 +97,7 @@ def _checked(path: Path) -> Path:
 
 def _first(saved: Saved) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors before keys and values. Raises OSError for more than can be read."""
-    messages = np.frombuffer(saved.messages.encode(), np.uint8)
-    values: dict[str, Sequence[int] | U8] = {
-        IDS: saved.token_ids,
-        STARTS: saved.starts,
-        MESSAGES: messages,
-    }
+    values: dict[str, list[int]] = {IDS: saved.token_ids, STARTS: saved.starts, MESSAGES: []}
     for name, (_, most) in FIRST.items():
         if len(values[name]) > most:
             raise OSError(errno.EFBIG, f"{len(values[name])} {name}, at most {most} can be kept")
@@ -198,7 +190,7 @@ class PrefixFile:
     def check(self) -> None:
         """Read everything, in pieces, because no context limits what a stranger's file has.
 
-        Raises UnusableError for damaged bytes, and for messages that are no JSON.
+        Raises UnusableError for damaged bytes.
         """
         crc, end = 0, self._tensors[-1].offset
         buffer = np.empty(PIECE_NBYTES, np.uint8)
@@ -206,10 +198,6 @@ class PrefixFile:
             crc = extend(crc, self._fill(buffer[: end - at], at))
         if crc.to_bytes(4, "little") != self._read(end, 4).tobytes():
             raise UnusableError("damaged")
-        try:
-            json.loads(self.saved.messages or "[]")
-        except (ValueError, RecursionError) as error:
-            raise UnusableError("its messages are no JSON") from error
 
     def _read(self, offset: int, nbytes: int) -> U8:
         return self._fill(np.empty(nbytes, np.uint8), offset)
@@ -239,9 +227,8 @@ class PrefixFile:
             if tensor.dtype != dtype or len(tensor.shape) != 1 or tensor.shape[0] > most:
                 raise UnusableError(f"{name} are none")
             found[name] = self._read(tensor.offset, tensor.nbytes).view(dtype)
-        messages = found[MESSAGES].tobytes().decode()
         ids, starts = found[IDS].tolist(), found[STARTS].tolist()
-        return Saved(str(about["fingerprint"]), ids, starts, messages), tensors
+        return Saved(str(about["fingerprint"]), ids, starts), tensors
 
 
 def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
@@ -259,16 +246,3 @@ def is_own(found: os.stat_result) -> bool:
     """Return whether a file or folder is this user's, and no other user can write to it."""
     getuid: Callable[[], int] | None = getattr(os, "getuid", None)
     return getuid is None or (found.st_uid == getuid() and not found.st_mode & 0o022)
-
-
-def check_conversation(path: Path) -> None:
-    """Raise InputError unless a file is a saved conversation; its bytes are not checked."""
-    try:
-        with PrefixFile(path) as file:
-            if file.saved.messages:
-                return
-    except OSError as error:
-        raise InputError(f"{path}: cannot read ({error.strerror}); give another file") from error
-    except UnusableError:
-        pass
-    raise InputError(f"{path}: not a saved conversation; give another file")

@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -47,9 +46,8 @@ class Prefixes:
         folder: PrefixFolder | None = None,
         *,
         keeps: bool = True,
-        fingerprint: Callable[[], str] = str,
     ) -> None:
-        self.limit, self._fingerprint = limit, fingerprint
+        self.limit = limit
         self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._kept: list[Context] = []
@@ -57,11 +55,6 @@ class Prefixes:
         # Replaced, never changed: a signal handler may lend while it is read.
         self._lent = frozenset[weakref.ref[Context]]()
         self._ended = deque[Context]()  # to be kept
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """All that decides keys and values of token ids here."""
-        return self._fingerprint()
 
     def take(
         self,
@@ -126,7 +119,7 @@ class Prefixes:
             dropped, self._kept = self._kept[::-1], []
         self._write(dropped)
 
-    def borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
+    def _borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
         """Take out the kept context that has most tokens of a prompt; it is to be given back."""
         with self._lock:
             self._collect()
@@ -137,22 +130,13 @@ class Prefixes:
             self._lent |= {weakref.ref(best)}
             return best, tokens
 
-    def prompt_of(self, token_ids: Sequence[int]) -> PromptKey:
-        """Return token ids, without edits, as a call here computes them."""
-        return PromptKey(token_ids, {}, self._engine.starts(len(token_ids)))
-
-    def opened_for(self, prompt: PromptKey) -> Context | None:
-        """Return an empty context for a prompt, to be given back filled; None if prompts are not kept."""
-        length = self._length
-        return self._lend(self._opened(prompt, length), length) if self._keeps else None
-
     def give_back(self, prefix: Context, *, keep: bool = True) -> None:
         """Take back a context after its call; takes no lock."""
         if keep and self._keeps and not prefix.joined:  # not closed meanwhile
             self._ended.append(prefix)
 
     def _take(self, prompt: PromptKey, length: int) -> Context:
-        best, tokens = self.borrowed(prompt)
+        best, tokens = self._borrowed(prompt)
         prefix = best or self._opened(prompt, self._length)
         resumes = prefix.backend.resumes(len(prompt.token_ids))
         saved = None if self._folder is None else self._folder.find(prompt, resumes, tokens)

@@ -222,14 +222,14 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         rest = rest[count:]
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
     """Write a file beside its target, then rename it over an older one. Raises OSError.
 
-    durable: survives a power cut, too.
+    durable: survives a power cut, too. mode: see `create`.
     """
     beside = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
-        descriptor = create(beside)
+        descriptor = create(beside, mode)
         try:
             write_all(descriptor, data)
             if durable:

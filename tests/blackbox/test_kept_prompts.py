@@ -228,25 +228,19 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert said > 3
 
 
-def test_conversations_are_saved_with_their_keys_and_values(model: Model, tmp_path: Path) -> None:
+def test_conversations_are_saved(model: Model, tmp_path: Path) -> None:
     path, talk = tmp_path / "talk", model.conversation()
     for question in (LONG, "What is the capital of Spain?"):
         list(talk.send(question, max_new_tokens=6))
     model.save_conversation(path, talk)
     expected = [chunk.text for chunk in talk.send("And of Peru?", max_new_tokens=6)]
-    for options, taken in (({}, True), ({"kv": "int8"}, False)):
-        given: Any = options
-        with stem_edge.load(DEMO, threads=1, **given) as later:
-            loaded = later.load_conversation(path)
-            assert loaded.messages == talk.messages[:4]
-            said = [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)]
-            assert (later.stats.cached_tokens >= 128) == taken and (said == expected or not taken)
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
+    with stem_edge.load(DEMO, threads=1) as later:
+        loaded = later.load_conversation(path)
+        assert loaded.messages == talk.messages[:4]
+        assert [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)] == expected
     content: bytes | None
     for content, problem in (
-        (b"{}", "not a conversation"),
-        (bytes(data), "damaged"),
+        *((data, "not a saved conv") for data in (b"{}", b"[" * 10**5, b"9" * 6000, b"\xff", b"5")),
         (None, "cannot read"),
     ):
         if content is None:

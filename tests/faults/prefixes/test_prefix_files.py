@@ -14,13 +14,7 @@ import pytest
 from prefix_files import IDS, filled, found, prompt
 
 import stem_edge
-from stem_edge.runtime.prefixes.file import (
-    MOST_HEADER_NBYTES,
-    PrefixFile,
-    Saved,
-    UnusableError,
-    write_prefix,
-)
+from stem_edge.runtime.prefixes.file import MOST_HEADER_NBYTES, PrefixFile, UnusableError
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 
 COUNT = 130
@@ -108,13 +102,6 @@ def test_malformed_headers(at: tuple[str, ...], value: object, path: Path) -> No
     path.write_bytes(len(text).to_bytes(8, "little") + text + whole[end:])
     with pytest.raises(UnusableError):
         PrefixFile(path)
-
-
-@pytest.mark.parametrize("messages", ["[" * 100_000, "9" * 6000, "text"], ids=len)
-def test_messages_that_are_no_json(messages: str, path: Path) -> None:
-    write_prefix(path, Saved("this", [], [], messages), [])
-    with PrefixFile(path) as file, pytest.raises(UnusableError, match="JSON"):
-        file.check()
 
 
 WRITER = """

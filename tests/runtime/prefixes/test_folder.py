@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ from safetensors.numpy import load_file
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.context import PromptKey
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
+from stem_edge.runtime.prefixes.opening import fingerprint
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
@@ -136,7 +137,7 @@ def test_a_shorter_context_takes_the_first_tokens(tmp_path: Path) -> None:
 
 
 def test_a_header_alone_says_what_is_there(tmp_path: Path) -> None:
-    saved = Saved("a\nb", IDS, [0, 128], '[{"role": "user"}]')
+    saved = Saved("a\nb", IDS, [0, 128])
     write_prefix(tmp_path / "f", saved, filled().kept(400))
     with PrefixFile(tmp_path / "f") as file:
         assert file.saved == saved and file.own
@@ -151,16 +152,12 @@ def test_an_accelerator_has_no_prompt_cache(tmp_path: Path) -> None:
         load_fixed(DEMO, prompt_cache=tmp_path / "p", device_memory="2GB")
 
 
-def test_what_keys_and_values_depend_on(engine: str, tiny: Path, tmp_path: Path) -> None:
-    """A saved conversation says it."""
-    bundle, fingerprints = Path(shutil.copytree(tiny, tmp_path / "bundle")), list[str]()
+def test_what_keys_and_values_depend_on(engine: str, tiny: Path) -> None:
+    fingerprints = list[str]()
     kv = "fp16" if engine == "ggml" else "int8"
     choices: list[Any] = [{}, {"kv": kv}, {"threads": 1}, {"weights": "stored"}, {}]
     for options in choices:
-        with load_fixed(bundle, **{"threads": 2, "kv": "fp32"} | options) as model:
-            if len(fingerprints) == 4:  # another bundle in its place changes nothing
-                (bundle / "manifest.json").unlink()
-            model.save_conversation(tmp_path / "talk", model.conversation())
-        with PrefixFile(tmp_path / "talk") as file:
-            fingerprints.append(file.saved.fingerprint)
+        given = {"threads": 2, "kv": "fp32"} | options
+        with load_fixed(tiny, **given) as model:
+            fingerprints.append(fingerprint(model.bundle, model.plan, LoadOptions(**given)))
     assert fingerprints[0] == fingerprints[4] and len(set(fingerprints)) == 4

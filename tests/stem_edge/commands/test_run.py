@@ -145,7 +145,6 @@ def test_commands(
         f"saved 3 messages as {talk}",
         f"{note}: not a saved conversation",
         "no file; give its name",
-        f"{note}: not a conversation",
         "x/y: cannot read (No such file",
         f"{tmp_path}: cannot read (not a regular file)",
         "x/y: cannot write (No such file",

@@ -9,7 +9,7 @@ from typing import Any
 
 from stem_edge.commands.running.run.session import Session
 from stem_edge.errors import InputError
-from stem_edge.runtime.prefixes.file import check_conversation
+from stem_edge.runtime.conversations.file import load_messages
 from stem_edge.runtime.sampling_params import RANGES
 from stem_edge.sampling import FILTERS
 from stem_edge.shown import printable, shown
@@ -101,7 +101,7 @@ def _number(field: str, text: str) -> float:
 def _save(session: Session, name: str) -> None:
     path = _path(name)
     if path.exists():
-        check_conversation(path)  # because another file must not be replaced
+        load_messages(path)  # because another file must not be replaced
         if path.resolve() not in session.files:
             raise InputError(
                 f"{shown(name)} has another conversation; choose another name, or /load that first"
