@@ -3,11 +3,10 @@
     python tools/fuzz.py --list
     python tools/fuzz.py manifest                      # 200,000 inputs
     python tools/fuzz.py gguf --seconds 60 --seed 7
-    python tools/fuzz.py edit --replay build/fuzz/edit/finding-0123456789ab
 
 Within 10 seconds and 1 GiB, each input must be read or be refused with a StemEdgeError: one printable
 line that names the file. Any other outcome ends the run with exit status 1, and a minimized input is
-written to --findings. The current input is kept there as `running`, in case it kills the process or
+written to build/fuzz. The current input is there as `running`, in case it kills the process or
 hangs for a minute.
 
 Seeds are in tests/data/fuzz/TARGET, together with findings that have been fixed. Linux and macOS.
@@ -28,39 +27,32 @@ from fuzzing.running import SEEDS, FaultError, Runner, limit_this_process
 from fuzzing.targets import TARGETS, Target
 
 HANG_SECONDS = 60.0  # native code cannot be interrupted by a signal, so the process is ended
-RUNNING = "running"  # file with the current input
+FINDINGS, RUNNING = Path("build/fuzz"), "running"  # folder, and file in it with the current input
 
 
 def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
     """Run inputs as the command line asks; the target reads its files in `folder`."""
-    findings: Path = args.findings / args.target
+    findings = FINDINGS / args.target
     findings.mkdir(parents=True, exist_ok=True)
     limit_this_process()
     runner, started = Runner(target, folder, findings), time.monotonic()
 
-    def run_input(data: bytes) -> str:
-        (findings / RUNNING).write_bytes(data)
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-        return runner.run(data)
-
     seeds = [path.read_bytes() for path in sorted((SEEDS / args.target).iterdir())]
     try:
-        if args.replay:
-            print(run_input(args.replay.read_bytes()))
-        else:
-            for data in mutants(target.change, Random(args.seed), seeds):
-                if runner.executions >= args.runs or time.monotonic() > started + args.seconds:
-                    break
-                run_input(data)
+        for data in mutants(target.change, Random(args.seed), seeds):
+            if runner.executions >= args.runs or time.monotonic() > started + args.seconds:
+                break
+            (findings / RUNNING).write_bytes(data)
+            faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+            runner.run(data)
         (findings / RUNNING).unlink(missing_ok=True)
     finally:
         faulthandler.cancel_dump_traceback_later()
-        if runner.executions and not args.replay:
-            print(
-                f"{args.target}: {runner.executions:,} inputs in {time.monotonic() - started:,.0f} s, "
-                f"{runner.accepted:,} accepted, refused at {len(runner.refused_at)} places, "
-                f"slowest {runner.slowest:.3f} s"
-            )
+        print(
+            f"{args.target}: {runner.executions:,} inputs in {time.monotonic() - started:,.0f} s, "
+            f"{runner.accepted:,} accepted, refused at {len(runner.refused_at)} places, "
+            f"slowest {runner.slowest:.3f} s"
+        )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -74,8 +66,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--runs", type=int, default=200_000, help="number of inputs (200,000)")
     add("--seconds", type=float, default=float("inf"), help="stop after so long (no limit)")
     add("--seed", type=int, default=0, help="seed of the mutations (0)")
-    add("--replay", type=Path, metavar="FILE", help="run this input only")
-    add("--findings", type=Path, default=Path("build/fuzz"), metavar="DIR", help="(build/fuzz)")
     return parser
 
 
@@ -83,8 +73,6 @@ def main() -> None:
     """Run the command line. Raises FaultError for an input that broke the contract."""
     parser = make_parser()
     args = parser.parse_args()
-    if args.replay and not (args.target and args.replay.is_file()):
-        parser.error("--replay needs a TARGET and an existing FILE")
     if args.runs < 1 or args.seconds <= 0:
         parser.error("--runs and --seconds must be above 0")
     if args.list or args.target is None:

@@ -1,4 +1,4 @@
-"""Checkpoints of random weights in the shapes of Gemma 3n and 4, as Hugging Face folders in bfloat16.
+"""Checkpoints of random weights in the shapes of Gemma 4, as Hugging Face folders in bfloat16.
 
 They are for benchmarks: names and sizes are real, the generated text is noise. Gemma 4 may be packed
 as QAT for phones leaves it (`quant_method: gemma`). The command is tools/make_checkpoint.py. Tensors
@@ -56,20 +56,12 @@ GEMMA_4: dict[str, Any] = {
     "global_head_dim": 512,
     "max_position_embeddings": 131_072,
 }
-GEMMA_3N: dict[str, Any] = {
-    "architectures": ["Gemma3nForCausalLM"],
-    "model_type": "gemma3n_text",
-    "vocab_size": 262_400,
-    "max_position_embeddings": 32_768,
-}
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads",
     "num_kv_shared_layers",
 )  # fmt: skip
 # Name -> keys of config.json, SIZES, and the distance between layers of full attention.
 SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
-    "gemma-3n-e2b": (GEMMA_3N, (2048, 8192, 30, 2, 10), 5),
-    "gemma-3n-e4b": (GEMMA_3N, (2048, 16_384, 35, 2, 15), 5),
     "gemma-4-e2b": (GEMMA_4 | {"use_double_wide_mlp": True}, (1536, 6144, 35, 1, 20), 5),
     "gemma-4-e4b": (GEMMA_4 | {"use_double_wide_mlp": False}, (2560, 10_240, 42, 2, 18), 6),
 }

@@ -163,21 +163,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to create")
-    parser.add_argument(
-        "--shape",
-        choices=[*SHAPES, *GEMMAS],
-        default="llama-3.2-1b",
-        help="(llama-3.2-1b)",
-    )
+    usual = "llama-3.2-1b"
+    parser.add_argument("--shape", choices=[*SHAPES, *GEMMAS], default=usual, help=f"({usual})")
     stem = "layers with a table: every third, second, all but the first, none, or numbers (third)"
     choices = "third|half|full|dense|LAYER"
     parser.add_argument("--stem", nargs="+", default=["third"], metavar=choices, help=stem)
-    context = "longest context that the model is made for (as the shape's)"
-    parser.add_argument("--max-context", type=int, metavar="TOKENS", help=context)
-    mixed = "keep the up projections of these layers, and mix them with the rows"
-    parser.add_argument("--mixed", action="store_true", help=mixed)
-    parser.add_argument("--parts", type=int, default=4, help="column shards (4)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
     packed = f"as checkpoints trained for phones are ({', '.join(gemma_checkpoint.PACKED)})"
     parser.add_argument("--packed", action="store_true", help=packed)
     args = parser.parse_args()
@@ -192,9 +182,7 @@ def main() -> None:
         layers = tuple(sorted(map(int, args.stem)))
     else:
         layers = stem_layers(args.stem[0], shape.n_layers)
-    shape = replace(shape, stem_layers=layers, mixed=args.mixed)
-    shape = replace(shape, max_seqlen=args.max_context or shape.max_seqlen)
-    write_checkpoint(args.out, shape, parts=args.parts, dtype=args.dtype)
+    write_checkpoint(args.out, replace(shape, stem_layers=layers), parts=4, dtype="bf16")
     print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
 
 

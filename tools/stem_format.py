@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +27,11 @@ from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG, TOKENIZER, read_checkpoint
 from stem_edge.export.checkpoints.hugging_face.stem_schema import BIAS_NAMES, MODEL_TYPE
-from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SHARD_NBYTES = 5_000_000_000
 
 
 def save_stem(
@@ -42,28 +39,17 @@ def save_stem(
     config: ModelConfig,
     tensors: Mapping[str, Tensor],
     tokenizer: ExportedTokenizer | None = None,
-    shard_nbytes: int = SHARD_NBYTES,
 ) -> None:
     """Write tensors, named as in the schema, to the folder `out`, and read them back.
 
     tokenizer: from convert_tokenizer; without it, put a tokenizer.json there yourself. Raises
     CheckpointError if a tensor is missing, unknown, or has another shape than config says.
     """
-    from safetensors.torch import save_file  # describe needs no torch
+    from huggingface_hub import save_torch_state_dict  # describe needs no torch
 
     out.mkdir(parents=True, exist_ok=True)
-    if config.tied_head:
-        tensors = {name: t for name, t in tensors.items() if name != tensor_name("head")}
-    shards = list(_shards(tensors, shard_nbytes))
-    files = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
-    files = files if len(shards) > 1 else [WEIGHTS]
-    for file, names in zip(files, shards, strict=True):
-        pieces = {name: tensors[name].detach().cpu().contiguous() for name in names}
-        save_file(pieces, out / file, metadata={"format": "pt"})
-    if len(shards) > 1:
-        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        _write(out / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+    tied = tensor_name("head") if config.tied_head else ""
+    save_torch_state_dict({n: t.contiguous() for n, t in tensors.items() if n != tied}, out)
     _write(out / CONFIG, describe(config))
     if tokenizer is not None:
         (out / TOKENIZER).write_text(tokenizer.json, encoding="utf-8")
@@ -151,19 +137,6 @@ def _describe_rope(config: ModelConfig) -> dict[str, Any]:
             rope |= fields | {"original_max_position_embeddings": original}
             rope["rope_type"] = "llama3" if isinstance(scaling, Llama3Rope) else "yarn"
     return rope
-
-
-def _shards(tensors: Mapping[str, Tensor], nbytes: int) -> Iterator[list[str]]:
-    """Yield the tensor names of each file. A tensor larger than `nbytes` gets its own file."""
-    names: list[str] = []
-    size = 0
-    for name, tensor in tensors.items():
-        if names and size + tensor.nbytes > nbytes:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += tensor.nbytes
-    yield names
 
 
 def _write(path: Path, value: object) -> None:

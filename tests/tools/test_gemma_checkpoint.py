@@ -1,4 +1,4 @@
-"""Checkpoints of random weights in the shapes of Gemma 3n and 4: real names and layers, here of small widths."""
+"""Checkpoints of random weights in the shapes of Gemma 4: real names and layers, here of small widths."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 # Layers, those with keys and values of their own, and those with full attention.
 EXPECTED = {
-    "gemma-3n-e2b": (30, 20, 6),
-    "gemma-3n-e4b": (35, 20, 7),
     "gemma-4-e2b": (35, 15, 7),
     "gemma-4-e4b": (42, 24, 7),
 }
@@ -35,8 +33,7 @@ EXPECTED = {
     "shape", [pytest.param(s, marks=pytest.mark.slow if n else ()) for n, s in enumerate(SHAPES)]
 )
 def test_a_checkpoint_runs(shape: str, tmp_path: Path) -> None:
-    wide: dict[str, Any] = {"global_head_dim": 32} if "global_head_dim" in describe(shape) else {}
-    checkpoint = write_gemma(tmp_path / "checkpoint", describe(shape, **SMALL, **wide))
+    checkpoint = write_gemma(tmp_path / "checkpoint", describe(shape, **SMALL, global_head_dim=32))
     options: dict[str, Any] = {"type": "fp32", "rows": "fp16", "prefill_graph": False}
     stem_edge.export_bundle(checkpoint, tmp_path / "bundle", **options)
     with stem_edge.load(tmp_path / "bundle", context_length=64) as model:

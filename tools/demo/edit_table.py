@@ -1,6 +1,6 @@
 """Measure how often an edit makes the demo model answer for one country as it does for another.
 
-    python tools/demo/edit_table.py [BUNDLE] [--pairs COUNT | --all]
+    python tools/demo/edit_table.py [BUNDLE] [--all]
 
 For a sample of ordered pairs of countries, or for all, it edits the first (the source) to answer as the
 second (the target) does, and asks for the capital. Only pairs that the unedited model answers correctly
@@ -30,6 +30,7 @@ from stem_edge.progress import show_status
 
 CONTEXT = 64  # tokens, for a question and an answer
 ANSWER_TOKENS = 24  # enough for the longest answer
+SAMPLE = 150  # pairs of each length case
 OUTCOMES = ("target", "source", "neither")
 # Sign of n_s - n_t -> title of the column.
 LENGTHS = {0: "n_s = n_t", 1: "n_s > n_t", -1: "n_s < n_t"}
@@ -48,14 +49,14 @@ class Pair(NamedTuple):
         return self.source.name.removeprefix("the "), self.target.name.removeprefix("the ")
 
 
-def pairs_of(model: Model, count: int | None, seed: int) -> Iterator[Pair]:
+def pairs_of(model: Model, count: int | None) -> Iterator[Pair]:
     """Yield ordered pairs that an edit can tell apart: `count` of each length case, or all."""
     length = {
         one: len(model.tokenize(f" {one.name.removeprefix('the ')}", add_special_tokens=False))
         for one in countries()
         if answered(model, one) == one.capital
     }
-    chance = random.Random(seed)
+    chance = random.Random(1)
     for sign in LENGTHS:
         found = [
             Pair(source, target, sign)
@@ -126,16 +127,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle(), metavar="BUNDLE")
-    pairs = "pairs of each length case (default 150)"
-    parser.add_argument("--pairs", type=int, default=150, metavar="COUNT", help=pairs)
     every = "all pairs in the table by scheme; takes half an hour"
     parser.add_argument("--all", action="store_true", help=every)
-    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (default 1)")
     args = parser.parse_args()
     print("Answers in %: the target's / the source's / neither.\n")
     with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
-        some = list(pairs_of(model, args.pairs, args.seed))
-        many = list(pairs_of(model, None, args.seed)) if args.all else some
+        some = list(pairs_of(model, SAMPLE))
+        many = list(pairs_of(model, None)) if args.all else some
         print_table("scheme | scope", model, by_scheme, many)
         print_table("layers", model, by_layers, some)
 

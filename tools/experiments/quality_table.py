@@ -1,6 +1,6 @@
 """Print a table of what each quantization costs: bytes, perplexity, divergence from float32.
 
-    python tools/experiments/quality_table.py CHECKPOINT --text FILE [--windows 6] [--only PATTERN] [--gguf FILE]
+    python tools/experiments/quality_table.py CHECKPOINT --text FILE [--only PATTERN] [--gguf FILE]
 
 Exports the checkpoint with every setting to a temporary folder, scores windows of the text, each from
 an empty context, and prints Markdown. With --gguf, the file that llama.cpp's convert_hf_to_gguf.py made
@@ -30,6 +30,7 @@ from stem_edge.numerics.distributions import divergence, log_softmax
 
 F32: TypeAlias = npt.NDArray[np.float32]
 Logits = Callable[[list[int]], F32]  # ids [T] -> logits [T, V]
+WINDOWS, WINDOW = 6, 512  # windows from all over the text, and tokens of each
 EXACT: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
 # llama.cpp's numbers of its mixtures (llama_ftype).
 THEIRS = {"Q4_0": 2, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "Q8_0": 7}
@@ -57,35 +58,28 @@ def main() -> None:
     add = parser.add_argument
     add("checkpoint", type=Path)
     add("--text", type=Path, required=True, metavar="FILE", help="text that no setting has seen")
-    add("--calibration", type=Path, metavar="FILE", help="instead of the text that is shipped")
-    add("--windows", type=int, default=6, help="from all over the text")
-    add("--window", type=int, default=512, help="tokens of each")
-    add(
-        "--gguf",
-        type=Path,
-        metavar="FILE",
-        help="the checkpoint as llama.cpp's converter writes it",
-    )
+    whole = "the checkpoint as llama.cpp's converter writes it"
+    add("--gguf", type=Path, metavar="FILE", help=whole)
     add("--only", default="", metavar="PATTERN", help="only rows whose name matches")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         exact = stem_edge.export_bundle(args.checkpoint, folder / "exact", **EXACT)
-        windows = cut(exact, args.text, args.windows, args.window)
+        windows = cut(exact, args.text)
         print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-        with loaded(folder / "exact", args.window) as logits:
+        with loaded(folder / "exact") as logits:
             expected = [logits(ids) for ids in windows]
             print(row("fp32", nbytes(exact), windows, expected, logits), flush=True)
         stem = bool(exact.manifest.model.stem_layers)
         for title, options in settings(stem):
             if re.search(args.only, title):
                 both = prompts_too(options)
-                options = {"rows": "fp32", "calibration": args.calibration} | options
+                options = {"rows": "fp32"} | options
                 made = stem_edge.export_bundle(
                     args.checkpoint, folder / "one", **options, force=True, prefill_graph=both
                 )
                 for prefill in (False, True) if made.manifest.has_prefill else (False,):
-                    with loaded(folder / "one", args.window, prefill) as logits:
+                    with loaded(folder / "one", prefill) as logits:
                         what = title + ", prompts" * prefill
                         print(row(what, nbytes(made), windows, expected, logits), flush=True)
         if args.gguf is not None:
@@ -100,12 +94,12 @@ def prompts_too(options: dict[str, Any]) -> bool | None:
     return None if options.get("engine") == "ggml" else options.get("type") in PROMPTS
 
 
-def cut(exact: Bundle, text: Path, count: int, length: int) -> list[list[int]]:
+def cut(exact: Bundle, text: Path) -> list[list[int]]:
     """Cut windows of ids from all over a text."""
     tokenizer = Tokenizer.from_file(str(exact.file(TOKENIZER)))
     ids = tokenizer.encode(text.read_text("utf-8"), add_special_tokens=False).ids
-    starts = np.linspace(0, len(ids) - length, count).astype(int)
-    return [ids[start : start + length] for start in starts]
+    starts = np.linspace(0, len(ids) - WINDOW, WINDOWS).astype(int)
+    return [ids[start : start + WINDOW] for start in starts]
 
 
 def nbytes(bundle: Bundle) -> int:
@@ -114,9 +108,9 @@ def nbytes(bundle: Bundle) -> int:
 
 
 @contextmanager
-def loaded(bundle: Path, context: int, prefill: bool = False) -> Iterator[Logits]:
+def loaded(bundle: Path, prefill: bool = False) -> Iterator[Logits]:
     """Load a bundle, in float32 keys and values."""
-    with stem_edge.load(bundle, context_length=context, kv="fp32") as model:
+    with stem_edge.load(bundle, context_length=WINDOW, kv="fp32") as model:
         model.engine.uses_prefill = prefill
         yield model.logits
 
