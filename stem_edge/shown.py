@@ -11,6 +11,7 @@ from stem_edge.errors import InputError
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 MAX_SIZE = 2**63 - 1
+MAX_REASON_CHARS = 300
 
 
 def printable(text: str) -> str:
@@ -32,6 +33,13 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def one_line(value: object, shown: int = MAX_REASON_CHARS) -> str:
+    """Make the text of a file or an error fit for a message of one line and for a terminal."""
+    text = str(value)
+    line = printable(" ".join(text[: 8 * shown].split()))
+    return line if len(line) <= shown and len(text) <= 8 * shown else line[:shown] + "..."
 
 
 def parse_size(size: int | str) -> int:

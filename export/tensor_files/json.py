@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from stem_edge import shown as texts
 from stem_edge.errors import CheckpointError
-from stem_edge.files import disk, strict_json
+from stem_edge.files import disk
 
 MAX_NBYTES = 1 << 24  # indexes of large models have a few megabytes
 MAX_VALUES = 1 << 22  # must be limited, because each takes about a hundred bytes once decoded
@@ -44,10 +45,9 @@ def read_json(
 
 
 def check_json(data: bytes) -> None:
-    """Raise ValueError for JSON that is not strict, or has so many values that they fill the memory."""
+    """Raise ValueError for JSON with so many values that they fill the memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} values")
-    strict_json.check_json(data)
 
 
 def read_options(
@@ -100,4 +100,4 @@ def reason_of(error: Exception) -> str:
 
 def one_line(value: object, shown: int = 80) -> str:
     """Return a value from a file as one short line that is safe to print on a terminal."""
-    return strict_json.one_line(value, shown)
+    return texts.one_line(value, shown)

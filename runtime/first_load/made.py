@@ -32,7 +32,7 @@ from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.disk import write_whole
 from stem_edge.files.lock import alone, lock
-from stem_edge.files.names import RESERVED, cache_folder, is_plain
+from stem_edge.files.names import cache_folder
 from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.graph.formats import ENGINES, EngineName
 from stem_edge.progress import tell
@@ -43,6 +43,12 @@ from stem_edge.system.memory import available_memory
 
 RECORD, LOCK = "made.json", ".lock"
 MAX_RECORD_NBYTES = 1 << 24
+MAX_NAME_NBYTES = 255  # most that file systems take
+RESERVED = set('\\/:<>"|?*')
+# Names that Windows reserves for devices.
+DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"} | {
+    f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789¹²³"
+}
 MAKING_NBYTES = 10**9  # of a folder's bundle, in a process of its own: 934 MB were measured
 
 
@@ -185,6 +191,7 @@ def _plain_name(text: str, otherwise: str) -> str:
     Separators, control characters and reserved ones become `_`; dots and spaces at the end are cut off.
     otherwise: the name of a text of which nothing is left, such as `..`, and of a device.
     """
-    plain = "".join(c if c.isprintable() and c not in RESERVED | {"/"} else "_" for c in text)
+    plain = "".join(c if c.isprintable() and c not in RESERVED else "_" for c in text)
     name = unicodedata.normalize("NFC", plain).rstrip(". ")
-    return name if name and is_plain(name) else otherwise
+    device = name.split(".")[0].rstrip(" ").casefold() in DEVICES
+    return name if 0 < len(name.encode()) <= MAX_NAME_NBYTES and not device else otherwise

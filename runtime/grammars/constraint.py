@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stem_edge.errors import InputError
-from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.grammars.library import (
@@ -25,6 +24,7 @@ from stem_edge.runtime.grammars.library import (
 from stem_edge.runtime.grammars.schema import OPTIONS, check_lark, prepared
 from stem_edge.runtime.grammars.vocabulary import vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.shown import one_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

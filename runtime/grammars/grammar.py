@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from stem_edge.errors import InputError
-from stem_edge.files.strict_json import one_line
-from stem_edge.shown import shown
+from stem_edge.shown import one_line, shown
 
 MAX_CHARS = 1 << 20  # larger ones would take minutes to compile
 # Lark has no "::=". Possessive, so that time grows with the length alone.

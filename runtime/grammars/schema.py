@@ -12,9 +12,8 @@ from math import lcm
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.files.strict_json import one_line
 from stem_edge.runtime.grammars.library import MAX_LARK, MAX_LINKS, MAX_REGEX
-from stem_edge.shown import shown
+from stem_edge.shown import one_line, shown
 
 # A space, or a line break with indentation, wherever JSON allows any: models write so, and a model
 # that is allowed more may write nothing else until the answer's limit.

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from stem_edge.errors import InputError
-from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.files import ByteRange
 from stem_edge.runtime.rows.rows import READ_AT_ONCE, RowCounters
+from stem_edge.shown import one_line
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableStore
 

@@ -18,6 +18,7 @@ version understands; `format_version` grows when the meaning does.
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -27,9 +28,8 @@ import msgspec
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files.names import KEY_CHARS, check_names
-from stem_edge.files.plain_files import damaged, unreadable
-from stem_edge.files.strict_json import decode_json, one_line
+from stem_edge.files.names import KEY_CHARS
+from stem_edge.files.plain_files import damaged, decode_json, unreadable
 from stem_edge.graph.formats import (
     ASSISTANT_DATA,
     BACKBONE_DATA,
@@ -43,7 +43,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.sampling import Sampling
-from stem_edge.shown import MAX_SIZE
+from stem_edge.shown import MAX_SIZE, one_line
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
 
@@ -54,6 +54,11 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_COUNTS = "token_counts.npy"
 MAX_MANIFEST_NBYTES = 1 << 20
+_ONE = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA, ASSISTANT_DATA, GGUF, TOKENIZER)
+_ALL = "|".join(map(re.escape, (*_ONE, TOKENIZER_CONFIG, TOKEN_COUNTS)))
+_ARRAYS = f"{RECORDS}|{RARE_RECORDS}|{INDEX}"
+# All that a bundle may have. Nothing else is opened, fetched or pushed.
+NAMES = re.compile(rf"{_ALL}|{TABLES}/(zarr\.json|({_ARRAYS})/(zarr\.json|c/[0-9]{{1,9}}(/0)?))")
 # Bounded, because a damaged size must not reach arithmetic that cannot hold it.
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
@@ -146,9 +151,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             from stem_edge.graph.special.assistant import lenders  # for such bundles alone
 
             lenders(self.assistant, model)
-        check_names([MANIFEST, *self.files])
-        if MANIFEST in self.files:
-            raise ValueError(f"{MANIFEST} lists itself")
+        if (other := next((n for n in self.files if not NAMES.fullmatch(n)), None)) is not None:
+            raise ValueError(f"no bundle has a file called {other[:80]!a}")
         if (total := self.nbytes) > MAX_SIZE:
             raise ValueError(f"files of {total} bytes in all; expected at most {MAX_SIZE}")
         for name in self.required_files():

@@ -1,4 +1,4 @@
-"""Files: the seam to the file system, plain files, atomic writes, portable names, strict JSON.
+"""Files: the seam to the file system, plain files, atomic writes, names, JSON.
 
 What the files mean is known elsewhere.
 """

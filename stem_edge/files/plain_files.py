@@ -10,9 +10,13 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
+from stem_edge.shown import one_line
 
 _KINDS = {
     stat.S_IFLNK: "a link",
@@ -24,6 +28,7 @@ _KINDS = {
     stat.S_IFREG: "a file",
 }
 
+T = TypeVar("T")
 COPY_AGAIN = "copy or export the bundle again"
 
 
@@ -81,6 +86,16 @@ def unreadable(path: Path, what: str, error: OSError) -> BundleError:
     if isinstance(error, disk.NotRegularError):
         return not_plain(path)
     return BundleError(f"{path}: cannot read this {what} ({error.strerror}); {remedy_for(error)}")
+
+
+def decode_json(data: bytes, type: type[T], most: int) -> T:
+    """Decode JSON of at most `most` bytes. Raises ValueError with a text of one line."""
+    try:
+        if len(data) > most:
+            raise ValueError(f"larger than {most} bytes")
+        return msgspec.json.decode(data, type=type)
+    except (ValueError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
+        raise ValueError(one_line(error)) from error
 
 
 def read_at(descriptor: int, nbytes: int, offset: int) -> bytearray:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from stem_edge.files.plain_files import damaged, read_plain
-from stem_edge.files.strict_json import decode_json, one_line
+from stem_edge.files.plain_files import damaged, decode_json, read_plain
+from stem_edge.shown import one_line
 
 MAX_JSON_NBYTES = 1 << 20
 

@@ -22,8 +22,7 @@ import msgspec
 
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.files.plain_files import damaged, read_plain
-from stem_edge.files.strict_json import one_line
-from stem_edge.shown import printable
+from stem_edge.shown import one_line, printable
 from stem_edge.system.child import module_command
 
 MAX_CONFIG_NBYTES = 4 << 20

@@ -17,11 +17,10 @@ from typing import Any, cast
 from stem_edge.apps.batches.answering import Settings, answer
 from stem_edge.apps.batches.rows import Result, Row
 from stem_edge.errors import StemEdgeError
-from stem_edge.files.strict_json import one_line
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.planning import memory_plan
-from stem_edge.shown import format_size, shown
+from stem_edge.shown import format_size, one_line, shown
 from stem_edge.system.memory import own_memory
 
 AUTO = "auto"

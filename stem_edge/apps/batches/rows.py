@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from stem_edge.errors import InputError
-from stem_edge.files.strict_json import BOM, one_line
-from stem_edge.shown import shown
+from stem_edge.shown import one_line, shown
 
 MAX_ID_CHARS = 1024
 
@@ -59,7 +59,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         ) from None
     with file:
         for number, data in enumerate(file, 1):
-            if line := (data.removeprefix(BOM) if number == 1 else data).strip():
+            if line := (data.removeprefix(BOM_UTF8) if number == 1 else data).strip():
                 row = _parse(line, number)
                 if (key := key_of(row.id, number)) in seen:
                     wrong = f"an earlier row has the id {shown(row.id)}; give each row its own"

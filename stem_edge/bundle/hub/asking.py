@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from stem_edge.bundle.hub.names import HubName
 from stem_edge.errors import HubError
-from stem_edge.files.strict_json import one_line
+from stem_edge.shown import one_line
 
 LOG_IN = "log in with: hf auth login"
 NETWORK = "check the network, and try again"

@@ -23,8 +23,8 @@ from stem_edge.bundle.hub.names import HubName, hub_name
 from stem_edge.errors import HubError
 from stem_edge.files.disk import write_whole
 from stem_edge.files.hub_links import COMMIT, SNAPSHOTS
-from stem_edge.files.strict_json import one_line
 from stem_edge.progress import tell
+from stem_edge.shown import one_line
 
 MAIN = "main"
 WORKERS = 4  # files at a time; each takes some 60 MB of memory

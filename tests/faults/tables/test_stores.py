@@ -140,7 +140,7 @@ def test_z8_z9_an_array_of_another_shape_type_or_codec(
 def test_z8_a_description_that_would_exhaust_a_parser(root: Path, brackets: bytes) -> None:
     for name in ("zarr.json", "records/zarr.json"):
         (root / name).write_bytes(brackets * 10**5)
-        refused(partial(opened, root), BundleError, root, "nested deeper")
+        refused(partial(opened, root), BundleError, root)
 
 
 def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> None:

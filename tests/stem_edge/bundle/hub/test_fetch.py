@@ -21,7 +21,14 @@ from loading import load_fixed
 from manifests import make_bundle
 
 from stem_edge.bundle.hub import fetch
-from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, encode_manifest, open_manifest
+from stem_edge.bundle.manifest import (
+    MANIFEST,
+    TABLES,
+    TOKEN_COUNTS,
+    FileEntry,
+    encode_manifest,
+    open_manifest,
+)
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
@@ -161,8 +168,8 @@ def large_bundle(folder: Path) -> Path:
     data = b"large" * 600_000
     manifest = open_manifest(make_bundle(folder))
     entry = FileEntry(len(data), str(Blob(data).sha256))
-    (folder / "large").write_bytes(data)
-    more = msgspec.structs.replace(manifest, files={**manifest.files, "large": entry})
+    (folder / TOKEN_COUNTS).write_bytes(data)
+    more = msgspec.structs.replace(manifest, files={**manifest.files, TOKEN_COUNTS: entry})
     (folder / MANIFEST).write_bytes(encode_manifest(more))
     return folder
 
@@ -170,9 +177,9 @@ def large_bundle(folder: Path) -> Path:
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: HubServer, tmp_path: Path) -> None:
     folder = large_bundle(tmp_path / "bundle")
     hub.add(NAME, folder)
-    hub.faults.cuts = {"large": [300_000 * n for n in range(1, 10)]}
+    hub.faults.cuts = {TOKEN_COUNTS: [300_000 * n for n in range(1, 10)]}
     opened = open_bundle(f"hf:{NAME}")
-    assert hub.faults.cuts == {"large": []}
+    assert hub.faults.cuts == {TOKEN_COUNTS: []}
     assert files_of(opened.path) == files_of(folder)
     assert not unfinished()
     # Each byte was sent once; those in flight twice.
