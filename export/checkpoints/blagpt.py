@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,10 +23,10 @@ from stem_edge.export.checkpoints.checkpoint import (
     same_values,
 )
 from stem_edge.export.checkpoints.head_padding import order_heads
-from stem_edge.export.tensor_files.json import one_line, read_options
+from stem_edge.export.tensor_files.json import Heads, Layers, one_line, read_options
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
-from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
+from stem_edge.limits import MAX_WIDTH
 
 STATES = ("best_model*.pt", "state_step*.pt")  # the last is preferred
 
@@ -80,8 +79,8 @@ class Options(msgspec.Struct):
     """Options in `model_config` that describe the model; one that is missing is off."""
 
     vocab_size: int
-    n_layer: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]  # limited, since it sizes lists
-    n_head: Annotated[int, msgspec.Meta(ge=1)]
+    n_layer: Layers
+    n_head: Heads
     n_embd: int
     block_size: int
     n_kv_head: int | None = None

@@ -16,11 +16,10 @@ import numpy as np
 
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
-from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.json import Heads, Layers, one_line
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import Rope
-from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
 
@@ -39,9 +38,9 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
 
     context_length: int
     embedding_length: int
-    block_count: int
+    block_count: Layers
     feed_forward_length: int | list[int]
-    attention__head_count: int
+    attention__head_count: Heads
     attention__head_count_kv: int | list[int] | None = None
     attention__key_length: int | None = None
     attention__value_length: int | None = None
@@ -71,13 +70,6 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
     activation_sparsity_scale: float | list[float] = -math.inf
 
     def __post_init__(self) -> None:
-        # Checked here, because they size lists and divide before ModelConfig checks them.
-        for name, found, most in (
-            ("block_count", self.block_count, MAX_LAYERS),
-            ("attention.head_count", self.attention__head_count, MAX_WIDTH),
-        ):
-            if not 0 < found <= most:
-                raise ValueError(f"{name} is {found}; expected 1 to {most}")
         for name, other, width in (
             ("attention.value_length", self.attention__value_length, self.head_dim),
             ("rope.dimension_count", self.rope__dimension_count, self.head_dim),

@@ -23,10 +23,9 @@ from stem_edge.export.checkpoints.checkpoint import (
     check_shapes,
     module_names,
 )
-from stem_edge.export.tensor_files.json import one_line, read_json
+from stem_edge.export.tensor_files.json import Layers, one_line, read_json
 from stem_edge.export.tensor_files.tensor import Tensor, check_type, joined
 from stem_edge.export.tensor_files.torch import WRAPPERS, load_tensors, named_tensors
-from stem_edge.limits import MAX_LAYERS
 
 PARAMS = "params.json"
 BACKBONE = "consolidated.pth"
@@ -55,7 +54,7 @@ class Params(msgspec.Struct):
     """`model` of params.json, with the trainer's own defaults."""
 
     dim: int = 512
-    n_layers: int = 8
+    n_layers: Layers = 8
     head_dim: int | None = None
     n_heads: int | None = None
     n_kv_heads: int | None = None
@@ -71,11 +70,6 @@ class Params(msgspec.Struct):
     stem_embedding_dim: int | None = None
     stem_window_size: int | None = None
     alpha_mode: str | None = None  # of models that keep w3 beside the tables
-
-    def __post_init__(self) -> None:
-        # Checked here, because it sizes lists before ModelConfig checks it.
-        if not 0 < self.n_layers <= MAX_LAYERS:
-            raise ValueError(f"n_layers is {self.n_layers}; expected 1 to {MAX_LAYERS}")
 
     @property
     def ffn_width(self) -> int:

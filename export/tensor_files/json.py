@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from stem_edge import shown as texts
 from stem_edge.errors import CheckpointError
 from stem_edge.files import disk
+from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 MAX_NBYTES = 1 << 24  # indexes of large models have a few megabytes
 MAX_VALUES = 1 << 22  # must be limited, because each takes about a hundred bytes once decoded
+# Options that size lists, or divide, before ModelConfig checks them.
+Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
+Heads: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
 

@@ -19,11 +19,16 @@ from stem_edge.export.checkpoints.hugging_face.keys import CODE, check_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
 from stem_edge.export.checkpoints.hugging_face.packed import QUANTIZED, stores_codes
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
-from stem_edge.export.tensor_files.json import convert_options, one_line, read_json
+from stem_edge.export.tensor_files.json import (
+    Heads,
+    Layers,
+    convert_options,
+    one_line,
+    read_json,
+)
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.layers import RopeScaling
-from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 QUANTIZERS = (QUANTIZED, "compression_config", "quantization")
@@ -37,8 +42,8 @@ class Decoder(msgspec.Struct, kw_only=True):
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     max_position_embeddings: int
@@ -47,12 +52,6 @@ class Decoder(msgspec.Struct, kw_only=True):
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        # Checked here, because they size lists and divide before ModelConfig checks them.
-        for key, most in (("num_hidden_layers", MAX_LAYERS), ("num_attention_heads", MAX_WIDTH)):
-            if not 0 < getattr(self, key) <= most:
-                raise ValueError(f"{key} is {getattr(self, key)}; expected 1 to {most}")
 
     def read_rope(self) -> tuple[float, RopeScaling | None]:
         """Return rope_theta and rope_scaling of ModelConfig. Raises ValueError."""
@@ -182,7 +181,6 @@ class Qwen2(Windowed, kw_only=True):
     max_window_layers: int = 28
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.sliding_window = self.sliding_window if self.use_sliding_window else None
 
     def extras(self) -> dict[str, Any]:

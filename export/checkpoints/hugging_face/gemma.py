@@ -13,7 +13,7 @@ from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Wind
 from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
-from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.json import Heads, one_line
 from stem_edge.layers import LayerKind, RopeScaling
 
 T = TypeVar("T")
@@ -38,20 +38,26 @@ class Gemma(Windowed, kw_only=True, dict=True):
     multimodal: ClassVar[str]  # model_type of a multimodal model
     # What a token stands for -> key of config.json with its id, and the id without that key.
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
-    PATTERN: ClassVar[int]  # without layer_types, one layer in this many has full attention
+    PATTERN: ClassVar[int] = 6  # without layer_types, one layer in this many has full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
+    MODULES: ClassVar[Names] = Names(NAMES.top, LAYER)
     # No keys of config.json: `outer` sets them for a multimodal model.
     inside: ClassVar[str] = NAMES.inside  # prefix of the names of tensors
     placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
     # One size for all layers, or one for each.
     intermediate_size: int | list[int]  # type: ignore[assignment]
-    num_attention_heads: int = 8
+    num_attention_heads: Heads = 8
     head_dim: int | None = 256
     tie_word_embeddings: bool = True
     sliding_window: int | None = 512
     final_logit_softcapping: float | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        span = getattr(self, "sliding_window_pattern", self.PATTERN)  # a key of Gemma 3
+        numbers = range(1, self.num_hidden_layers + 1)
+        self.layer_types = self.layer_types or [SLIDING if n % span else FULL for n in numbers]
 
     def expect(self, key: str, *wanted: object) -> None:
         """Raise ValueError unless a key has one of these values."""
@@ -100,17 +106,8 @@ class Gemma(Windowed, kw_only=True, dict=True):
             raise ValueError(message)  # noqa: TRY004
         return read_rope(None, None, found, self.max_position_embeddings)
 
-    def usual_types(self) -> list[str]:
-        """Return the layer_types of a model that names none."""
-        return self.every(self.PATTERN)
-
-    def every(self, count: int) -> list[str]:
-        """Return layer_types with full attention in one layer of so many."""
-        layers = range(1, self.num_hidden_layers + 1)
-        return [SLIDING if number % count else FULL for number in layers]
-
     def extras(self) -> dict[str, Any]:
-        return self.windows(self.usual_types()) | {
+        return self.windows([]) | {
             "d_ff": self.ffn_widths()[0],
             "layer_kinds": tuple(self.kinds()),
             "embedding_scale": self.rounded(math.sqrt(self.hidden_size)),
@@ -157,8 +154,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
 
     def full(self) -> tuple[int, ...]:
         """Return the layers with full attention."""
-        types = self.layer_types or self.usual_types()
-        return tuple(number for number, kind in enumerate(types) if kind == FULL)
+        return tuple(n for n, kind in enumerate(self.layer_types or ()) if kind == FULL)
 
     def rounded(self, scale: float) -> float:
         """Round a factor to the type of the weights, because transformers does so."""
@@ -176,7 +172,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
 
     def names(self) -> Names:
-        return Names(NAMES.top, LAYER, self.inside)
+        return self.MODULES._replace(inside=self.inside)
 
     def unused(self, name: str) -> bool:
         """Return True for towers."""

@@ -14,6 +14,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma import Gemma
+from stem_edge.export.tensor_files.json import Layers
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import Tensor
 
@@ -29,21 +30,17 @@ class Gemma3(Gemma, kw_only=True):
     vocab_size: int = 262_208
     hidden_size: int = 2304
     intermediate_size: int | list[int] = 9216
-    num_hidden_layers: int = 26
+    num_hidden_layers: Layers = 26
     num_key_value_heads: int | None = 4
     max_position_embeddings: int = 131_072
     sliding_window: int | None = 4096
-    sliding_window_pattern: int = 6
+    sliding_window_pattern: Layers = 6
     rope_parameters: dict[str, dict[str, Any] | None] | None = None
     rope_local_base_freq: float = 10_000.0  # as older versions of transformers write it
     query_pre_attn_scalar: float = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sliding_window_pattern < 1:
-            raise ValueError(
-                f"sliding_window_pattern is {self.sliding_window_pattern}; expected at least 1"
-            )
         if self.rope_parameters and self.rope_scaling:
             raise ValueError("both rope_scaling and rope_parameters are given; expected one")
 
@@ -51,9 +48,6 @@ class Gemma3(Gemma, kw_only=True):
         usual = {FULL: self.rope_theta or 1_000_000.0, SLIDING: self.rope_local_base_freq}
         given = self.rope_parameters or {FULL: self.rope_scaling}
         return {kind: {"rope_theta": t} | (given.get(kind) or {}) for kind, t in usual.items()}
-
-    def usual_types(self) -> list[str]:
-        return self.every(self.sliding_window_pattern)
 
     def extras(self) -> dict[str, Any]:
         return super().extras() | {"attention_scale": 1 / math.sqrt(self.query_pre_attn_scalar)}

@@ -7,12 +7,15 @@ and the gates of the first layers are sparse.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma import groups
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import PLE_LAYER, TOP, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.names import Names
+from stem_edge.export.tensor_files.json import Layers
 from stem_edge.layers import LayerKind
 
 OWN_LAYER = PLE_LAYER | {
@@ -42,31 +45,23 @@ class Gemma3n(GemmaPle, kw_only=True):
         "the end of sound": ("eoa_token_id", 262_272),
     }
     PATTERN = 5
+    MODULES = Names(TOP, OWN_LAYER)
     TENSORS: ClassVar = {"ple_gate_scale": SCALE}
     vocab_size: int = 262_400
     hidden_size: int = 2048
     intermediate_size: int | list[int] = 16_384  # type: ignore[assignment]
-    num_hidden_layers: int = 35
+    num_hidden_layers: Layers = 35
     num_key_value_heads: int | None = 2
     max_position_embeddings: int = 32_768
     final_logit_softcapping: float | None = 30.0
     num_kv_shared_layers: int = 15
+    hidden_size_per_layer_input: Annotated[int, Meta(ge=1)] = 256
     rope_local_base_freq: float = 10_000.0  # as older versions of transformers write it
     activation_sparsity_pattern: list[float] | None = None
-    altup_num_inputs: int = 4
+    altup_num_inputs: Annotated[int, Meta(ge=2)] = 4
     altup_active_idx: int = 0
     altup_correct_scale: bool = True
-    laurel_rank: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key, least in (
-            ("altup_num_inputs", 2),
-            ("laurel_rank", 1),
-            ("hidden_size_per_layer_input", 1),
-        ):
-            if (found := getattr(self, key)) < least:
-                raise ValueError(f"{key} is {found}; expected at least {least}")
+    laurel_rank: Annotated[int, Meta(ge=1)] = 64
 
     def ropes(self) -> Mapping[str, Any]:
         usual = {FULL: self.rope_theta or 1_000_000.0, SLIDING: self.rope_local_base_freq}
@@ -90,9 +85,6 @@ class Gemma3n(GemmaPle, kw_only=True):
         for share, layers in groups(shares).items():
             if share:
                 yield LayerKind(layers=layers, sparsity=share)
-
-    def names(self) -> Names:
-        return Names(TOP, OWN_LAYER, self.inside)
 
     def tensor(self, name: str) -> str:
         at, _, part = name.rpartition(".")

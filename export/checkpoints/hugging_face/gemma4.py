@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import GemmaPle
-from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.json import Layers, one_line
 
 
 class Gemma4(GemmaPle, kw_only=True):
@@ -25,7 +25,6 @@ class Gemma4(GemmaPle, kw_only=True):
         "a video": ("video_token_id", 258_884),
         "sound": ("audio_token_id", 258_881),
     }
-    PATTERN = 6
     ROPES: ClassVar = {
         SLIDING: {"rope_theta": 10_000.0},
         FULL: {
@@ -38,7 +37,7 @@ class Gemma4(GemmaPle, kw_only=True):
     vocab_size: int = 262_144
     hidden_size: int = 2304
     intermediate_size: int | list[int] = 9216  # type: ignore[assignment]
-    num_hidden_layers: int = 30
+    num_hidden_layers: Layers = 30
     num_key_value_heads: int | None = 4
     global_head_dim: int = 512
     num_global_key_value_heads: int | None = None
@@ -52,10 +51,9 @@ class Gemma4(GemmaPle, kw_only=True):
         super().__post_init__()
         self.expect("use_bidirectional_attention", None, "vision")
         self.expect("rope_theta", None)
+        self.layer_types = [*(self.layer_types or ())[:-1], FULL]  # transformers does so, too
 
     def extras(self) -> dict[str, Any]:
-        types = self.layer_types or self.usual_types()
-        self.layer_types = [*types[:-1], FULL]  # transformers does so, too
         return super().extras() | {"layer_scale": True}
 
     def ffn_widths(self) -> Sequence[int]:

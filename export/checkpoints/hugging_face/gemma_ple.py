@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, Gemma
-from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names
 from stem_edge.export.checkpoints.hugging_face.packed import UNUSED
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.tensor import Tensor
@@ -39,6 +39,7 @@ class GemmaPle(Gemma, kw_only=True):
     """Keys of config.json, or of its text_config."""
 
     packable = True
+    MODULES = Names(TOP, PLE_LAYER)
     TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
     vocab_size_per_layer_input: int = 262_144
     hidden_size_per_layer_input: int = 256
@@ -65,16 +66,13 @@ class GemmaPle(Gemma, kw_only=True):
             "ple_records": 0 if records == self.vocab_size else records,
         }
 
-    def names(self) -> Names:
-        return Names(TOP, PLE_LAYER, self.inside)
-
     def tensor(self, name: str) -> str:
         at, _, part = name.rpartition(".")
         if part == "ple_context":
             return self.inside + CONTEXT
         if part in self.TENSORS:
             return f"{self.inside}{at}.{self.TENSORS[part]}"
-        return tensor_name(name, self.names())
+        return super().tensor(name)
 
     def widths(self, config: ModelConfig) -> dict[str, int]:
         table = {self.inside + TABLE: config.n_layers * config.ple_width}

@@ -117,11 +117,11 @@ def test_llama_cpp_computes_the_same(name: str, more: dict[str, Any], tmp_path: 
 
 KEYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts": ("gemma4", {"expert_count": 8}, "gemma4.expert_count is 8; expected no such key"),
-    "no layers": ("gemma3", {"block_count": 0}, "block_count is 0; expected 1 to"),
-    "layers": ("gemma4", {"block_count": 4_000_000_000}, "block_count is 4000000000; expected"),
+    "no layers": ("gemma3", {"block_count": 0}, ">= 1 - at `$.block_count`"),
+    "layers": ("gemma4", {"block_count": 4_000_000_000}, "<= 256 - at `$.block_count`"),
     "more layers": ("gemma3", {"block_count": 8}, "no tensor blk.7.attn_norm.weight; check"),
     "fewer layers": ("gemma3", {"block_count": 6}, "tensor blk.6.attn_k.weight is not part"),
-    "no heads": ("gemma3", {"attention.head_count": 0}, "attention.head_count is 0; expected"),
+    "no heads": ("gemma3", {"attention.head_count": 0}, ">= 1 - at `$.attention.head_count`"),
     "a pattern": ("gemma4", {"attention.sliding_window_pattern": [True] * 3}, "3 values are given"),
     "a text": ("gemma3", {"attention.sliding_window_pattern": "x"}, "Expected `int | array`"),
     "widths": ("gemma4", {"feed_forward_length": [48] * 5}, "5 values are given for 6 layers"),
@@ -135,7 +135,7 @@ KEYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "many rows": ("gemma4", {"embedding_length_per_layer_input": 1 << 31}, "ple_width"),
     "lenders": ("gemma4", {"attention.shared_kv_layers": 6}, "borrowed_kv_layers is 6 of 6"),
     "streams": ("gemma3n", {"altup.num_inputs": 3}, "altup_proj.weight is [3, 32, 32]; expected [2"),
-    "no streams": ("gemma3n", {"altup.num_inputs": 0}, "altup_num_inputs is 0; expected at"),
+    "no streams": ("gemma3n", {"altup.num_inputs": 0}, ">= 2 - at `$.altup_num_inputs`"),
     "the active": ("gemma3n", {"altup.active_idx": 4}, "active_stream is 4 and streams 4"),
     "sparsity": ("gemma3n", {"activation_sparsity_scale": [1.0] * 5}, "5 values are given for 6"),
     "all sparse": ("gemma3n", {"activation_sparsity_scale": [9.0] * 6}, "sparsity is 1.0; expected"),

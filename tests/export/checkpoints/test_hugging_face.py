@@ -88,7 +88,7 @@ def add_biases(tensors: dict[str, torch.Tensor]) -> None:
             ],
         ),
         ({"num_hidden_layers": 10**12}, ["num_hidden_layers"]),
-        ({"num_attention_heads": 0}, ["num_attention_heads is 0"]),
+        ({"num_attention_heads": 0}, [">= 1 - at `$.num_attention_heads"]),
         ({"num_key_value_heads": 3}, ["not a multiple of n_kv_heads 3"]),
         ({"vocab_size": "97"}, ["vocab_size"]),
         ({"rms_norm_eps": 0}, ["norm_eps 0"]),
