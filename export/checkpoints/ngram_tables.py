@@ -23,7 +23,7 @@ import numpy as np
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import read_json
 from stem_edge.export.tensor_files.safetensors import open_folder
-from stem_edge.export.tensor_files.tensor import Tensor
+from stem_edge.export.tensor_files.tensor import Tensor, bytes_of
 from stem_edge.numerics.quantize import U8
 from stem_edge.tables.ngrams.rows import NgramTable, Stored
 from stem_edge.tables.ngrams.schemes import keyed_tables
@@ -54,7 +54,7 @@ class StoredRows:
             part = bisect_right(starts, at) - 1
             end = min(stop, starts[part + 1])
             span = at - starts[part], end - starts[part]
-            both = [_bytes(group[part], *span) for group in (self.weights, self.scales) if group]
+            both = [bytes_of(group[part], *span) for group in (self.weights, self.scales) if group]
             pieces.append(np.concatenate(both, axis=1))
             at = end
         rows = np.concatenate(pieces)
@@ -148,9 +148,3 @@ def _scale_of(weight: Tensor, tensors: dict[str, Tensor]) -> Tensor | None:
     names = [weight.name.removesuffix(".weight") + ending for ending in SCALES]
     names += [base + ending for ending in SCALES]
     return next((tensors[name] for name in names if name in tensors), None)
-
-
-def _bytes(tensor: Tensor, start: int, stop: int) -> U8:
-    """Read rows start..stop of a matrix as bytes [n, bytes of a row]."""
-    values: U8 = np.ascontiguousarray(tensor.numbers(start, stop)).view(np.uint8)
-    return values

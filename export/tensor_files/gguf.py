@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,27 +50,16 @@ class GgufFile(NamedTuple):
 
 def open_gguf(path: Path) -> GgufFile:
     """Open a file and, if it is part of a split model, the others. Raises CheckpointError."""
-    files: list[GgufFile] = []
-    for each in split_files(path):
-        file = _open(each)
-        # Not all keys of later files, since one file under many names would take gigabytes.
-        own = {key: file.keys[key] for key in SPLIT_KEYS if key in file.keys}
-        files.append(file._replace(keys=own) if files else file)
-        if sum(len(file.tensors) for file in files) > MAX_TENSORS:
-            raise CheckpointError(
-                f"{each}: the files up to this one have more than {MAX_TENSORS} tensors; give "
-                "the first file of a model"
-            )
-    _check_split(files)
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        if twice := sorted(tensors.keys() & file.tensors):
-            raise CheckpointError(
-                f"{file.path}: {one_line(twice[0])} is also in {tensors[twice[0]].path.name}; the "
-                "files are of different models: copy all files of one"
-            )
+    paths = split_files(path)
+    first, split, tensors = _open(paths[0]), dict[Path, list[Value]](), dict[str, Tensor]()
+    for each in paths:
+        # Only these keys of later files, since one file under many names would take gigabytes.
+        file = _open(each) if split else first
+        split[each] = [file.keys.get(key) for key in SPLIT_KEYS]
         tensors |= file.tensors
-    return GgufFile(path, files[0].keys, tensors)
+    if len(paths) > 1 or split[paths[0]][1] not in (None, 0, 1):
+        _check_split(split, len(tensors))
+    return GgufFile(path, first.keys, tensors)
 
 
 def read_keys(path: Path) -> dict[str, Value]:
@@ -77,21 +67,16 @@ def read_keys(path: Path) -> dict[str, Value]:
     return _open(split_files(path)[0]).keys
 
 
-def _check_split(files: list[GgufFile]) -> None:
-    """Raise CheckpointError unless all files say that they belong together."""
-    total = sum(len(file.tensors) for file in files)
-    for number, file in enumerate(files):
-        found = [file.keys.get(key) for key in SPLIT_KEYS]
-        expected: list[object] = [number, len(files), total]
-        if len(files) == 1 and found[1] in (None, 0, 1):
-            return
-        if found != expected and not (number and found[2] is None and found[:2] == expected[:2]):
-            said = ", ".join(
-                f"{k} {one_line(v, 24)}" for k, v in zip(SPLIT_KEYS, found, strict=True)
-            )
+def _check_split(split: Mapping[Path, list[Value]], tensors: int) -> None:
+    """Raise CheckpointError unless all files say that they belong together. split: SPLIT_KEYS of each."""
+    for number, (path, found) in enumerate(split.items()):
+        expected = [number, len(split), tensors]
+        if found != expected and not (number and found == [*expected[:2], None]):
+            named = zip(SPLIT_KEYS, found, strict=True)
             raise CheckpointError(
-                f"{file.path}: found {said}; expected {', '.join(map(str, expected))}: keep the "
-                "names of a split model's files (NAME-00001-of-00003.gguf), and copy all of them"
+                f"{path}: found {', '.join(f'{key} {one_line(value, 24)}' for key, value in named)}; "
+                f"expected {', '.join(map(str, expected))}: keep the names of a split model's files "
+                "(NAME-00001-of-00003.gguf), and copy all of them"
             )
 
 
@@ -188,51 +173,42 @@ class _Header:
             raise ValueError(f"{what} of {length} bytes at byte {self.at}; expected at most {most}")
         return self.take(length).decode()
 
-    def array(self, key: str) -> list[Value]:
-        """Return the next array."""
+    def value(self, key: str) -> Value:
+        """Return the value of a key."""
         kind: int = self.number("<I")
+        if kind != ARRAY:
+            return self._values_of(key, kind, 1)[0]
+        kind = self.number("<I")
         count = self.count(f"values of {key}", MAX_VALUES - self._values, 1)
         self._values += count
+        return self._values_of(key, kind, count)
+
+    def _values_of(self, key: str, kind: int, count: int) -> list[Value]:
         if kind == TEXT:
             self.check(count, 8)
             return [self.text(f"a text in {key}", MAX_TEXT_NBYTES) for _ in range(count)]
         if kind not in NUMBERS:
-            nested = "another array" if kind == ARRAY else f"the unknown type {kind}"
-            raise ValueError(f"{key} is an array of {nested}; expected numbers or texts")
-        return _plain(self, kind, count)
+            raise ValueError(f"{key} has the unknown type {kind}; expected numbers or texts")
+        dtype = np.dtype(NUMBERS[kind])
+        self.check(count, dtype.itemsize)
+        values = np.frombuffer(self.take(count * dtype.itemsize), dtype)
+        if kind == BOOL and values.max(initial=0) > 1:
+            raise ValueError(f"a bool is {values.max()}; expected 0 or 1")
+        if (
+            kind == FLOAT and count == 1
+        ):  # as the shortest number it is nearest to: people wrote 1e-5
+            return [float(str(values[0]))]
+        return (values.astype(bool) if kind == BOOL else values).tolist()
 
 
 def _keys(header: _Header, count: int) -> dict[str, Value]:
     keys: dict[str, Value] = {}
     for _ in range(count):
         key = header.text("a key", MAX_NAME_NBYTES)
-        shown, kind = one_line(key), header.number("<I")
         if key in keys:
-            raise ValueError(f"the key {shown} is there twice")
-        if kind == ARRAY:
-            keys[key] = header.array(shown)
-        elif kind == TEXT:
-            keys[key] = header.text(shown, MAX_TEXT_NBYTES)
-        elif kind in NUMBERS:
-            (keys[key],) = _plain(header, kind, 1)
-        else:
-            raise ValueError(f"{shown} has the unknown type {kind}")
+            raise ValueError(f"the key {one_line(key)} is there twice")
+        keys[key] = header.value(one_line(key))
     return keys
-
-
-def _plain(header: _Header, kind: int, count: int) -> list[Value]:
-    """Return the next numbers of a type."""
-    dtype = np.dtype(NUMBERS[kind])
-    header.check(count, dtype.itemsize)
-    values = np.frombuffer(header.take(count * dtype.itemsize), dtype)
-    if kind == BOOL and values.max(initial=0) > 1:
-        raise ValueError(f"a bool is {values.max()}; expected 0 or 1")
-    if kind == BOOL:
-        return [bool(value) for value in values]
-    if kind == FLOAT and count == 1:  # as the shortest number it is nearest to: people wrote 1e-5
-        return [float(str(values[0]))]
-    plain: list[Value] = values.tolist()
-    return plain
 
 
 def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.tensor import Codes, Tensor, codes_of
+from stem_edge.export.tensor_files.tensor import Codes, Tensor, bytes_of, codes_of
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, MIN_BLOCK, U8, unpack_codes
 
@@ -50,7 +50,7 @@ def packed(stored: Tensor, scales: Tensor, width: int) -> Tensor:
         )
 
     def read(start: int, stop: int) -> U8:
-        found = _bytes(stored, start, stop)
+        found = bytes_of(stored, start, stop)
         return found ^ np.uint8(0x80) if bits == 8 else unpack_codes(found, bits)[:, :width]
 
     return _coded(stored, width, Codes(bits, width // parts, read, scales.rows))
@@ -81,22 +81,18 @@ def grouped(stored: Tensor, scales: Tensor, zeros: Tensor | None, shape: Tensor)
         )
 
     def read(start: int, stop: int) -> U8:
-        return unpack_codes(_bytes(stored, start, stop), bits)
+        return unpack_codes(bytes_of(stored, start, stop), bits)
 
     def points(start: int, stop: int) -> U8:
         count, stop = WORD // bits, min(stop, rows)
         word, skipped = divmod(start, count)
-        words = _bytes(cast(Tensor, zeros), word, -(-stop // count))
+        words = bytes_of(cast(Tensor, zeros), word, -(-stop // count))
         columns = words.reshape(len(words), -1, WORD // 8).swapaxes(0, 1)
         found = unpack_codes(columns.reshape(columns.shape[0], -1), bits)
         return np.ascontiguousarray(found[:, skipped : stop - word * count].T)
 
     known = None if zeros is None else points
     return _coded(stored, width, Codes(bits, group, read, scales.rows, known))
-
-
-def _bytes(tensor: Tensor, start: int, stop: int) -> U8:
-    return np.ascontiguousarray(tensor.numbers(start, stop)).view(np.uint8)
 
 
 def _coded(stored: Tensor, width: int, codes: Codes) -> Tensor:

@@ -82,26 +82,16 @@ def open_folder(
 
     Raises CheckpointError.
     """
+    if (folder / WEIGHTS).is_file():
+        return {n: tensor for n, tensor in open_tensors(folder / WEIGHTS).items() if wanted(n)}
     found = dict[str, Tensor]()
-    listed = None if (folder / WEIGHTS).is_file() else _read_index(folder, wanted)
-    for path in [folder / WEIGHTS] if listed is None else listed:
-        tensors = {name: one for name, one in open_tensors(path).items() if wanted(name)}
-        if twice := sorted(tensors.keys() & found):
+    for path, names in _read_index(folder, wanted).items():
+        tensors = open_tensors(path)
+        if gone := [f"{name} is not in {path.name}" for name in names if name not in tensors]:
             raise CheckpointError(
-                f"{path}: {one_line(twice[0])} is also in {found[twice[0]].path.name}; the "
-                "files are of different runs: copy all files of one"
+                f"{folder / INDEX}: does not match the files ({_some(gone)}); copy all files again"
             )
-        found |= tensors
-    gone = [
-        f"{one_line(name)} is not in {path.name}"
-        for path, names in (listed or {}).items()
-        for name in names
-        if name not in found or found[name].path != path
-    ]
-    if gone:
-        raise CheckpointError(
-            f"{folder / INDEX}: does not match the files ({_some(gone)}); copy all files again"
-        )
+        found |= {name: tensors[name] for name in names}
     return found
 
 
@@ -135,11 +125,6 @@ def _read_index(folder: Path, wanted: Callable[[str], bool]) -> dict[Path, list[
     if outside:
         raise CheckpointError(
             f"{path}: tensor {_some(outside)}; expected a .safetensors file of this folder"
-        )
-    if absent := [file.name for file in listed if not file.is_file()]:
-        raise CheckpointError(
-            f"{folder / absent[0]}: missing, as are {len(absent) - 1} others of the "
-            f"{len(listed)} files that {INDEX} names ({_some(absent)}); copy all files of the model"
         )
     return listed
 

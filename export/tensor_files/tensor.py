@@ -176,6 +176,11 @@ def _cut(read: Read[F32], total: int, first: int, width: int) -> Read[F32]:
     return some
 
 
+def bytes_of(tensor: Tensor, start: int, stop: int) -> U8:
+    """Read rows start..stop of a matrix as bytes [n, bytes of a row]."""
+    return np.ascontiguousarray(tensor.numbers(start, stop)).view(np.uint8)
+
+
 def codes_of(matrix: Matrix) -> Codes | None:
     """Return the codes that a matrix is stored as; None without any."""
     return matrix.codes if isinstance(matrix, Tensor) else None

@@ -124,8 +124,8 @@ FILES: list[tuple[bytes, str]] = [
 KEYS: list[tuple[list[bytes], str]] = [
     ([key("a", 13, b"")], "a has the unknown type 13"),
     ([key("a", 2**32 - 1, b"")], "a has the unknown type 4294967295"),
-    ([array("a", ARRAY, 1, struct.pack("<IQ", UINT8, 1) + b"a")], "an array of another array"),
-    ([array("a", 99, 1)], "an array of the unknown type 99"),
+    ([array("a", ARRAY, 1, struct.pack("<IQ", UINT8, 1) + b"a")], "a has the unknown type 9"),
+    ([array("a", 99, 1)], "a has the unknown type 99"),
     ([key("a", BOOL, b"\2")], "a bool is 2; expected 0 or 1"),
     ([array("a", BOOL, 2, b"\1\xff")], "a bool is 255"),
     ([key("a", UINT8, b"a")] * 2, "the key a is there twice"),
