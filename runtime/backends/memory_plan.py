@@ -69,19 +69,6 @@ class DeviceNeeds:
 
 
 @dataclass(frozen=True)
-class Preparing:
-    """What a first load takes once, in a separate process, to prepare a backbone."""
-
-    disk: int  # bytes, which stay in the cache folder
-    memory: int  # bytes
-    seconds: int  # on two cores of a server processor
-
-    def __str__(self) -> str:
-        disk, memory = format_size(self.disk), format_size(self.memory)
-        return f"{disk} on disk, {memory} of memory in a process of its own, about {self.seconds} s"
-
-
-@dataclass(frozen=True)
 class Needs:
     """Memory that a loader needs for its backbone, and the choices that it follows from."""
 
@@ -92,9 +79,7 @@ class Needs:
     provider: str = "cpu"  # onnxruntime's execution provider
     mapped: int = 0  # bytes of weights that every token reads in mapped files
     prefill: bool = False  # the graph for prompts is loaded, too
-    prefill_refused: str = ""  # why it is not loaded, if something bars it
-    preparing: Preparing | None = None  # what is still to be done for that
-    saving: int = 0  # bytes of weights that would stay in files if the backbone were prepared
+    preparing: str = ""  # what preparing takes, which is still to be done for that
 
     @property
     def records(self) -> int:
@@ -167,8 +152,7 @@ class MemoryPlan:
     row_cache: int  # bytes of all slots, and of their bookkeeping
     device: DevicePlan | None = None  # of its memory
     prefill: bool = False  # the graph for prompts is loaded, too
-    prefill_refused: str = ""  # why it is not, if something bars it
-    preparing: Preparing | None = None  # by the first load; None: it is done, or not wanted
+    preparing: str = ""  # what preparing takes; empty: it is done, or not wanted
 
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
         """Return the plan with the slots that fit under a limit, once the backbone is open; no fewer than planned.
@@ -317,7 +301,6 @@ def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
         row_cache=slots * footprint.slot_nbytes + known,
         device=device,
         prefill=needs.prefill,
-        prefill_refused=needs.prefill_refused,
         preparing=needs.preparing,
     )
 
@@ -327,8 +310,6 @@ def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this mo
     whose = "memory" if room.memory is not None else "available memory"
     limit, total, parts = room.limit, plan.total, plan.parts()
     advice, device = "shorten the context", plan.device
-    if total - needs.saving <= limit < total:
-        advice += f", or keep the weights in a file: stem-edge prepare {path}"
     if device is not None and device.limit is not None and device.total > device.limit:
         whose, limit = f"memory of the device ({plan.provider})", device.limit
         total, parts = device.total, plan.computing(device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from stem_edge.runtime.backends.engines import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, crowding
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
@@ -104,17 +103,17 @@ class OrtLoader:
         if self._assistant is None:
             footprint = replace(footprint, assistant_nbytes=0)
         # The graph for prompts takes prompts, unless it drives the matrices that decode out of memory.
-        refused = crowding(footprint, memory_limit()) if bundle.manifest.has_prefill else ""
-        prefill = bundle.manifest.has_prefill and not refused
+        together = footprint.step_nbytes + footprint.prefill_nbytes <= memory_limit()
+        prefill = bundle.manifest.has_prefill and together
         drafts = prepared and bool(self._options.speculate)
-        plan = partial(cpu_needs, footprint, context, threads, prefill=prefill, drafts=drafts)
-        needs = plan(prepared=prepared)
-        saving = needs.host.weights - plan(prepared=True).host.weights
+        needs = cpu_needs(
+            footprint, context, threads, prepared=prepared, prefill=prefill, drafts=drafts
+        )
         if self._to_prepare:
             from stem_edge.runtime.backends.onnxruntime.prepared.deciding import preparing_needs
 
-            needs = replace(needs, preparing=preparing_needs(footprint, threads))
-        return replace(needs, prefill_refused=refused, saving=saving)
+            needs = replace(needs, preparing=str(preparing_needs(footprint, threads)))
+        return needs
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         self._slots = ArraySlots(layout, count)

@@ -7,7 +7,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
-from stem_edge.shown import format_size
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
@@ -131,15 +130,3 @@ def _experts_values(footprint: Footprint, threads: int) -> int:
     if tables is None or not footprint.model.n_experts or not tables.quantized:
         return 0
     return min(threads, CHUNK_TOKENS) * tables.row_width
-
-
-def crowding(footprint: Footprint, memory: int) -> str:
-    """Return why the matrices of both graphs do not fit into `memory` bytes; empty if they do.
-
-    Where they cannot, those for decoding would be read again after each prompt.
-    """
-    both = footprint.step_nbytes + footprint.prefill_nbytes
-    if not footprint.prefill_nbytes or both <= memory:
-        return ""
-    sizes = f"{format_size(both)} with those that decode, in {format_size(memory)} of memory"
-    return f"its matrices would take {sizes}"

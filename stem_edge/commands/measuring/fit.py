@@ -109,10 +109,12 @@ def _figures(one: Fit) -> list[str]:
         ("reads from memory", rate),
         ("upper bound of the speed", f"{format_rate(one.bound)} tokens/s{timed}"),
     ]
-    if plan.prefill_refused:
-        rows.append(("prefill graph not used", plan.prefill_refused))
-    if plan.preparing is not None:
-        rows.append(("preparing, at first", str(plan.preparing)))
+    if one.footprint.prefill_nbytes and not plan.prefill and plan.device is None:
+        both = format_size(one.footprint.step_nbytes + one.footprint.prefill_nbytes)
+        said = f"with those that decode, its matrices would take {both}, which this machine lacks"
+        rows.append(("prefill graph not used", said))
+    if plan.preparing:
+        rows.append(("preparing, at first", plan.preparing))
     return table(rows, "l")
 
 

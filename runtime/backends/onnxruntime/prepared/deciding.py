@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.interface import MOST
-from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import apart_nbytes, cpu_needs
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import format_size, parse_size
@@ -17,6 +18,18 @@ from stem_edge.system.memory import available_memory, own_memory
 WORKER_NBYTES, COPIES_OF_GROUP, PACKED_AT_ONCE, FILES_OVER_DATA = 40 << 20, 4, 1 << 24, 2.2
 MEASURING_NBYTES, APART_SHARE, PREPARING_SECONDS_PER_GB = 66 << 20, 0.66, 18
 MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
+
+
+class Preparing(NamedTuple):
+    """What a first load takes once, in a separate process, to prepare a backbone."""
+
+    disk: int  # bytes, which stay in the cache folder
+    memory: int  # bytes
+    seconds: int  # on two cores of a server processor
+
+    def __str__(self) -> str:
+        disk, memory = format_size(self.disk), format_size(self.memory)
+        return f"{disk} on disk, {memory} of memory in a process of its own, about {self.seconds} s"
 
 
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
