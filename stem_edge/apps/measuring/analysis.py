@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -50,26 +50,9 @@ MODEL_LABELS = {
 }
 
 
-class Pair(NamedTuple):
-    """A quantity of a layer, with a dense FFN and with a STEM FFN."""
-
-    dense: int
-    stem: int
-
-    def plus(self, both: int, stem: int = 0) -> Pair:
-        """Return this pair plus the costs of both layers, and plus those of the STEM layer alone."""
-        return Pair(self.dense + both, self.stem + both + stem)
-
-    def figures(self) -> dict[str, float | None]:
-        """Return all figures, for JSON."""
-        saved = self.dense - self.stem
-        share = saved / self.dense if self.dense else None
-        return {**self._asdict(), "saved": saved, "saving_fraction": share}
-
-
 @dataclass(frozen=True)
 class LayerShape:
-    """Widths of a layer."""
+    """Widths of a layer whose costs are counted."""
 
     dim: int  # d
     d_ff: int
@@ -97,22 +80,22 @@ class LayerShape:
         summed = row if model.n_experts or model.row_experts else 0
         return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
 
-    def costs(self, length: int) -> dict[str, Pair]:
-        """Return the costs of a token after `length` tokens, batch of 1, by Table 1 and section 3.2.3.
+    def costs(self, length: int) -> dict[str, tuple[int, int]]:
+        """Return what a token after `length` tokens costs with a dense FFN, and with a STEM FFN.
 
-        Every token attends to all `length` tokens: the paper does not halve that for the causal mask.
-        Loads are values of parameters and KV cache; those of parameters hold for any batch.
+        Counted for a batch of 1, by Table 1 and section 3.2.3. Every token attends to all `length`
+        tokens: the paper does not halve that for the causal mask. Loads are values of parameters and
+        KV cache; those of parameters hold for any batch.
         """
-        ffn = Pair(DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters)
-        attention = 2 * self.dim * (self.queries + self.keys)  # the paper's: 4 d^2
+        dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
+        attention, row = 2 * self.dim * (self.queries + self.keys), self.row_multiply_adds
+        products, loads = (attention + 2 * length * width for width in (self.queries, self.keys))
         return {
-            "ffn_multiply_adds": ffn.plus(self.d_ff, self.row_multiply_adds),
-            "ffn_parameter_loads": ffn,
-            "ffn_row_values": Pair(0, self.row_values),
-            "multiply_adds": ffn.plus(
-                attention + 2 * length * self.queries, self.row_multiply_adds
-            ),
-            "loads": ffn.plus(attention + 2 * length * self.keys),
+            "ffn_multiply_adds": (dense + self.d_ff, stem + self.d_ff + row),
+            "ffn_parameter_loads": (dense, stem),
+            "ffn_row_values": (0, self.row_values),
+            "multiply_adds": (dense + products, stem + products + row),
+            "loads": (dense + loads, stem + loads),
         }
 
 
@@ -122,25 +105,18 @@ def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
     The paper's total keeps the up projections that tables replace, except with experts. Its active
     parameters include the whole embedding, of which a token uses a row.
     """
-    dense = dense_twin(model)
-    backbone, twin, tables = (
-        model.backbone_parameters,
-        dense.backbone_parameters,
-        model.table_parameters,
-    )
-    kept = backbone if model.stem_ffn == "hash-moe" else twin
-    return {
-        "paper": _counted(twin, twin, kept + tables, backbone + model.record_values),
-        "stored": _counted(
-            twin, dense.active_parameters, backbone + tables, model.active_parameters
-        ),
+    dense, backbone, tables = dense_twin(model), model.backbone_parameters, model.table_parameters
+    twin = dense.backbone_parameters
+    paper = (backbone if model.stem_ffn == "hash-moe" else twin) + tables
+    counts = {
+        "paper": (paper, backbone + model.record_values, twin, twin),
+        "stored": (backbone + tables, model.active_parameters, twin, dense.active_parameters),
     }
-
-
-def _counted(dense: int, dense_active: int, total: int, active: int) -> dict[str, float]:
-    counts = (total, active, FLOPS_PER_PARAMETER * active / 1e9)
-    twin = (dense, dense_active, FLOPS_PER_PARAMETER * dense_active / 1e9)
-    return dict(zip(MODEL_LABELS, (*counts, *twin), strict=True))
+    giga = FLOPS_PER_PARAMETER / 1e9
+    return {
+        where: dict(zip(MODEL_LABELS, (a, b, b * giga, c, d, d * giga), strict=True))
+        for where, (a, b, c, d) in counts.items()
+    }
 
 
 def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
@@ -164,9 +140,14 @@ def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
     layer |= {f"built_{name}": built[name] for name in ("multiply_adds", "loads")}
     return {
         "context_length": length,
-        "layer": {name: pair.figures() for name, pair in layer.items()},
+        "layer": {name: _saving(*pair) for name, pair in layer.items()},
         "model": model_counts(model),
     }
+
+
+def _saving(dense: int, stem: int) -> dict[str, float | None]:
+    share = (dense - stem) / dense if dense else None
+    return {"dense": dense, "stem": stem, "saved": dense - stem, "saving_fraction": share}
 
 
 def cost_table(bundle: Bundle, context_length: int | None) -> str:

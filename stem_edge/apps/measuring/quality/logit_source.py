@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.apps.measuring.quality.reference import is_bundle, model_folder, open_checkpoint
 from stem_edge.apps.measuring.quality.scores import Logits, ScoringTask, split
 from stem_edge.bundle.edit_files.file import Edit
+from stem_edge.bundle.hub.names import hub_name
+from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states
@@ -36,7 +37,7 @@ def open_sources(
     stack: ExitStack,
     bundle: str | Path,
     options: LoadOptions,
-    against: str | Path | None,
+    reference: Bundle | Checkpoint | None,
     edits: Sequence[Edit],
     *,
     prefill: bool,
@@ -47,7 +48,7 @@ def open_sources(
     bundle's graph for prompts. Raises what stem_edge.load raises.
     """
     engines, references = list[str | None](), list[Logits]()
-    if against is not None and is_bundle(path := model_folder(against)):
+    if isinstance(reference, Bundle):
         limit = None if options.memory is None else parse_size(options.memory)
         usual = LoadOptions(
             memory=limit and limit // 2,
@@ -56,16 +57,15 @@ def open_sources(
             warm_start=False,
             progress=options.progress,
         )
-        other = stack.enter_context(load_with(path, usual))
+        other = stack.enter_context(load_with(reference.path, usual))
         other.engine.uses_prefill = False
         # The bundle is planned with this process's memory as it is, so only what the reference has
         # planned and not yet taken must be left out.
         taken = max(0, other.plan.total - own_memory())
         options = replace(options, memory=limit and limit - taken)
         engines, references = [other.plan.engine], [partial(bundle_logits, other)]
-    elif against is not None:
-        source = open_checkpoint(path)
-        engines, references = [None], [partial(checkpoint_logits, source)]
+    elif reference is not None:
+        engines, references = [None], [partial(checkpoint_logits, reference)]
     model = stack.enter_context(load_with(bundle, options))
     model.engine.uses_prefill = prefill
     stack.enter_context(model.edited(*edits))
@@ -101,31 +101,43 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
         yield check_finite(f"{source.path}: logits", at, logits)
 
 
-def check_reference(path: Path, bundle: Bundle, task: ScoringTask) -> None:
-    """Raise InputError if a reference's distributions cannot be compared with a bundle's."""
-    if is_bundle(path):
-        _check_bundle(open_bundle(path), bundle, task)
-    else:
-        _check_vocabulary(path, open_checkpoint(path).config, bundle)
+def open_reference(path: str | Path, bundle: Bundle, task: ScoringTask) -> Bundle | Checkpoint:
+    """Open the bundle or checkpoint that a bundle is compared with; hf:org/name is fetched.
 
-
-def _check_bundle(reference: Bundle, bundle: Bundle, task: ScoringTask) -> None:
-    """Raise InputError if another bundle cannot be the reference."""
-    path, model = reference.path, reference.manifest.model
-    _check_vocabulary(path, model, bundle)
-    if task.window > model.max_context:
-        raise InputError(f"window is {task.window} tokens; {path} takes 1 to {model.max_context}")
+    Raises InputError if their distributions cannot be compared; HubError, BundleError, CheckpointError.
+    """
+    reference = _open(path)
+    found = reference.manifest.model if isinstance(reference, Bundle) else reference.config
+    vocab_size = bundle.manifest.model.vocab_size
+    if found.vocab_size != vocab_size:
+        raise InputError(
+            f"{reference.path}: has {found.vocab_size:,} tokens, {bundle.path} has {vocab_size:,}; "
+            "distributions can only be compared over one vocabulary"
+        )
+    if not isinstance(reference, Bundle):
+        return reference
+    if task.window > found.max_context:
+        raise InputError(
+            f"window is {task.window} tokens; {reference.path} takes 1 to {found.max_context}"
+        )
     if [ids for _, ids in split(reference, task.text, lines=task.lines)] != task.token_ids:
         raise InputError(
-            f"{path}: its tokenizer gives other ids for this text than that of {bundle.path}; "
+            f"{reference.path}: its tokenizer gives other ids for this text than that of {bundle.path}; "
             "compare bundles of one model"
         )
+    return reference
 
 
-def _check_vocabulary(path: Path, reference: ModelConfig, bundle: Bundle) -> None:
-    found, expected = reference.vocab_size, bundle.manifest.model.vocab_size
-    if found != expected:
-        raise InputError(
-            f"{path}: has {found:,} tokens, {bundle.path} has {expected:,}; distributions can only "
-            "be compared over one vocabulary"
-        )
+def _open(path: str | Path) -> Bundle | Checkpoint:
+    try:
+        if hub_name(path) is not None or (Path(path) / MANIFEST).is_file():
+            return open_bundle(path)
+    except NoBundleError as error:
+        from stem_edge.export.checkpoints.fetched import checkpoint_folder
+
+        path = checkpoint_folder(str(error.found))
+    if not Path(path).exists():
+        raise InputError(f"{path}: no such folder; give a bundle, or the folder of a checkpoint")
+    from stem_edge.export.checkpoints.readers import read_checkpoint
+
+    return read_checkpoint(Path(path))

@@ -15,8 +15,7 @@ from typing import Unpack
 
 import numpy as np
 
-from stem_edge.apps.measuring.quality.logit_source import check_reference, open_sources
-from stem_edge.apps.measuring.quality.reference import model_folder
+from stem_edge.apps.measuring.quality.logit_source import open_reference, open_sources
 from stem_edge.apps.measuring.quality.scores import Scores, make_task, read_text, score
 from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.bundle.hub.fetch import pinned
@@ -103,13 +102,12 @@ def evaluate(
     opened = open_or_make(bundle)
     _check(opened, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window)
-    if against is not None:
-        check_reference(model_folder(against), opened, task)
+    reference = None if against is None else open_reference(against, opened, task)
     chosen = LoadOptions(**options | {"context_length": task.window}, warm_start=False)
     title = f"scoring {bundle}"
     with Progress(task.nbytes, title, options.get("progress")) as bar, ExitStack() as stack:
         engines, sources = open_sources(
-            stack, bundle, chosen, against, edits, prefill=prefill_graph
+            stack, bundle, chosen, reference, edits, prefill=prefill_graph
         )
         per_token = task.nbytes / task.predicted
         scores, nats = score(task, sources, lambda tokens: bar.advance(tokens * per_token))

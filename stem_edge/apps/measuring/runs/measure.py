@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +22,7 @@ from stem_edge.apps.measuring.fit import beside_mapped
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
+from stem_edge.apps.measuring.sampler import Sample
 from stem_edge.apps.measuring.workload import Workload, make_workload
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
@@ -77,11 +79,28 @@ def measure(
     work = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
     chosen = _chosen(opened, given, work, device)
     subjects = make_subjects(opened, chosen, cases, against)
-    runs = _Runs(subjects, chosen, work, device, cold, notify)
+    if fresh := cold or device is not None:
+        drop_pages(())  # raises where that is not possible
+    sizes = chosen.context_length or work.tokens, chosen.cpus
     try:
-        return runs.report(opened, rounds)
+        for subject in subjects:
+            _load_once(subject, sizes, notify)
+        found, samples = _rounds(subjects, sizes, work, rounds, notify, fresh=fresh)
     finally:
         notify("")
+    settings = {
+        "text": work.source,
+        "prompt_tokens": len(work.prompt),
+        "new_tokens": len(work.following),
+        "rounds": rounds,
+        "context_length": sizes[0],
+        "threads": sizes[1],
+        "device": device,
+        "cold": fresh,
+        "options": load_options(chosen),
+    }
+    versions = {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
+    return Report(str(opened.path), machine(), versions, settings, found, samples)
 
 
 def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | None) -> LoadOptions:
@@ -98,99 +117,68 @@ def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | No
     return chosen
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """Runs of all subjects."""
+def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str], None]) -> None:
+    """Load unmeasured, so that later loads find a prepared backbone."""
+    if subject.kind != "stem-edge" or subject.options.get("resident"):
+        return
+    notify(f"preparing {subject.name}")
+    with WorkerProcess(subject) as worker:
+        for name, what in subject.loading(*sizes):
+            worker.ask(name, name, **what)
 
-    subjects: Sequence[Subject]
-    options: LoadOptions
-    work: Workload
-    device: str | None
-    cold: bool
-    notify: Callable[[str], None]
 
-    def report(self, bundle: Bundle, rounds: int) -> Report:
-        """Run all rounds. Raises what the first subject raises in its first round."""
-        if self._fresh:
-            drop_pages(())  # raises where that is not possible
-        found = {subject.name: SubjectResult() for subject in self.subjects}
-        for subject in self.subjects:
-            self._load_once(subject)
-        for turn in range(rounds):
-            for subject in self.subjects:
-                what, result = f"round {turn + 1} of {rounds}: {subject.name}", found[subject.name]
-                if result.failed:
-                    continue
-                self.notify(what)
-                try:
-                    with self._open(subject) as worker:
-                        result.rounds.append(self._round(worker))
-                except StemEdgeError as error:
-                    first = subject is self.subjects[0] and not result.rounds
-                    if first or isinstance(error, InputError):
-                        raise
-                    result.failed = f"{what}: {error}"
-                    continue
-                if subject is self.subjects[0]:
-                    samples = worker.sampler.samples
-        settings = {
-            "text": self.work.source,
-            "prompt_tokens": len(self.work.prompt),
-            "new_tokens": len(self.work.following),
-            "rounds": rounds,
-            "context_length": self.options.context_length,
-            "threads": self.options.cpus,
-            "device": self.device,
-            "cold": self._fresh,
-            "options": load_options(self.options),
-        }
-        return Report(
-            bundle=str(bundle.path),
-            machine=machine(),
-            versions={"stem-edge": stem_edge.__version__, "python": platform.python_version()},
-            settings=settings,
-            subjects=found,
-            samples=samples,
-        )
+def _rounds(
+    subjects: Sequence[Subject],
+    sizes: tuple[int, int],
+    work: Workload,
+    rounds: int,
+    notify: Callable[[str], None],
+    *,
+    fresh: bool,
+) -> tuple[dict[str, SubjectResult], list[Sample]]:
+    """Run all rounds; also return the memory of the first subject over time, in its last round.
 
-    @property
-    def _fresh(self) -> bool:
-        """True if each run begins with no file in the page cache."""
-        return self.cold or self.device is not None
+    fresh: with no file in the page cache. Raises what the first subject raises in its first round.
+    """
+    found, samples = {subject.name: SubjectResult() for subject in subjects}, list[Sample]()
+    for number, subject in product(range(1, rounds + 1), subjects):
+        what, result = f"round {number} of {rounds}: {subject.name}", found[subject.name]
+        if result.failed:
+            continue
+        notify(what)
+        try:
+            if fresh:
+                drop_pages(subject.files())
+            with WorkerProcess(subject) as worker:
+                result.rounds.append(_round(worker, subject.loading(*sizes), work))
+        except StemEdgeError as error:
+            first = subject is subjects[0] and not result.rounds
+            if first or isinstance(error, InputError):
+                raise
+            result.failed = f"{what}: {error}"
+            continue
+        if subject is subjects[0]:
+            samples = worker.sampler.samples
+    return found, samples
 
-    def _open(self, subject: Subject) -> WorkerProcess:
-        if self._fresh:
-            drop_pages(subject.files())
-        return WorkerProcess(subject)
 
-    def _load_once(self, subject: Subject) -> None:
-        """Load unmeasured, so that later loads find a prepared backbone."""
-        if subject.kind != "stem-edge" or subject.options.get("resident"):
-            return
-        self.notify(f"preparing {subject.name}")
-        with WorkerProcess(subject) as worker:
-            for name, what in self._loading(subject):
-                worker.ask(name, name, **what)
-
-    def _loading(self, subject: Subject) -> list[tuple[str, dict[str, Any]]]:
-        return subject.loading(self.options.context_length or self.work.tokens, self.options.cpus)
-
-    def _round(self, worker: WorkerProcess) -> Round:
-        """Run all phases in order."""
-        phases, prompt, following = list[Phase](), self.work.prompt, self.work.following
-        before = counters = dict[str, float]()
-        for name, what in [
-            *self._loading(worker.subject),
-            ("first", {"do": "prompt", "ids": prompt[:SHORT_PROMPT]}),
-            ("prompt", {"ids": prompt}),
-            ("decode", {"ids": following}),
-        ]:
-            answer = worker.ask(name, **{"do": name} | what)
-            before, counters = counters, answer.counters
-            caches = [int(counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")]
-            memory, tokens = worker.sampler.phases[name], len(what.get("ids", ()))
-            phases.append(Phase(name, answer.seconds, tokens, memory, *caches))
-        return Round(phases, answer.steps, before, counters)
+def _round(
+    worker: WorkerProcess, loading: list[tuple[str, dict[str, Any]]], work: Workload
+) -> Round:
+    """Run all phases in order."""
+    phases, before, counters = list[Phase](), dict[str, float](), dict[str, float]()
+    for name, what in [
+        *loading,
+        ("first", {"do": "prompt", "ids": work.prompt[:SHORT_PROMPT]}),
+        ("prompt", {"ids": work.prompt}),
+        ("decode", {"ids": work.following}),
+    ]:
+        answer = worker.ask(name, **{"do": name} | what)
+        before, counters = counters, answer.counters
+        caches = [int(counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")]
+        memory, tokens = worker.sampler.phases[name], len(what.get("ids", ()))
+        phases.append(Phase(name, answer.seconds, tokens, memory, *caches))
+    return Round(phases, answer.steps, before, counters)
 
 
 def machine() -> str:
