@@ -36,10 +36,10 @@ def failed(message: str = "the server failed; its log says where") -> RefusalErr
     return RefusalError(message, status=FAILED)
 
 
-def public(error: Exception) -> StemEdgeError:
+def public(error: Exception) -> RefusalError:
     """Return an error as clients may see it; details of a failure here stay in the log."""
     if isinstance(error, RefusalError | InputError):
-        return error
+        return refusal_of(error)
     log.error("%s", error, exc_info=None if isinstance(error, StemEdgeError) else error)
     return failed()
 
@@ -51,9 +51,7 @@ def refusal_of(error: StemEdgeError) -> RefusalError:
     return RefusalError(str(error)) if isinstance(error, InputError) else failed(str(error))
 
 
-def openai_error(error: StemEdgeError) -> dict[str, Any]:
+def openai_error(error: RefusalError) -> dict[str, Any]:
     """Return the body of an error in OpenAI's form, which an event of a stream has, too."""
-    found = refusal_of(error)
-    kind = KINDS.get(found.status, "invalid_request_error")
-    body = {"message": str(found), "type": kind, "param": found.param, "code": None}
-    return {"error": body}
+    kind = KINDS.get(error.status, "invalid_request_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": None}}

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 from stem_edge.apps.answers.events import AnswerEvents, Whole
 from stem_edge.apps.answers.openai.options import biases, usage
-from stem_edge.apps.answers.refusals import RefusalError, openai_error
+from stem_edge.apps.answers.refusals import RefusalError, openai_error, refusal_of
 from stem_edge.apps.answers.turn import prepare
 from stem_edge.apps.batches.rows import Result, Row, key_of
 from stem_edge.errors import DeviceLostError, StemEdgeError
@@ -105,7 +105,7 @@ def _result(row: Row, request: Request, whole: Whole) -> Result:
 
 
 def _failed(row: Row, error: StemEdgeError) -> Result:
-    return {"id": row.id, "line": row.line, **openai_error(error)}
+    return {"id": row.id, "line": row.line, **openai_error(refusal_of(error))}
 
 
 def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEvents]:

@@ -10,13 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from stem_edge.apps.answers.events import AnswerEvents
-from stem_edge.apps.answers.refusals import (
-    BUSY,
-    UNAVAILABLE,
-    RefusalError,
-    failed,
-    public,
-)
+from stem_edge.apps.answers.refusals import BUSY, UNAVAILABLE, RefusalError, failed, public
 from stem_edge.apps.serving.reply import Replies, Reply
 from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.model import Model
@@ -50,7 +44,8 @@ class Compute:
         self.sequences, self._waiting = sequences, waiting
         self._open_model, self._closes = open_model, closes
         self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
-        self._replies = dict[Request, Reply]()  # that have not ended
+        # Answers that have not ended, and what delivers their chunks.
+        self._deliver = dict[Request, Callable[[Chunk], None]]()
         self.failure: Exception | None = None  # why there is no model, or none any more
         self.memory_limit = 0  # on anonymous memory: what model and requests may take
         self.counters = RowCounters()  # of all rows, after the last step
@@ -92,7 +87,7 @@ class Compute:
     @property
     def busy(self) -> int:
         """Count of answers that have not ended."""
-        return len(self._replies)
+        return len(self._deliver)
 
     def check(self, more: int) -> tuple[Model, Scheduler]:
         """Return what computes if there is room for more requests; see `submit` for errors.
@@ -127,7 +122,7 @@ class Compute:
             replies = Replies(self._leave)
             try:
                 for request in requests:
-                    self._replies[request] = replies.add(request, events(), self.counters)
+                    self._deliver[request] = replies.add(Reply(request, events(), self.counters))
                     scheduler.submit(request)
             except BaseException:
                 replies.close()
@@ -223,24 +218,24 @@ class Compute:
         found = scheduler.step()
         self.counters = model.engine.rows.counters()
         for request, chunk in found:
-            take = self._replies.get if chunk.finish_reason is None else self._replies.pop
-            if (reply := take(request, None)) is None:
+            take = self._deliver.get if chunk.finish_reason is None else self._deliver.pop
+            if (deliver := take(request, None)) is None:
                 continue  # cancelled meanwhile
-            reply.push(chunk)
+            deliver(chunk)
             if isinstance(chunk.error, DeviceLostError):
                 raise chunk.error
 
-    def _leave(self, reply: Reply) -> None:
+    def _leave(self, request: Request) -> None:
         """Cancel an answer after its client has left, unless it has ended."""
         if self._found is not None:
-            self._found[1].cancel(reply.request)
-        self._replies.pop(reply.request, None)
+            self._found[1].cancel(request)
+        self._deliver.pop(request, None)
 
     def _end_all(self, error: Exception) -> None:
         """End all answers with an error."""
         told = public(error)
         if self._found is not None:
             self._found[1].close()
-        for request in list(self._replies):
-            if (reply := self._replies.pop(request, None)) is not None:
-                reply.push(Chunk("", [], None, "error", told))
+        for request in list(self._deliver):
+            if (deliver := self._deliver.pop(request, None)) is not None:
+                deliver(Chunk("", [], None, "error", told))

@@ -15,13 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from stem_edge.apps.answers.refusals import (
-    RefusalError,
-    failed,
-    openai_error,
-    public,
-    refusal_of,
-)
+from stem_edge.apps.answers.refusals import RefusalError, failed, openai_error, public
 from stem_edge.apps.serving.reply import Replies
 from stem_edge.errors import StemEdgeError
 
@@ -144,11 +138,10 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def error_response(error: StemEdgeError) -> Response:
+def error_response(error: RefusalError) -> Response:
     """Return the response for an error."""
-    found = refusal_of(error)
-    headers = {"retry-after": "1"} if found.retry else {}
-    return JSONResponse(openai_error(found), found.status, headers)
+    headers = {"retry-after": "1"} if error.retry else {}
+    return JSONResponse(openai_error(error), error.status, headers)
 
 
 def path_in(scope: Any) -> str:

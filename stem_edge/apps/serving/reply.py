@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import NamedTuple
 
 from stem_edge.apps.answers.events import AnswerEvent, AnswerEvents, Whole
 from stem_edge.runtime.rows.rows import RowCounters
@@ -12,44 +14,30 @@ from stem_edge.runtime.scheduling.request import Chunk, Request
 KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, often after a minute
 
 
-class Reply:
-    """An answer under way. The compute thread calls `push` alone.
+class Reply(NamedTuple):
+    """An answer under way."""
 
-    counters: of all rows, when it was submitted. deliver: hands it and a chunk to the event loop.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        request: Request,
-        events: AnswerEvents,
-        counters: RowCounters,
-        deliver: Callable[[Reply, Chunk], None],
-    ) -> None:
-        self.number, self.request, self.events = number, request, events
-        self.counters, self._deliver = counters, deliver
-
-    def push(self, chunk: Chunk) -> None:
-        """Take more of the answer."""
-        self._deliver(self, chunk)
+    request: Request
+    events: AnswerEvents
+    counters: RowCounters  # of all rows, when it was submitted
 
 
 class Replies:
     """All answers to one request, made in the event loop; `close` cancels those under way."""
 
-    def __init__(self, cancel: Callable[[Reply], None]) -> None:
+    def __init__(self, cancel: Callable[[Request], None]) -> None:
         self._made, self._cancel = list[Reply](), cancel
         self._loop = asyncio.get_running_loop()
-        self._chunks: asyncio.Queue[tuple[Reply, Chunk]] = asyncio.Queue()
+        self._chunks: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
 
-    def add(self, request: Request, events: AnswerEvents, counters: RowCounters) -> Reply:
-        """Make one more."""
-        self._made.append(Reply(len(self._made), request, events, counters, self._deliver))
-        return self._made[-1]
+    def add(self, reply: Reply) -> Callable[[Chunk], None]:
+        """Add an answer; return the function by which the compute thread delivers its chunks."""
+        self._made.append(reply)
+        return partial(self._deliver, len(self._made) - 1)
 
-    def _deliver(self, reply: Reply, chunk: Chunk) -> None:
+    def _deliver(self, number: int, chunk: Chunk) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._chunks.put_nowait, (reply, chunk))
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, (number, chunk))
 
     def __getitem__(self, number: int) -> Reply:
         return self._made[number]
@@ -62,7 +50,7 @@ class Replies:
     def close(self) -> None:
         """Cancel all that have not ended; may be called again."""
         for each in self._made:
-            self._cancel(each)
+            self._cancel(each.request)
 
     async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent] | None]:
         """Yield (number of the answer, event) as they come; None after seconds without any.
@@ -73,14 +61,14 @@ class Replies:
         while left:
             try:
                 async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                    reply, chunk = await self._chunks.get()
+                    number, chunk = await self._chunks.get()
             except TimeoutError:
                 yield None
                 continue
             if chunk.error is not None:
                 raise chunk.error
-            for event in reply.events.push(chunk):
-                yield reply.number, event
+            for event in self._made[number].events.push(chunk):
+                yield number, event
             left -= chunk.finish_reason is not None
 
     async def whole(self) -> list[Whole]:

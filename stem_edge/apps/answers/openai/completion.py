@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stem_edge.apps.answers.events import Whole
+from stem_edge.apps.answers.events import AnswerEvent, End, Text, Whole
 from stem_edge.apps.answers.openai.options import MOST_LOGPROBS, Options, head, usage
 from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
@@ -77,37 +77,32 @@ class Asked:
     count: int
     generates: bool  # whether new tokens are asked for
 
-    def choice(
-        self,
-        number: int,
-        text: str,
-        found: list[TokenLogprobs] | None = None,
-        *,
-        first: bool,
-        offset: int = 0,
-        reason: str | None = None,
-    ) -> dict[str, Any]:
-        """Return a choice, or a piece of one. first: after the echo. offset: characters before."""
-        before, tokens = self.echoes[number // self.count] if first else ("", [])
-        tokens = [*tokens, *(found or ())]
+    def choice(self, number: int, piece: AnswerEvent, offsets: dict[int, int]) -> dict[str, Any]:
+        """Return a choice, or a piece of one; the first begins with the echo.
+
+        offsets: characters so far of each choice that has begun, which this brings up to date.
+        """
+        before, tokens = ("", []) if number in offsets else self.echoes[number // self.count]
+        text, found = piece if isinstance(piece, Text) else ("", None)
+        tokens, offset = [*tokens, *(found or ())], offsets.get(number, 0)
         logprobs = self.texts.logprobs(tokens, offset) if tokens else None
-        text = before + text
-        return {"text": text, "index": number, "logprobs": logprobs, "finish_reason": reason}
+        offsets[number] = offset + (sum(map(len, logprobs["tokens"])) if logprobs else 0)
+        reason = piece.reason if isinstance(piece, End) else None
+        return {
+            "text": before + text, "index": number, "logprobs": logprobs, "finish_reason": reason
+        }  # fmt: skip
 
     def completion(self, name: str, answers: Sequence[Whole]) -> dict[str, Any]:
         """Return all answers as one object. name: of the model. answers: none if nothing is new."""
-        if self.generates:
-            found = [(each.text, each.logprobs, each.reason) for each in answers]
-        else:
-            found = [("", None, "length")] * len(self.requests)
+        pieces = [(Text(each.text, each.logprobs), each.reason) for each in answers]
+        if not self.generates:
+            pieces = [(Text(""), "length")] * len(self.requests)
         choices = [
-            self.choice(number, text, logprobs, first=True, reason=reason)
-            for number, (text, logprobs, reason) in enumerate(found)
+            self.choice(number, text, {}) | {"finish_reason": reason}
+            for number, (text, reason) in enumerate(pieces)
         ]
-        return head(name, "cmpl", "text_completion") | {
-            "choices": choices,
-            "usage": usage(self.requests, self.count),
-        }
+        used = usage(self.requests, self.count)
+        return head(name, "cmpl", "text_completion") | {"choices": choices, "usage": used}
 
 
 def prepare(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.apps.answers.events import AnswerEvent, End, Text
+from stem_edge.apps.answers.events import AnswerEvent, End
 from stem_edge.apps.answers.openai.completion import Asked, CompletionBody, prepare
 from stem_edge.apps.answers.openai.options import DONE, head, usage
 from stem_edge.apps.serving.http import COMMENT, event, read, respond, until_left
@@ -102,24 +102,8 @@ async def _choice(
 ) -> dict[str, Any]:
     """Return the choice of a chunk; in a thread if it has the texts of many tokens."""
     if asked.body.logprobs is None:
-        return _piece(asked, number, piece, offsets)
-    return await service.answers.run(lambda: _piece(asked, number, piece, offsets))
-
-
-def _piece(
-    asked: Asked, number: int, piece: AnswerEvent, offsets: dict[int, int]
-) -> dict[str, Any]:
-    text = piece.text if isinstance(piece, Text) else ""
-    found = list(piece.logprobs or ()) if isinstance(piece, Text) else None
-    reason = piece.reason if isinstance(piece, End) else None
-    offset = offsets.get(number, 0)
-    choice = asked.choice(
-        number, text, found, first=number not in offsets, offset=offset, reason=reason
-    )
-    if choice["logprobs"] is not None:
-        offset += sum(map(len, choice["logprobs"]["tokens"]))
-    offsets[number] = offset
-    return choice
+        return asked.choice(number, piece, offsets)
+    return await service.answers.run(lambda: asked.choice(number, piece, offsets))
 
 
 ROUTES = (Route("/v1/completions", completions, methods=["POST"]),)
