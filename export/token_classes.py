@@ -1,7 +1,7 @@
 """Classes of token ids: tokens whose texts differ in case, accents or space alone are one class.
 
 DeepSeek-V4.1 looks n-grams up by them. They are in no checkpoint, but derived from its tokenizer, in
-the order of ids (the model's reference code; docs/ngrams.md).
+the order of ids (the model's reference code; docs/formats.md).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ ENGINES: dict[str, EngineEntry] = {
         ),
         EngineEntry(
             "ggml",
-            "pip install 'stem-edge[gguf]' (it compiles for some minutes: docs/engines.md)",
+            "pip install 'stem-edge[gguf]' (it compiles for some minutes: docs/run.md)",
             _ggml_is_installed,
             _version_of_ggml,
             lacks=("provider", "device_memory"),

@@ -24,7 +24,7 @@ BEFORE = 64  # tokens before the steps that are measured
 # a pair of tokens, only where a fresh call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
 # From so many tokens on, the graph for prompts is the faster one: from 13 with SmolLM2-135M; from 8 with 1B
-# (docs/measuring.md). It is chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
+# (docs/lab). It is chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
 PREFILL_FROM = 8
 
 

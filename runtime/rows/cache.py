@@ -20,7 +20,7 @@ from stem_edge.tables.token_counts import Uses
 
 # Counts are halved after this many uses per slot: often enough to follow a change of topic, rarely
 # enough to remember frequent words. Chosen on real text with 512 to 8192 slots
-# (docs/ngrams.md has such hit rates). So a count stays far below 32 bits.
+# (docs/lab has such hit rates). So a count stays far below 32 bits.
 AGEING_USES_PER_SLOT = 8
 BUCKETS_PER_SLOT = 2
 

@@ -34,13 +34,13 @@ from stem_edge.system.child import (
 from stem_edge.system.processor import cpu_digest
 
 # GGML_NATIVE would choose all that the processor reports. These flags fit any x86-64 of the last ten
-# years, and mean nothing on ARM; docs/engines.md lists more.
+# years, and mean nothing on ARM; docs/run.md lists more.
 FLAGS = "-DGGML_NATIVE=OFF " + " ".join(
     f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")
 )
 REBUILD = (
     f'build it again for any processor: CMAKE_ARGS="{FLAGS}" {REINSTALL} (OFF on one from before 2015; '
-    "docs/engines.md lists flags that make it faster)"
+    "docs/run.md lists flags that make it faster)"
 )
 
 FORMAT = 6

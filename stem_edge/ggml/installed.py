@@ -33,7 +33,7 @@ def installed_library() -> Path:
     if path is None:
         raise BackendError(
             "the ggml engine needs the shared libraries of llama-cpp-python, which are not "
-            f"installed; run: {INSTALL} (compiling takes some minutes, see docs/engines.md)"
+            f"installed; run: {INSTALL} (compiling takes some minutes, see docs/run.md)"
         )
     return path
 

@@ -89,7 +89,7 @@ def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
     """Let the C library give back freed blocks of this size and more at once, for good.
 
     Otherwise, after glibc has freed one large block, it keeps all that are smaller, and the gaps
-    between them: 14 to 22 MB of a prompt's arrays (docs/measuring.md).
+    between them: 14 to 22 MB of a prompt's arrays.
     """
     if sys.platform == "linux" and (tune := getattr(ctypes.CDLL(None), "mallopt", None)):
         for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):

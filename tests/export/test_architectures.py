@@ -47,7 +47,7 @@ def test_experts_of_16_bits_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_gated_ffn_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/models.md, "Add a model": from the checkpoint to the bundle, nothing else knows the kinds."""
+    """docs/architecture.md: from the checkpoint to the bundle, nothing else knows the kinds."""
 
     def ffn(config: ModelConfig, w: Tensors, x: Tensor, row: Tensor | None) -> Tensor:
         gate, up = functional.linear(x, w["gate"]), functional.linear(x, w["up"])

@@ -1,6 +1,6 @@
 """Schema of this project for STEM models: a folder in Hugging Face's form that any trainer can write.
 
-docs/models.md lists its keys and tensors. Tensors have the names of Llama (names.py), without those that
+docs/formats.md lists its keys and tensors. Tensors have the names of Llama (names.py), without those that
 a layer replaces.
 """
 

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefill-graph", action=argparse.BooleanOptionalAction, help=prefill)
     add("-t", "--threads", type=int, metavar="N", help="threads that compute")
     add("--force", action="store_true", help="replace OUT if it is a bundle")
-    only = "write the tables of n-grams alone (docs/ngrams.md)"
+    only = "write the tables of n-grams alone (docs/formats.md)"
     add("--tables-only", action="store_true", help=only)
 
 

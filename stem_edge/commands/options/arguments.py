@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from stem_edge.errors import InputError
 from stem_edge.shown import shown
 
-MORE = "(docs/commands.md)"  # help of options that few people need
+MORE = "(docs/run.md)"  # help of options that few people need
 # Options of llama.cpp, Ollama and mlx-lm that have no synonym here, and what to type. A hint that begins with
 # an option is for the commands that have this option.
 RUN, DRAFTS, GPU = "stem-edge run chats", "--speculate N drafts", "--provider NAME chooses a device"

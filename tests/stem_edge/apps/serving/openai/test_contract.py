@@ -314,7 +314,7 @@ TOOL = {
 
 
 def test_programs_of_the_documentation_run(chat_url: str) -> None:
-    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    page = (ROOT / "docs" / "serve.md").read_text("utf-8")
     blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     programs = [block for block in blocks if "import OpenAI" in block]
     assert len(programs) == 2
