@@ -13,7 +13,6 @@ import numpy as np
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId, check_text, checked_ids
@@ -97,7 +96,7 @@ class Answering(ModelText):
         except MemoryError as error:
             raise_out_of_memory(error, "for logits", "take logits_chunks, or a shorter text")
         filled = 0
-        for piece in self._logits_chunks(ids, self._lookups(ids, stem_ids)):
+        for piece in self.logits_chunks(ids, stem_ids=stem_ids):
             logits[filled : filled + len(piece)] = piece
             filled += len(piece)
         return logits
@@ -109,20 +108,10 @@ class Answering(ModelText):
 
         Each piece overwrites the one before. Raises InputError at once, as `logits` does.
         """
-        ids = self._prompt_ids(token_ids)
-        return self._logits_chunks(ids, self._lookups(ids, stem_ids))
-
-    def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
-        from stem_edge.runtime.texts import process  # for logits alone
-
-        try:
-            record = self._recorder()
-            context = self._prefixes.empty(len(ids))
-            with lookups:
-                yield from process(self.engine, context, ids, lookups.prompt, every=True)
-                record.prefilled(len(ids))
-        except MemoryError as error:
-            raise_out_of_memory(error, "for logits", LESS_MEMORY)
+        pieces = list[F32]()
+        request = self.request(token_ids, stem_ids=stem_ids, score=pieces.append)
+        steps = Loop(self.engine, self._prefixes, self.stepping).run(request, self._recorder)
+        return (pieces.pop() for _ in steps)
 
     def generate(
         self,

@@ -72,12 +72,13 @@ class Loop:
         request.steps.popleft()
         if request.score is not None:
             request.score(logits)
+            ended = None if rest is not None else "length"
+            self._chunks.append((request, Chunk("", [], None, ended)))
         if rest is not None:
             return False
         tokens, seconds = request.prompt_tokens, request.prompt_seconds
         self._record.prefilled(tokens, request.cached_tokens, seconds)
         if request.score is not None:
-            self._chunks.append((request, Chunk("", [], None, "length")))
             self._end(request)
             return False
         request.choose(logits[0])

@@ -81,7 +81,8 @@ class Request:
     scheduler writes its figures; other threads may read them.
 
     length: most tokens of prompt and answer that are processed. constraint: the texts that the answer may be; None: any.
-    score: called with the logits [n, V] of each step of the prompt; the answer then has no tokens.
+    score: called with the logits [n, V] of each step of the prompt, before a chunk without text; the answer
+    then has no tokens.
     """
 
     context: Context  # once it has begun

@@ -6,9 +6,9 @@ from typing import Any
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.graph.names import PREFILL
+from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
-from stem_edge.runtime.texts import process
 
 
 class StemEdge:
@@ -29,14 +29,11 @@ class StemEdge:
 
     def choose(self, token_ids: list[int]) -> int:
         """Process a prompt in chunks, or a single token as generating does."""
-        if len(token_ids) == 1:
-            (step,) = self._engine.steps(token_ids)
-            self._engine.expect(step)
-            return int(self._engine.step([self._context], step)[0].argmax())
-        best = -1
-        for logits in process(self._engine, self._context, token_ids):
-            best = int(logits[0].argmax())
-        return best
+        steps, prefill = self._engine.steps(token_ids), len(token_ids) >= PREFILL_FROM
+        self._engine.expect(steps[0])
+        for step, after in zip(steps, [*steps[1:], None], strict=True):
+            logits = self._engine.step([self._context], step, after, prefill=prefill)
+        return int(logits[0].argmax())
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the rows, and the sizes of plan and caches in bytes."""
