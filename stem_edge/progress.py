@@ -97,7 +97,7 @@ def show_status(what: str) -> None:
 
 
 def tell(what: str, show: bool | None = None) -> None:
-    """Print a line that stays, on stderr; show: False for not."""
+    """Print a line to stderr, unless show is False."""
     if show is not False:
         print(f"stem-edge: {what}", file=sys.stderr, flush=True)
 

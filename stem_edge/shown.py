@@ -15,7 +15,7 @@ MAX_REASON_CHARS = 300
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would act on, and what would break a line."""
+    """Escape characters that a terminal would interpret, and line breaks."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

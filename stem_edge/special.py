@@ -1,4 +1,4 @@
-"""Models with n-grams, streams, scaled RoPE or ranges: contradictions, more tensors, their dense twins."""
+"""Unusual models (n-grams, AltUp, scaled RoPE, quantized activations): checks, tensors, dense twins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OF_ROWS = (
 
 
 def check_ngrams(config: Description) -> None:
-    """Raise ValueError for impossible tables of n-grams."""
+    """Raise ValueError for impossible n-gram tables."""
     model, engram = f"stem_ffn {config.stem_ffn}", config.stem_ffn == "engram"
     if config.stem_ffn not in ("ngrams", "engram"):
         raise ValueError(f"n-grams with {model}; expected ngrams or engram as stem_ffn")
@@ -89,7 +89,7 @@ def _check_engram(config: Description) -> None:
 
 
 def check_altup(config: Description) -> None:
-    """Raise ValueError for impossible streams."""
+    """Raise ValueError for impossible AltUp streams."""
     if not 0 <= config.active_stream < config.streams <= MAX_STREAMS:
         raise ValueError(
             f"active_stream is {config.active_stream} and streams {config.streams}; expected one of "
@@ -161,7 +161,7 @@ def dense_twin(config: T) -> T:
 
 
 def is_plain(config: Description) -> bool:
-    """Return whether all layers have the model's sizes and SiLU, and compute K and V."""
+    """Return True if all layers have the model's sizes and SiLU, and compute K and V."""
     scales = (config.embedding_scale, config.attention_scale)
     unusual = config.layer_kinds or config.borrowed_kv_layers or config.ple_width
     unusual = unusual or config.v_norm or config.layer_scale or config.activation != "silu"

@@ -27,13 +27,13 @@ def table(rows: Sequence[Sequence[str]], align: str = "lr") -> list[str]:
 
 
 def fill(text: str, width: int, side: str = "l") -> str:
-    """Pad a text to a width with spaces after it, or before it at side "r"."""
+    """Pad text to a width, on the right or, for side "r", on the left."""
     spaces = " " * (width - columns(text))
     return spaces + text if side == "r" else text + spaces
 
 
 def columns(text: str) -> int:
-    """Columns that a terminal needs to show a text."""
+    """Return how many terminal columns a text takes."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
@@ -41,7 +41,7 @@ def columns(text: str) -> int:
 
 
 def cut(text: str, width: int, mark: str = "") -> str:
-    """Cut a text that is too wide, and end it with the mark."""
+    """Shorten text that is too wide, and end it with the mark."""
     if columns(text) <= width:
         return text
     while columns(text) > width - len(mark):
@@ -58,12 +58,12 @@ def wrapped(text: str, inside: str = "") -> list[str]:
 
 
 def shown_lines(text: str) -> str:
-    """Escape the control characters that a terminal would act on, but for lines and tabs."""
+    """Escape control characters except newlines and tabs."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], text)
 
 
 def quoted(text: str | None, token_id: int, width: int) -> str:
-    """Quote a token's text, cut if it is long; give its id if it is not a text by itself."""
+    """Quote a token's text, shortened to a width; if it is no whole character, give its id."""
     if not text or "\N{REPLACEMENT CHARACTER}" in text:
         return f"token {token_id}"
     shown = repr(text)

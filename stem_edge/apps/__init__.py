@@ -1,1 +1,1 @@
-"""What is made of both halves: serving, batches, edits, measurements. Commands and users import it."""
+"""Applications on top of export and runtime: serving, batches, editing, measuring."""

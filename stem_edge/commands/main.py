@@ -120,7 +120,7 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Return whether memory ended: libraries that cannot be mapped then raise an ImportError."""
+    """Return True if memory ran out; libraries that cannot be mapped raise an ImportError."""
     unmapped = ("failed to map", "allocate memory", "bad_alloc")
     return isinstance(error, MemoryError) or any(words in str(error) for words in unmapped)
 

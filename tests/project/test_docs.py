@@ -19,7 +19,7 @@ from hub_server import HubServer
 from installed import ROOT, needs_ggml
 
 import stem_edge
-from stem_edge.commands.options.loading import LOADING, PROMPT_CACHE
+from stem_edge.commands.options.loading import LOADING
 from stem_edge.export import export_bundle
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.runtime import SamplingParams, load
@@ -129,9 +129,7 @@ def test_readme_leads_to_every_page_and_is_one_screen() -> None:
 
 
 def test_options_that_the_command_lacks_are_named() -> None:
-    lacking = (
-        {f.name for f in fields(LoadOptions)} - INTERNAL - LOADING.keys() - PROMPT_CACHE.keys()
-    )
+    lacking = {f.name for f in fields(LoadOptions)} - INTERNAL - LOADING.keys()
     (sentence,) = re.findall(
         r"with the same names, but (.*?)\(", PYTHON.read_text("utf-8"), re.DOTALL
     )

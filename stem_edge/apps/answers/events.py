@@ -12,20 +12,20 @@ from stem_edge.text.tool_calls.parser import Call, CallParser
 
 
 class Text(NamedTuple):
-    """More text of an answer."""
+    """A piece of the answer's text."""
 
     text: str
     logprobs: Sequence[TokenLogprobs] | None = None  # if asked for, of tokens up to here
 
 
 class Thought(NamedTuple):
-    """More of what the model thinks before its answer."""
+    """A piece of the reasoning before the answer."""
 
     text: str
 
 
 class End(NamedTuple):
-    """The end of an answer."""
+    """The end of an answer, with its finish reason."""
 
     reason: Literal["stop", "length", "tool_calls"]
 
@@ -34,7 +34,7 @@ AnswerEvent: TypeAlias = Thought | Text | Call | End
 
 
 class AnswerEvents:
-    """Makes events of the chunks of one answer. Parsers are None for what it cannot have."""
+    """Splits the chunks of one answer into reasoning, text and tool calls. Parsers are None where unused."""
 
     def __init__(
         self, thoughts: ThoughtParser | None = None, calls: CallParser | None = None
@@ -42,7 +42,7 @@ class AnswerEvents:
         self._thoughts, self._calls, self._called = thoughts, calls, False
 
     def push(self, chunk: Chunk) -> Iterator[AnswerEvent]:
-        """Yield what a chunk has, `End` as the last of all."""
+        """Yield the events of a chunk; the last one of an answer is `End`."""
         for event in self._pieces(chunk):
             self._called |= isinstance(event, Call)
             yield event
@@ -67,7 +67,7 @@ class AnswerEvents:
 
 
 class Whole:
-    """An answer that is collected until its end."""
+    """An answer collected until its end."""
 
     def __init__(self) -> None:
         self.thoughts, self.text, self.reason = "", "", ""
@@ -75,7 +75,7 @@ class Whole:
         self.logprobs: list[TokenLogprobs] | None = None  # if asked for
 
     def add(self, event: AnswerEvent) -> None:
-        """Take the next event."""
+        """Add the next event."""
         match event:
             case Thought(more):
                 self.thoughts += more

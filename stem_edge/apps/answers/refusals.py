@@ -22,7 +22,7 @@ KINDS = {
 
 
 class RefusalError(StemEdgeError):
-    """A request that is not answered. param: the field at fault. retry: tell the client to come back."""
+    """A request that is refused. param: the field at fault. retry: tell the client to come back."""
 
     def __init__(
         self, message: str, param: str | None = None, *, status: int = 400, retry: bool = False
@@ -32,12 +32,12 @@ class RefusalError(StemEdgeError):
 
 
 def failed(message: str = "the server failed; its log says where") -> RefusalError:
-    """Return an error that is not the client's fault, by default without details for strangers."""
+    """Return an internal error, by default without details that strangers should not see."""
     return RefusalError(message, status=FAILED)
 
 
 def public(error: Exception) -> RefusalError:
-    """Return an error as clients may see it; details of a failure here stay in the log."""
+    """Return an error that clients may see; log the details of internal failures."""
     if isinstance(error, RefusalError | InputError):
         return refusal_of(error)
     log.error("%s", error, exc_info=None if isinstance(error, StemEdgeError) else error)
@@ -45,13 +45,13 @@ def public(error: Exception) -> RefusalError:
 
 
 def refusal_of(error: StemEdgeError) -> RefusalError:
-    """Return an error with its status: 400 for what the client gave, 500 for what failed here."""
+    """Convert an error to a RefusalError: status 400 for bad input, 500 for failures here."""
     if isinstance(error, RefusalError):
         return error
     return RefusalError(str(error)) if isinstance(error, InputError) else failed(str(error))
 
 
 def openai_error(error: RefusalError) -> dict[str, Any]:
-    """Return the body of an error in OpenAI's form, which an event of a stream has, too."""
+    """Return the JSON body of an error in OpenAI's form; streams send it as an event."""
     kind = KINDS.get(error.status, "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": None}}

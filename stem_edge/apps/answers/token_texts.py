@@ -27,7 +27,7 @@ class TokenTexts:
         return self._token(token_id)[0]
 
     def _read(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        """Return a token as it stands inside a text, and its bytes."""
+        """Decode a token as it appears inside a text; also return its bytes."""
         text = self._model.detokenize([*self._before, token_id], skip_special_tokens=False)
         return text[self._start :], tuple(self._model.token_bytes(token_id))
 
@@ -63,7 +63,7 @@ class TokenTexts:
         }
 
     def _top(self, each: TokenLogprobs) -> Mapping[str, float]:
-        """Return the most probable tokens, and the one that came, as OpenAI does."""
+        """Return the most probable tokens and the chosen one, as OpenAI does."""
         top = [*each.top, (each.token_id, each.logprob)]
         return {self.of(token_id): _finite(logprob) for token_id, logprob in reversed(top)}
 

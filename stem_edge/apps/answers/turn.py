@@ -38,7 +38,7 @@ def prepare(
     parallel: bool = True,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """Return requests for `count` answers to a conversation, and a function that makes a reader of one of them.
+    """Create requests for `count` answers to a conversation, and a function that makes the `AnswerEvents` of one.
 
     messages, tools: in the form of OpenAI's chat completions. grammar_field: field that gave the grammar
     of params. tool_name: the only tool that may be called, and must be. parallel: allow several calls.
@@ -69,7 +69,7 @@ def prepare(
 
 
 def _family(model: Model, params: SamplingParams) -> Family:
-    """Return how this model writes calls. Raises RefusalError if it may not write any."""
+    """Return the model's format of tool calls. Raises RefusalError if it cannot call tools here."""
     if model.tool_family is None:
         raise RefusalError(
             "this model's chat template writes no calls that are known here", "tools"
@@ -84,7 +84,7 @@ def _family(model: Model, params: SamplingParams) -> Family:
 
 
 def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
-    """Return params for several answers to one prompt: the same, with seeds that follow each other."""
+    """Return params for several answers to one prompt, with consecutive seeds."""
     if params.seed is None:
         return [params] * count
     return [replace(params, seed=(params.seed + number) % 2**64) for number in range(count)]
@@ -96,7 +96,7 @@ def prompt_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids of a conversation by the bundle's template, else of the joined texts."""
+    """Tokenize a conversation with the chat template, or its joined texts if there is none."""
     if not messages:
         raise RefusalError("messages is empty; give at least one message", "messages")
     if not model.has_chat_template:
@@ -111,7 +111,7 @@ def prompt_ids(
 
 
 def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
-    """Return the sampling params, with what is not given as the model has it. Raises RefusalError.
+    """Return sampling params; missing values are the model's own. Raises RefusalError.
 
     names: field of SamplingParams -> its name in the interface, where they differ.
     """
@@ -125,7 +125,7 @@ def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> Sampling
 
 @contextmanager
 def naming(field: str) -> Iterator[None]:
-    """Raise InputError as a RefusalError that names the field at fault."""
+    """Context manager that turns InputError into a RefusalError that names the field."""
     try:
         yield
     except InputError as error:
@@ -133,7 +133,7 @@ def naming(field: str) -> Iterator[None]:
 
 
 def check_grammar(model: Model, params: SamplingParams, field: str) -> None:
-    """Compile the grammar that a field gave, if any, which is kept. Raises RefusalError."""
+    """Compile and cache the grammar of the params, if any. Raises RefusalError that names the field."""
     if params.grammar is not None:
         with naming(field):
             model.check_grammar(params.grammar)

@@ -1,4 +1,4 @@
-"""Many prompts from a file: one line of results for each, resumable.
+"""Batches: run every prompt in a file and append a result line for each; resumable.
 
 | file | has |
 |---|---|

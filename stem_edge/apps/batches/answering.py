@@ -1,4 +1,4 @@
-"""Rows to results with a loaded model."""
+"""Answering the rows of a batch with a loaded model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRAMMARS = ("grammar", "schema", "regex")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings for all rows; can be pickled.
+    """Sampling options and parallelism of a batch; can be pickled.
 
     options: sampling options of rows that do not have their own. seed: each sampled row without a
     seed derives one from this and its id, so that a repeat gives the same answer; None: a random
@@ -109,7 +109,7 @@ def _failed(row: Row, error: StemEdgeError) -> Result:
 
 
 def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEvents]:
-    """Make the request of a row. Raises InputError or RefusalError if something is wrong with it."""
+    """Create the request of a row. Raises InputError or RefusalError if the row is wrong."""
     if row.wrong is not None:
         raise RefusalError(row.wrong)
     given = dict(row.fields)

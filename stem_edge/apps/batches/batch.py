@@ -1,4 +1,4 @@
-"""A file of prompts to a file of results."""
+"""`batch`: run a file of prompts and append the results to another file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
 
 @dataclass
 class Batch:
-    """Outcome of a batch."""
+    """Counts of a batch's results."""
 
     results: int  # lines of the output
     errors: int  # lines of the output that are errors
@@ -122,7 +122,7 @@ def _check_loaded(loading: LoadKeywords, ray: str | None) -> None:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return the full contexts to plan for: by default, as many as SEQUENCES short answers take."""
+    """Return how many full contexts to reserve; by default enough for SEQUENCES short answers."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
     opened = options.open(bundle)  # in any case, so that its errors come first

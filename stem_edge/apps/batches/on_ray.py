@@ -1,4 +1,4 @@
-"""Rows to results on the machines of a Ray cluster: each task of Ray answers some rows.
+"""Batches on a Ray cluster: each Ray task answers some rows.
 
 Ray repeats a task whose process or machine is lost. A process keeps the model that it has loaded for
 the tasks that come after.
@@ -73,7 +73,7 @@ def _model(bundle: str, keywords: tuple[tuple[str, object], ...]) -> Model:
 
 
 def _places(ray: Any, nbytes: int) -> tuple[int, int]:
-    """Return the CPUs of a task, and how many tasks run at a time. Raises StemEdgeError.
+    """Return CPUs per task, and how many tasks run at a time. Raises StemEdgeError.
 
     nbytes: memory of a task. Machines with less are left out.
     """
@@ -92,7 +92,7 @@ def _places(ray: Any, nbytes: int) -> tuple[int, int]:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Connect this process to a cluster, and yield ray; a connection that it has stays."""
+    """Connect to a cluster and yield the ray module; an existing connection is reused and stays open."""
     # Ray would count uses and send them off; its processes inherit this setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -122,7 +122,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _own_errors(ray: Any) -> Iterator[None]:
-    """Raise what a task raised as if it were raised here, and Ray's errors as StemEdgeError."""
+    """Re-raise a task's own error, and Ray's errors as StemEdgeError."""
     try:
         yield
     except ray.exceptions.RayTaskError as error:

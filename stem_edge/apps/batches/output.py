@@ -1,4 +1,4 @@
-"""The file of results: all that a batch keeps, and its only writer."""
+"""The result file of a batch, which is its only state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGIN = b'{"id":'  # of each line
 
 
 class _Line(msgspec.Struct):
-    """What a line of results says of its row."""
+    """Fields of a result line that identify its row."""
 
     id: Id | None
     line: int = 0
@@ -30,7 +30,7 @@ class _Line(msgspec.Struct):
 
 
 class ResultFile:
-    """Results appended to a file, one line each; rows in it are done.
+    """Append-only file of results, one line each; rows with a result are done.
 
     An unfinished last line is dropped: a killed process leaves one, and a power cut can leave zeros.
     Locks the file against other batches. Raises InputError, as `append` and `close` do.
@@ -52,7 +52,7 @@ class ResultFile:
                 raise
 
     def append(self, result: Result) -> bool:
-        """Write a result; False if its row has one already."""
+        """Write a result; return False if its row already has one."""
         key = key_of(result["id"], result.get("line", 0))
         if key in self.keys:
             return False
@@ -65,7 +65,7 @@ class ResultFile:
         return True
 
     def close(self) -> None:
-        """Return once all results are on the disk."""
+        """Flush all results to disk and close the file."""
         with self._explained():
             try:
                 disk.fsync(self._file)
@@ -79,7 +79,7 @@ class ResultFile:
         self.close()
 
     def _read(self) -> int:
-        """Note which rows have results; return the bytes of whole lines."""
+        """Record which rows have results; return the size of all complete lines."""
         whole = 0
         with self.path.open("rb") as file:
             begin = file.read(len(BEGIN))

@@ -32,7 +32,7 @@ def key_of(id: Id | None, line: int) -> Key:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the input.
+    """One row of the input file.
 
     id: its "id", else its line; None if its "id" cannot be used. line: from 1. fields: its JSON
     object without "id". wrong: why it cannot be answered, as far as reading shows.

@@ -1,4 +1,4 @@
-"""Description of an edit for people: what it replaces, and whose rows each token looks up."""
+"""Description of an edit: what it replaces, and which rows each token looks up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
 
 
 def _looked_up(codec: TextCodec, change: Replacement, source: Sequence[int], before: str) -> str:
-    """Say for each token of the source whose rows it looks up."""
+    """Describe which rows each token of the source looks up."""
     found = lookups(codec, change, len(source), before)
     pairs = [
         (_names(codec, [token]), _names(codec, each))

@@ -268,7 +268,7 @@ def _all_lengths(tables: Tables, count: int) -> F32:
 
 
 def _check_rows(bundle: Bundle) -> None:
-    """Raise InputError for a model whose rows are not directions of tokens."""
+    """Raise InputError unless the model has one row for each token."""
     model, what = bundle.manifest.model, ""
     if not model.stem_layers:
         what = "a dense model has no tables"

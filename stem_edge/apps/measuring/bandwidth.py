@@ -26,7 +26,7 @@ class Bandwidth(NamedTuple):
 
 
 def bandwidth_of(device: Device | None, given: int | str | None, threads: int) -> Bandwidth:
-    """Return the bandwidth that is given, or else a device's, or else this machine's, measured."""
+    """Return the given bandwidth, a device's, or one that is measured on this machine."""
     if given is not None:
         if parse_size(given) < LEAST:
             raise InputError(

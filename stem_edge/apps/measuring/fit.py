@@ -1,4 +1,4 @@
-"""Plans of a bundle for a device, without running it: what fits, and an upper bound of its speed.
+"""Plan a bundle for a device without running it: what fits, and an upper bound of the speed.
 
 The memory that is allowed is for everything that must stay there for fast decoding: anonymous memory,
 and the mapped weights that every token reads. What is left of it is planned as stem_edge.load plans.
@@ -60,7 +60,7 @@ class Fit:
 
     @property
     def memory(self) -> int:
-        """Anonymous memory at most, and those weights."""
+        """Anonymous memory, at most, plus the mapped weights."""
         return self.plan.total + self.mapped
 
     @property
@@ -83,7 +83,7 @@ class Fit:
 
     @property
     def bound(self) -> float:
-        """Upper bound of tokens a second: a token reads its bytes, and takes a step's known time."""
+        """Upper bound of tokens a second: a token reads its bytes, and takes at least a measured step."""
         step = max(self.token_nbytes / self.bandwidth.rate, self.step_seconds)
         return 1 / (step + self.stall)
 
@@ -100,7 +100,7 @@ def fit(
     kv: KvChoice = "auto",
     sequences: int = 1,
 ) -> Fit:
-    """Return the plan to run a bundle.
+    """Plan how a bundle runs within a memory limit.
 
     memory: what the program may take, mapped weights included. Default: what is available on this machine.
     context_length: as in stem_edge.load.
@@ -147,7 +147,7 @@ def beside_mapped(bundle: Bundle, engine: str, options: LoadOptions, memory: int
 
 
 def _hits(bundle: Bundle, footprint: Footprint) -> tuple[Callable[[int], float], str]:
-    """Return slots -> hit rate, by the best that is known of texts to come, and its source."""
+    """Return a function from slots to hit rate, and where the rate comes from."""
     config = footprint.model
     if footprint.tables is None:
         return lambda slots: 1.0, "a dense model reads no rows"
@@ -168,6 +168,6 @@ def harmonic(count: int) -> float:
 
 
 def hit_rate(counts: Counts, slots: int) -> float:
-    """Return the hit rate if tokens come independently, as counted, and the best are in the slots."""
+    """Return the hit rate if the most frequent records are in the slots and tokens are independent."""
     ordered = np.sort(counts)[::-1].astype(np.float64)
     return float(ordered[:slots].sum() / max(1.0, ordered.sum()))

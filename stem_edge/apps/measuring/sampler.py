@@ -1,4 +1,4 @@
-"""A sampler of another process's memory while that works, in phases."""
+"""Samples the memory of another process, phase by phase."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PhaseMemory:
 
 
 class MemorySampler:
-    """Samples through a reader while a `phase` is open, one at a time."""
+    """Samples memory in a thread while a `phase` is open, one phase at a time."""
 
     def __init__(
         self,
@@ -83,6 +83,6 @@ class MemorySampler:
         return memory
 
     def _note(self, name: str, nbytes: int) -> int:
-        """Raise the peak of a phase to a size if that is greater; return the peak."""
+        """Record a size; return the phase's peak so far."""
         peak = self._peaks[name] = max(nbytes, self._peaks.get(name, 0))
         return peak

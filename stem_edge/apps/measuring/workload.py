@@ -58,11 +58,8 @@ def make_workload(
             f"and together no more than the {len(ids)} tokens of {path} and the {context} of the "
             "context: ask for fewer, or give a longer text"
         )
-    return Workload(
-        ids[:prompt],
-        ids[prompt : prompt + new],
-        "the text inside this package" if text is None else str(text),
-    )
+    source = "the text inside this package" if text is None else str(text)
+    return Workload(ids[:prompt], ids[prompt : prompt + new], source)
 
 
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
@@ -77,13 +74,10 @@ def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
     return prompt, new
 
 
-def read_ids(
-    path: Path, bundle: Bundle, most: int | None = None, *, special: bool = True
-) -> list[int]:
+def read_ids(path: Path, bundle: Bundle) -> list[int]:
     """Return the token ids of a text in UTF-8, or of a file of ids: .npy, or little-endian .int32.
 
-    most: stop after so many tokens; special: begin with the begin-of-text token if the model was
-    trained with it. Raises InputError.
+    Raises InputError.
     """
     try:
         if path.suffix == ".npy":
@@ -92,7 +86,7 @@ def read_ids(
         elif path.suffix == ".int32":
             ids = np.frombuffer(path.read_bytes(), "<i4")
         else:
-            ids = np.array(_encode(path, bundle, most, special), np.int64)
+            ids = np.array(_encode(path, bundle), np.int64)
     except OSError as error:
         raise InputError(f"{path}: cannot read ({error.strerror}); give a text or ids") from error
     except ValueError as error:
@@ -107,17 +101,17 @@ def read_ids(
             f"{path}: ids from {ids.min()} to {ids.max()}, the bundle has 0 to {vocab_size - 1}; "
             "they belong to another tokenizer"
         )
-    found: list[int] = ids[:most].tolist()
+    found: list[int] = ids.tolist()
     check_text(bundle.manifest.model, found, f"{path}: ")
     return found
 
 
-def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list[int]:
+def _encode(path: Path, bundle: Bundle) -> list[int]:
     from stem_edge.runtime.text.codec import TextCodec
 
     codec, ids = TextCodec(bundle.file(TOKENIZER)), list[int]()
     with path.open(encoding="utf-8") as file:
         # In pieces of whole lines, because a tokenizer needs a hundred bytes a character.
-        while (most is None or len(ids) < most) and (lines := file.readlines(READ_CHARS)):
-            ids += codec.encode("".join(lines), add_special_tokens=special and not ids)
+        while lines := file.readlines(READ_CHARS):
+            ids += codec.encode("".join(lines), add_special_tokens=not ids)
     return ids

@@ -1,9 +1,10 @@
-"""Who may ask, from where, and how much."""
+"""Access control: host names, origins, the API key, and sizes of requests."""
 
 from __future__ import annotations
 
 import hmac
 import re
+from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]
 
 
 class Access:
-    """Middleware that refuses requests, and starts the service with the first one.
+    """Middleware that refuses requests, and starts the service at the first one.
 
     The program may be mounted in another, which does not tell it when that starts.
     """
@@ -101,34 +102,21 @@ def check(service: Service, path: str, headers: Headers) -> None:
 
 
 def _is_ours(host: str, names: tuple[str, ...]) -> bool:
-    """Tell whether a Host is this server's, so that no page can rename it (DNS rebinding).
+    """Return True if a Host header names this server, which prevents DNS rebinding.
 
     An address always is: a page can give its own name another address, but not change the name that
     the browser sends.
     """
-    name = host_name(host)
-    return "*" in names or name in (LOCALHOST, *names) or _is_address(name)
-
-
-def host_name(host: str) -> str:
-    """Return the name or address in a Host header, without port, brackets and a last dot, in lower case.
-
-    Empty for what is no Host at all.
-    """
-    found = HOST.fullmatch(host)
-    return (found[1] or found[2]).lower() if found is not None else ""
-
-
-def _is_address(name: str) -> bool:
-    try:
+    found = HOST.fullmatch(host)  # without port, brackets and a last dot
+    name = (found[1] or found[2]).lower() if found is not None else ""
+    with suppress(ValueError):
         ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return True
+    return "*" in names or name in (LOCALHOST, *names)
 
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
-    """Return whether a page may ask: this server's own page, or an allowed one."""
+    """Return True for pages of this server and of allowed origins."""
     try:
         own = urlsplit(origin).netloc == host
     except ValueError:  # such as a malformed address

@@ -27,7 +27,7 @@ REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the m
 
 
 class Compute:
-    """Loads a model in its own thread, and steps a scheduler there while there are requests.
+    """The thread that loads the model and computes all answers.
 
     sequences: most that decode together. waiting: most requests that have not begun. closes: whether
     the model ends with it.
@@ -56,7 +56,7 @@ class Compute:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to load, once."""
+        """Start the thread, which loads the model, once."""
         with self._lock:
             if self._thread is None and not self._ending:
                 self._thread = threading.Thread(
@@ -90,7 +90,7 @@ class Compute:
         return len(self._deliver)
 
     def check(self, more: int) -> tuple[Model, Scheduler]:
-        """Return what computes if there is room for more requests; see `submit` for errors.
+        """Return model and scheduler if there is room for more requests; see `submit` for errors.
 
         Called before requests are made, too, so that no client can have too many made.
         """
@@ -111,7 +111,7 @@ class Compute:
     def submit(
         self, requests: Sequence[Request], events: Callable[[], AnswerEvents] = AnswerEvents
     ) -> Replies:
-        """Queue requests that `model.request` made, all or none; from the event loop.
+        """Queue requests that `model.request` made, all or none. Call it in the event loop.
 
         events: makes the reader of an answer.
 
@@ -163,7 +163,7 @@ class Compute:
             self._fail(error)
 
     def _serve(self, model: Model) -> None:
-        """Step until the end, and tell all that is left then."""
+        """Step the scheduler until the end; then end the answers that are left."""
         told = RefusalError("the server has ended before this answer did", status=UNAVAILABLE)
         try:
             self.memory_limit = model.plan.total + REQUESTS_NBYTES
@@ -188,7 +188,7 @@ class Compute:
                 self._end_all(told)
 
     def _fail(self, error: BaseException) -> None:
-        """Keep why there is no model: /health and every request tell it.
+        """Record why the model is unusable; /health and all requests report it.
 
         Rust panics derive from BaseException: they are caught and reported, too.
         """
@@ -200,7 +200,7 @@ class Compute:
         )
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
-        """Do a step of the answers."""
+        """Compute one step of all answers; end them all if it fails."""
         told = None
         try:
             self._step(model, scheduler)

@@ -1,4 +1,4 @@
-"""How uvicorn is run: limits on connections, and on how long a client may keep one waiting.
+"""uvicorn with limits on connections, and on how long a client may keep one waiting.
 
 uvicorn has no deadline for a request, and at a limit of connections it refuses those that ask, not those that idle.
 """
@@ -35,7 +35,7 @@ ENDING_SECONDS = 5  # for the last bytes of answers
 
 
 class Connection(H11Protocol):
-    """A connection that makes room for others while it waits for its client. most: open at a time."""
+    """A connection that may be closed for a new one while it waits. most: open at a time."""
 
     def __init__(self, most: int, **given: Any) -> None:
         super().__init__(**given)
@@ -50,7 +50,7 @@ class Connection(H11Protocol):
         return self.flow.write_paused or not cycle or cycle.response_complete or cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, if need be the place of the connection that has waited longest."""
+        """Accept a connection; if there are too many, close the one that has waited longest."""
         transport.max_size = PIECE_NBYTES  # type: ignore[attr-defined]  # of asyncio's selectors
         super().connection_made(transport)
         self._wait()
@@ -82,7 +82,7 @@ class Connection(H11Protocol):
         self._moved = self._received - self.transport.get_write_buffer_size()
 
     def look(self) -> None:
-        """Close the connection if its client has kept it waiting for too long."""
+        """Close the connection if its client has been idle for too long."""
         moved = self._received - self.transport.get_write_buffer_size() - self._moved
         if not self.waits or moved >= WAIT_NBYTES:
             self._wait()
@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
 
 
 def room() -> int:
-    """Return how many connections there may be, after raising the limit of open files.
+    """Return the largest number of connections, after raising the limit of open files.
 
     Without a file for a connection, the event loop would try to accept it for ever.
     """
@@ -148,7 +148,7 @@ def room() -> int:
 
 
 class Quiet(logging.Filter):
-    """Lets one record a minute through for each place that logs and kind of error there."""
+    """Log filter: one record a minute for each place and kind of error."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bodies of requests, responses, streams of events, and clients that leave."""
+"""Request bodies, responses, event streams, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def read(request: Request, kind: type[T]) -> T:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Return JSON as a struct, 40.0 as 40 in it. Raises RefusalError that names the field at fault."""
+    """Decode JSON into a struct; 40.0 counts as 40. Raises RefusalError that names the field at fault."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -77,7 +77,7 @@ async def respond(
     replies: Replies,
     answer: AsyncGenerator[bytes] | Coroutine[Any, Any, object],
 ) -> Response:
-    """Return answers as a stream of events, or as one object."""
+    """Respond with a stream of events, or with one object."""
     if isinstance(answer, AsyncGenerator):
         return EventStream(answer, replies)
     with closing(replies):
@@ -116,7 +116,7 @@ async def _with_error(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; cancel it and raise ClientDisconnect once the client leaves.
+    """Await `work`; cancel it and raise ClientDisconnect if the client disconnects.
 
     The body of the request must have been read.
     """
@@ -145,14 +145,14 @@ def error_response(error: RefusalError) -> Response:
 
 
 def path_in(scope: Any) -> str:
-    """Return the path of a request inside this program, wherever that is mounted."""
+    """Return a request's path relative to this program, which may be mounted in another."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path.removeprefix(root) if root else path
 
 
 async def tell_error(request: Request, error: Exception) -> Response:
-    """Respond to what a route raised."""
+    """Exception handler: respond with an error body."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):

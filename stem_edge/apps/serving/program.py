@@ -1,4 +1,4 @@
-"""All of the server as an ASGI program."""
+"""The server as an ASGI program."""
 
 from __future__ import annotations
 

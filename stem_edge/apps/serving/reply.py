@@ -1,4 +1,4 @@
-"""Answers as they reach the event loop."""
+"""Answers on their way from the compute thread to the event loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Replies:
             self._cancel(each.request)
 
     async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent] | None]:
-        """Yield (number of the answer, event) as they come; None after seconds without any.
+        """Yield (number of the answer, event) as they arrive; None to keep idle connections alive.
 
         The last event of each answer is `End`. Raises the error that ended an answer.
         """

@@ -1,4 +1,4 @@
-"""State that the routes share."""
+"""State shared by all routes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class RequestThreads:
-    """Threads for work on requests.
+    """Worker threads that tokenize requests and format answers.
 
     most: under way at a time. waiting: most that wait for one; what waits holds a connection, and
     memory for what was made of its body. after: called in the thread after each piece of work.
@@ -35,7 +35,7 @@ class RequestThreads:
         self._after = after
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work that one of the threads did. Raises RefusalError if too much waits."""
+        """Run work in one of the threads. Raises RefusalError if too many calls wait."""
 
         def done() -> T:
             try:
@@ -54,7 +54,7 @@ class RequestThreads:
 
 @dataclass
 class Service:
-    """A model that is served, and how."""
+    """The served model and the server's settings."""
 
     compute: Compute
     given_name: str | None = None  # of the model
@@ -65,7 +65,7 @@ class Service:
     created: int = field(default_factory=unix_time)
 
     def __post_init__(self) -> None:
-        """Make threads, which give back what requests leave behind."""
+        """Create the threads, which return freed memory to the system after each piece of work."""
         after = self.compute.give_back
         self.prompts = RequestThreads(2, 64, after)
         # Answers are never refused for waiting: Compute limits their number.

@@ -1,4 +1,4 @@
-"""Report what a bundle is made of: its manifest and what follows, for people and as JSON."""
+"""Report of a bundle's contents, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ APART = {
 
 
 def bundle_figures(bundle: Bundle) -> dict[str, object]:
-    """Return the manifest and what follows from it as plain JSON values: counts and bytes."""
+    """Return the manifest and derived sizes as plain JSON values."""
     manifest = bundle.manifest
     model, tables = manifest.model, manifest.stored
     derived: dict[str, object] = {
@@ -134,7 +134,7 @@ def _storage(manifest: Manifest) -> Rows:
 
 
 def _weights(backbone: BackboneFormat) -> str:
-    """Describe the types of the layers' matrices, and how their codes were found."""
+    """Describe the types of the layers' matrices, and the quantizer."""
     types: list[str] = [backbone.weights]
     types += [f"{k} {t}" for k, t in backbone.kinds.items() if k not in VOCABULARY_KINDS]
     named = Counter(backbone.matrices.values())

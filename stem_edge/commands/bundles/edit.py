@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 from stem_edge.apps.editing.making import make_edit
 from stem_edge.apps.editing.shown import show_edit
-from stem_edge.bundle.edit_files.file import SCOPES, SUFFIX, Edit, open_edit
+from stem_edge.bundle.edit_files.file import SCOPES, SUFFIX, open_edit
 from stem_edge.bundle.edit_files.schemes import AUTO, SCHEMES
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.bundle.opening import Bundle
@@ -58,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if args.show is not None:
         print("\n".join(show_edit(bundle, open_edit(bundle, args.show))))
         return 0
-    edit, path = _new_edit(args, bundle), Path(args.out)
+    how: dict[str, Any] = {"scheme": args.scheme or "auto", "scope": args.scope or "positions"}
+    edit = make_edit(bundle, args.source, args.target, layers=_layers(args.layers), **how)
+    path = Path(args.out)
     _check_place(bundle, path, args.force)
     edit.save(path)
     print("\n".join(show_edit(bundle, edit)))
@@ -80,17 +83,6 @@ def _check_options(args: argparse.Namespace) -> None:
         )
 
 
-def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:
-    return make_edit(
-        bundle,
-        args.source,
-        args.target,
-        scheme=args.scheme or "auto",
-        scope=args.scope or "positions",
-        layers=_numbers("--layers", args.layers),
-    )
-
-
 def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
     """Raise InputError unless a new edit may be written there."""
     if path.suffix != SUFFIX:
@@ -105,11 +97,9 @@ def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
         raise InputError(f"{path}: exists; choose another name with -o, or add --force")
 
 
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    """Parse the comma-separated numbers of an option; None if it is absent. Raises InputError."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise InputError(f"{option} {text!r}: not numbers separated by commas, like 2,5")
-    return [int(part) for part in parts]
+def _layers(text: str | None) -> list[int] | None:
+    """Parse the numbers of --layers; None if it is absent. Raises InputError."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--layers {text!r}: not numbers separated by commas, like 2,5") from None

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> Kept:
-    """Return the model of a name, or of the place that tells apart several of one name."""
+    """Find a model by its name, or by its place where several have one name."""
     place = str(Path(name).absolute())
     for kept in kept_bundles():
         if kept.place in (name, place):

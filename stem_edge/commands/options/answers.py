@@ -1,4 +1,4 @@
-"""Parts of commands that generate text: options of sampling, answers on stdout, figures."""
+"""Shared parts of commands that generate text: sampling options, output, figures."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FORM = "answers of this form only"
 
 
 def add_text(add: Callable[..., object], metavar: str, what: str) -> None:
-    """Declare a text to answer, by position or as llama.cpp has it; given_text reads it."""
+    """Declare the prompt, as an argument or as -p; given_text reads it."""
     add("text", metavar=metavar, nargs="?", help=what)
     add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
 
 
 def given_text(args: argparse.Namespace) -> str | None:
-    """Return the text of add_text, or None. Raises InputError for two."""
+    """Return the prompt, or None. Raises InputError if there are two."""
     if args.text is not None and args.prompt is not None:
         raise InputError("more than one prompt; give it by position or with -p")
     found: str | None = args.prompt if args.text is None else args.text
@@ -84,7 +84,7 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
 
 
 def taken(params: SamplingParams) -> str:
-    """Say how tokens are chosen. params: as Model.chosen returns."""
+    """Describe how tokens are sampled. params: as Model.chosen returns."""
     values = {name: getattr(params, name) for name in sampling.RANGES}
     if not values["temperature"]:
         del values["temperature"], values["top_k"], values["top_p"], values["min_p"]

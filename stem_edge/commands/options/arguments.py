@@ -1,4 +1,4 @@
-"""Help and errors of every command, texts from files, and the command line that repeats one."""
+"""Command-line parsing: help, errors, hints, and texts from files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return "".join(f"{indent}{line}\n" for line in lines)
 
     def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: Any) -> str:
-        """Name positional arguments alone, as long as argparse has not changed them to parse."""
+        """Return a usage line that names positional arguments alone."""
         forms = {"?": "[{}]", "+": "{} ...", "*": "[{} ...]"}
         if usage is None:
             positional = [one for one in actions if not one.option_strings]

@@ -25,6 +25,7 @@ CONTEXT = ("-c", "--context-length", "--ctx-size", "--num-ctx", "--max-kv-size")
 _SIZE = {"metavar": "SIZE"}
 _COUNT = {"type": int, "metavar": "N"}
 _FLAG = {"action": "store_true"}
+KEEP = "keep prompts in files (--prompt-cache=DIR)"
 KV = "type of keys and values: fp32, fp16, int8 or int4"
 SPECULATE = "draft tokens: auto, on, off, or N for a step"
 # Keywords of load that are options of every command that loads a bundle, and their settings of argparse.
@@ -44,31 +45,21 @@ LOADING: dict[str, dict[str, Any]] = {
     "provider": {"metavar": "NAME", "help": MORE},
     "device_memory": _SIZE | {"help": MORE},
     "cache_dir": {"metavar": "DIR", "help": MORE},
-}
-# For commands that answer prompts.
-PROMPT_CACHE: dict[str, dict[str, Any]] = {
-    "prompt_cache": {
-        "nargs": "?",
-        "const": True,
-        "metavar": "DIR",
-        "help": "keep prompts in files (--prompt-cache=DIR)",
-    }
+    "prompt_cache": {"nargs": "?", "const": True, "metavar": "DIR", "help": KEEP},
 }
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
     """Declare options that are keywords of load: these, or all."""
     defaults = {field.name: field.default for field in fields(LoadOptions)}
-    known = LOADING | PROMPT_CACHE
-    known["engine"] = known["engine"] | {"choices": engine_names()}
     for name in names or LOADING:
-        given: dict[str, Any] = {"dest": name, "default": defaults[name], **known[name]}
+        given: dict[str, Any] = {"dest": name, "default": defaults[name], **LOADING[name]}
+        if name == "engine":
+            given["choices"] = engine_names()
         flags = given.pop("flags", ("--" + name.replace("_", "-"),))
         group.add_argument(*flags, **given)
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
     """Values of the options of add_loading, as keywords of stem_edge.load."""
-    given = {name: getattr(args, name) for name in LOADING}
-    given["prompt_cache"] = getattr(args, "prompt_cache", None)
-    return cast(LoadKeywords, given)
+    return cast(LoadKeywords, {name: getattr(args, name) for name in LOADING})

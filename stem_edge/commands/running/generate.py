@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object at the end")
     add("-q", "--quiet", action="store_true", help="print no line of figures")
     add_sampling(parser.add_argument_group("choosing tokens"))
-    loading = parser.add_argument_group("loading")
-    add_loading(loading)
-    add_loading(loading, "prompt_cache")
+    add_loading(parser.add_argument_group("loading"))
 
 
 def run(args: argparse.Namespace) -> int:

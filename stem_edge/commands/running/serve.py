@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import socket
-import sys
 import time
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,7 +22,7 @@ from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
-from stem_edge.progress import show_status
+from stem_edge.progress import show_status, tell
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions, check_sequences
 from stem_edge.runtime.loading import open_or_make
@@ -58,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-host", **several, metavar="NAME", help=allow)
     origin = "let pages of this origin ask; repeatable; *: any"
     add("--cors-origin", dest="origins", **several, metavar="ORIGIN", help=origin)
-    loading = parser.add_argument_group("loading")
-    add_loading(loading)
-    add_loading(loading, "prompt_cache")
+    add_loading(parser.add_argument_group("loading"))
     parser.set_defaults(sequences=None)
 
 
@@ -81,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             origins=args.origins,
         )
         url = url_of(listening)
-        tell(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
+        announce(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
         server = _Server(program, url)
         log = log_to_stderr()
         try:
@@ -121,7 +118,7 @@ def _key(path: Path) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises InputError for an address or a port that cannot be had."""
+    """Open a listening socket. Raises InputError if the address or port is unavailable."""
     if not 0 <= port <= MAX_PORT:
         raise InputError(f"port is {port}; expected 0 to {MAX_PORT:,}; 0 takes any that is free")
     try:
@@ -142,22 +139,18 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def tell(listening: socket.socket, url: str, *, has_key: bool, has_names: bool) -> None:
-    """Print where it listens, and what may be missing for others or against them."""
-    _say(f"listening at {url}, loading the model")
+def announce(listening: socket.socket, url: str, *, has_key: bool, has_names: bool) -> None:
+    """Print the address, and warnings about a missing API key or host name."""
+    tell(f"listening at {url}, loading the model")
     if ip_address(listening.getsockname()[0]).is_loopback:
         return
     if not has_key:
-        _say("note: whoever reaches this machine can use the model; --api-key-file changes that")
+        tell("note: whoever reaches this machine can use the model; --api-key-file changes that")
     if not has_names:
         name = socket.gethostname()
-        _say(
+        tell(
             f"note: others can ask by an address of this machine; by name with --allow-host {name}"
         )
-
-
-def _say(text: str) -> None:
-    print(f"stem-edge: {text}", file=sys.stderr, flush=True)
 
 
 class _Server(Server):
@@ -174,7 +167,7 @@ class _Server(Server):
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; at the second signal, tell those that are left; at the third, just end."""
+        """Handle a signal: drain; at the second, end answers with an error; at the third, exit at once."""
         now = time.monotonic()
         if now >= self._deadline or self._loading:
             os._exit(128 + sig)  # because others wait for the thread that loads, or show tasks
@@ -184,10 +177,10 @@ class _Server(Server):
             self.compute.draining = True
             self._deadline = now + GRACE_SECONDS
             if self.compute.busy:
-                _say(f"finishing answers for at most {GRACE_SECONDS} s; once more to end now")
+                tell(f"finishing answers for at most {GRACE_SECONDS} s; once more to end now")
 
     async def on_tick(self, counter: int) -> bool:
-        """Tell whether to end; called ten times a second."""
+        """Return True to end; called ten times a second."""
         compute, now = self.compute, time.monotonic()
         if self._loading:
             self._show_loading(now - self._began)
@@ -204,7 +197,7 @@ class _Server(Server):
             return
         self._loading = False
         show_status("")
-        _say(f"loaded after {seconds:.1f} s")
+        tell(f"loaded after {seconds:.1f} s")
         if not model.has_chat_template:
-            _say("note: the model has no chat template; it continues messages as any text")
+            tell("note: the model has no chat template; it continues messages as any text")
         print(f"{self._url}/ has the chat page, {self._url}/v1 answers programs", flush=True)

@@ -31,7 +31,6 @@ def test_only_declared_options_are_given_to_load() -> None:
 def test_prompts_are_kept_where_it_is_said(typed: list[str], expected: object) -> None:
     parser = argparse.ArgumentParser()
     add_loading(parser)
-    add_loading(parser, "prompt_cache")
     assert loading_options(parser.parse_args(typed))["prompt_cache"] == expected
 
 

@@ -23,7 +23,7 @@ from stem_edge.commands.main import main
 
 pytest.importorskip("uvicorn")
 
-from stem_edge.commands.running.serve import listen, tell, url_of
+from stem_edge.commands.running.serve import announce, listen, url_of
 
 NAME = socket.gethostname()
 LONG = {
@@ -161,7 +161,7 @@ def test_addresses_that_can_be_opened(
         pytest.skip("no IPv6")
     with listen(host, 0) as listening:
         url = url_of(listening)
-        tell(listening, url, has_key=key, has_names=names)
+        announce(listening, url, has_key=key, has_names=names)
         port = listening.getsockname()[1]
         assert url == f"http://{address}:{port}"
         socket.create_connection((address.strip("[]"), port)).close()

@@ -26,7 +26,7 @@ UNSUPPORTED = {
 
 
 class ChatBody(Options, kw_only=True):
-    """A request of a chat completion."""
+    """Request body of a chat completion."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -44,7 +44,7 @@ class ChatBody(Options, kw_only=True):
     continue_final_message: bool | None = None
 
     def prepared(self, model: Model) -> Prepared:
-        """Return requests for the answers, and a function that makes a reader of one of them.
+        """Return the requests, and a function that makes the `AnswerEvents` of one.
 
         Raises InputError, RefusalError that names the field.
         """
@@ -68,7 +68,7 @@ class ChatBody(Options, kw_only=True):
         )
 
     def _most(self, model: Model) -> int:
-        """Most tokens of the answer; default: what the context holds."""
+        """Return the largest answer in tokens; default: what the context holds."""
         most, name = self.max_completion_tokens, "max_completion_tokens"
         if most is None:
             most, name = self.max_tokens, "max_tokens"
@@ -116,7 +116,7 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
 def completion(
     name: str, answers: Sequence[Whole], requests: Sequence[Request], texts: TokenTexts
 ) -> dict[str, Any]:
-    """Return all answers to one conversation as one object. name: of the model."""
+    """Return the response body of a chat completion. name: of the model."""
     return head(name, "chatcmpl", "chat.completion") | {
         "choices": [_choice(index, each, texts) for index, each in enumerate(answers)],
         "usage": usage(requests, len(requests)),
@@ -137,6 +137,6 @@ def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
 
 
 def call_object(call: Call) -> dict[str, Any]:
-    """Return a call of a tool in OpenAI's form."""
+    """Return a tool call in OpenAI's form."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}

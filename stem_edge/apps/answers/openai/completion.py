@@ -20,7 +20,7 @@ DEFAULT_TOKENS = 16  # as OpenAI's
 
 
 class CompletionBody(Options, kw_only=True):
-    """A request of a completion: of one prompt, or of a list of them."""
+    """Request body of a completion: one prompt, or a list."""
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
@@ -43,7 +43,7 @@ class CompletionBody(Options, kw_only=True):
         return [ids] if ids else others
 
     def sampling(self, model: Model) -> SamplingParams | None:
-        """Return what to sample by; None for no new tokens. Raises RefusalError."""
+        """Return the sampling params; None if no new tokens are wanted. Raises RefusalError."""
         if self.suffix:
             raise RefusalError("suffix is not supported: this model continues texts", "suffix")
         if self.best_of is not None and self.best_of > max(1, self.count):
@@ -68,7 +68,7 @@ Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that is tokenized and can be submitted: `count` answers to each prompt in turn."""
+    """A tokenized completion request, ready to submit: `count` answers to each prompt."""
 
     body: CompletionBody
     texts: TokenTexts
@@ -78,7 +78,7 @@ class Asked:
     generates: bool  # whether new tokens are asked for
 
     def choice(self, number: int, piece: AnswerEvent, offsets: dict[int, int]) -> dict[str, Any]:
-        """Return a choice, or a piece of one; the first begins with the echo.
+        """Return a choice, or a streamed piece of it; the first piece begins with the echo.
 
         offsets: characters so far of each choice that has begun, which this brings up to date.
         """
@@ -93,7 +93,7 @@ class Asked:
         }  # fmt: skip
 
     def completion(self, name: str, answers: Sequence[Whole]) -> dict[str, Any]:
-        """Return all answers as one object. name: of the model. answers: none if nothing is new."""
+        """Return the response body. name: of the model. answers: empty if no new tokens are wanted."""
         pieces = [(Text(each.text, each.logprobs), each.reason) for each in answers]
         if not self.generates:
             pieces = [(Text(""), "length")] * len(self.requests)
@@ -112,7 +112,7 @@ def prepare(
     prompts: Sequence[str | list[int]],
     params: SamplingParams | None,
 ) -> Asked:
-    """Tokenize prompts, and make their requests. params: None for no new tokens. Raises InputError."""
+    """Tokenize prompts and create their requests. params: None for no new tokens. Raises InputError."""
     count, echoes, requests = body.count, list[Echo](), list[Request]()
     if params is not None:
         check_grammar(model, params, body.grammar_field)

@@ -1,4 +1,4 @@
-"""What completions and chat completions share: options of requests, and parts of answers."""
+"""Request options and response fields that completions and chat completions share."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
 
 
 class StreamOptions(msgspec.Struct):
-    """Parts of a stream beside the answer."""
+    """OpenAI's `stream_options`."""
 
     include_usage: bool | None = None
 
 
 class Options(msgspec.Struct):
-    """Fields of both kinds of requests; others are ignored, as OpenAI does.
+    """Fields of both kinds of requests; unknown fields are ignored, as OpenAI does.
 
     Those after `stream_options` are not OpenAI's, but llama.cpp's or vLLM's.
     """
@@ -89,7 +89,7 @@ class Options(msgspec.Struct):
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with the usage. Raises RefusalError."""
+        """True if a stream ends with token counts. Raises RefusalError."""
         if self.stream_options is None:
             return False
         if not self.stream:
@@ -97,7 +97,7 @@ class Options(msgspec.Struct):
         return bool(self.stream_options.include_usage)
 
     def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Return what to sample by, where nothing is given the model's own. Raises RefusalError that names the field."""
+        """Return sampling params; missing values are the model's own. Raises RefusalError that names the field."""
         for name, right in OTHER_NAMES.items():
             if getattr(self, name) is not None:
                 raise RefusalError(f"{name} is no field of this interface; give {right}", name)
@@ -123,12 +123,12 @@ class Options(msgspec.Struct):
 
     @property
     def grammar_field(self) -> str:
-        """The field that gives the grammar, if one does."""
+        """Name of the field that contains the grammar, if any."""
         given = (name for name in GRAMMARS if getattr(self, name) not in (None, ""))
         return next(given, "response_format")
 
     def answer_grammar(self) -> Grammar | None:
-        """Return the texts that the answer may be, if any is asked for. Raises RefusalError."""
+        """Return the grammar that the answer must follow, if any. Raises RefusalError."""
         found = {
             "response_format": _schema_of(self.response_format or {}),
             **{name: getattr(self, name) for name in GRAMMARS},
@@ -144,7 +144,7 @@ class Options(msgspec.Struct):
 
 
 def biases(given: Mapping[str, float]) -> dict[int, float]:
-    """Return biases by token id, which are texts in JSON. Raises RefusalError."""
+    """Convert a logit_bias, whose keys are token ids as JSON strings. Raises RefusalError."""
     if wrong := [key for key in given if not key.isdecimal() or len(key) > MOST_DIGITS]:
         raise RefusalError(f"logit_bias has {wrong[0][:80]!a}; expected token ids", "logit_bias")
     return {int(key): value for key, value in given.items()}
@@ -167,7 +167,7 @@ def _schema_of(given: Mapping[str, Any]) -> object:
 
 
 def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
-    """Return the first fields of an answer, and of every chunk of a stream.
+    """Return the fields that begin every response and every streamed chunk.
 
     name: of the model.
     """
@@ -181,7 +181,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return counts of tokens. count: answers to each prompt; a prompt's tokens count once."""
+    """Return token counts. count: answers to each prompt, whose own tokens count once."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)
@@ -194,5 +194,5 @@ def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
 
 
 def unix_time() -> int:
-    """Return the date as seconds since 1970. It may jump, so no duration is taken from it."""
+    """Return the current time as seconds since 1970. It may jump, so measure no durations with it."""
     return int(datetime.now(UTC).timestamp())

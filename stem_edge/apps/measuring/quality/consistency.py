@@ -1,13 +1,13 @@
-"""Checking, on the user's own machine, that a bundle gives the same tokens however it is run."""
+"""Check that a bundle generates the same tokens however it is run."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.interface import SIZES
@@ -38,43 +38,30 @@ def verify_runs(
 
     Raises what `load` raises, and InputError if the context is too short.
     """
-    results = dict[str, str]()
-    for way, run in _ways(path, LoadOptions(cache_dir=cache_dir), max_new_tokens):
-        progress(way)
-        results[way] = run()
-    return results
-
-
-def _ways(
-    path: str | Path, options: LoadOptions, new: int
-) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the name of each way, and the function that runs it and compares its answers."""
+    options, new, results = LoadOptions(cache_dir=cache_dir), max_new_tokens, dict[str, str]()
     with load_with(path, replace(options, speculate=False)) as model:
         prompts, costs = _prompts(model, new), model.stepping.costs
         expected = _fresh(model, prompts, new)
-    with load_with(path, options) as model:
-        yield "kept prompts", lambda: _compared(_after_beginnings(model, prompts, new), expected)
-        yield "sequences together", lambda: _compared(_in_batches(model, prompts, new), expected)
+
+    def check(way: str, run: Callable[[Model], list[Ids]], **changes: Any) -> None:
+        progress(way)
+        with load_with(path, replace(options, **changes)) as model:
+            results[way] = _compared(run(model), expected)
+
+    check("kept prompts", lambda model: _after_beginnings(model, prompts, new))
+    check("sequences together", lambda model: _in_batches(model, prompts, new))
     if costs is not None and costs.same_bits:
         texts = [[*ids, *answer] for ids, answer in zip(prompts, expected, strict=True)]
-
-        def drafted() -> list[Ids]:
-            with load_with(path, replace(options, speculate=_replay(texts))) as model:
-                return _fresh(model, prompts, new)
-
-        yield "drafts", lambda: _compared(drafted(), expected)
+        check("drafts", lambda model: _fresh(model, prompts, new), speculate=_replay(texts))
     else:
-        yield "drafts", lambda: f"{NOT_RUN}: steps of several tokens round differently"
-
-    def restarted() -> list[Ids]:
-        with tempfile.TemporaryDirectory() as folder:
-            keeping = replace(options, prompt_cache=folder)
-            with load_with(path, keeping) as model:
-                _answers(model, _begun(prompts), 1)
-            with load_with(path, keeping) as model:
-                return _answers(model, prompts, new)
-
-    yield "prompts kept in files", lambda: _compared(restarted(), expected)
+        progress("drafts")
+        results["drafts"] = f"{NOT_RUN}: steps of several tokens round differently"
+    with tempfile.TemporaryDirectory() as folder:
+        with load_with(path, replace(options, prompt_cache=folder)) as model:
+            _answers(model, _begun(prompts), 1)
+        files = "prompts kept in files"
+        check(files, lambda model: _answers(model, prompts, new), prompt_cache=folder)
+    return results
 
 
 def _compared(found: list[Ids], expected: list[Ids]) -> str:
@@ -110,12 +97,12 @@ def _fresh(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
 
 
 def _begun(prompts: Sequence[Ids]) -> list[Ids]:
-    """Return the first three quarters of each prompt, whose keys and values can then be reused."""
+    """Return the first three quarters of each prompt, to be cached."""
     return [ids[: max(1, len(ids) * 3 // 4)] for ids in prompts]
 
 
 def _after_beginnings(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
-    """Answer each prompt after its own beginning, whose keys and values this model keeps."""
+    """Answer each prompt after its beginning is in the prefix cache."""
     found = list[Ids]()
     for ids, start in zip(prompts, _begun(prompts), strict=True):
         model.forget_prefixes()

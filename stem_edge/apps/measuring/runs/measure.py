@@ -118,7 +118,7 @@ def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | No
 
 
 def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str], None]) -> None:
-    """Load unmeasured, so that later loads find a prepared backbone."""
+    """Load once without measuring, so that later loads find a prepared backbone."""
     if subject.kind != "stem-edge" or subject.options.get("resident"):
         return
     notify(f"preparing {subject.name}")
@@ -165,7 +165,7 @@ def _rounds(
 def _round(
     worker: WorkerProcess, loading: list[tuple[str, dict[str, Any]]], work: Workload
 ) -> Round:
-    """Run all phases in order."""
+    """Measure one run of a subject, phase by phase."""
     phases, before, counters = list[Phase](), dict[str, float](), dict[str, float]()
     for name, what in [
         *loading,

@@ -16,7 +16,7 @@ TO_FIRST_TOKEN = ("start", *LOADING, "first")
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a run. Sizes in bytes."""
+    """Time and memory of one phase of a run. Sizes in bytes."""
 
     name: str  # start, import, load, first, prompt or decode
     seconds: float
@@ -34,7 +34,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """A run of a subject in its own process."""
+    """One run of a subject, in its own process."""
 
     phases: list[Phase]
     steps: list[float]  # seconds of each decode step
@@ -74,7 +74,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number in several rounds."""
+    """Median, least and most of a number over the rounds."""
 
     median: float
     least: float

@@ -1,4 +1,4 @@
-"""stem-edge itself as a subject, fed with the tokens of a real text."""
+"""stem-edge as a measured subject that processes the tokens of a real text."""
 
 from __future__ import annotations
 

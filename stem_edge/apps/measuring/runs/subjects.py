@@ -1,4 +1,4 @@
-"""Subjects of a measurement: a bundle, the same with other options, other bundles, files of llama.cpp."""
+"""Subjects of a measurement: bundles, a bundle with other options, GGUF files on llama.cpp."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_subjects(
 
 
 def _changed(words: str, options: LoadOptions) -> LoadOptions:
-    """Return options of load with others: NAME=VALUE,... Raises InputError."""
+    """Apply NAME=VALUE,... to options of load. Raises InputError."""
     types, changes = get_type_hints(LoadOptions), dict[str, Any]()
     for word in words.split(","):
         name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Process of one subject that is measured: it reads requests and writes answers, a line of JSON each.
+"""Worker process of a measured subject: reads requests and writes answers, one JSON line each.
 
 The memory is that of one engine, from its first import on. stem_edge.apps.measuring.runs.workers starts it.
 """

@@ -27,11 +27,8 @@ async def chat(request: Request) -> Response:
     model = service.model
     requests, reader = await service.prompts.run(lambda: body.prepared(model))
     replies = service.compute.submit(requests, reader)
-    if not body.stream:
-        return await respond(request, replies, _whole(service, replies))
-    return await respond(
-        request, replies, _events(service, replies, with_usage=with_usage, each=each)
-    )
+    streamed = _events(service, replies, with_usage=with_usage, each=each)
+    return await respond(request, replies, streamed if body.stream else _whole(service, replies))
 
 
 async def _whole(service: Service, replies: Replies) -> dict[str, Any]:

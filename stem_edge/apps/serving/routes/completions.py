@@ -36,7 +36,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _score(service: Service, asked: Asked) -> None:
-    """Find the log probabilities of the prompts."""
+    """Compute the log probabilities of the prompts."""
     pairs = zip(asked.echoes, asked.requests[:: asked.count], strict=True)
     scored = [
         service.model.request(

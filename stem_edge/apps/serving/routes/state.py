@@ -1,4 +1,4 @@
-"""Health, properties of the model, and the list of models, which has one."""
+"""Health, properties of the model, and the list of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stem_edge.sampling import CONVERSATION, RANGES
 
 
 async def health(request: Request) -> Response:
-    """Tell whether answers can be asked for: 200, or 503 with the reason."""
+    """Respond 200 if the model can answer, or 503 with the reason."""
     compute = service_of(request).compute
     if compute.failure is not None:
         return JSONResponse({"status": "error", "error": UNUSABLE}, 503)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 from stem_edge.commands.options.answers import (
     add_sampling,
@@ -13,7 +14,7 @@ from stem_edge.commands.options.answers import (
     sampling_params,
     taken,
 )
-from stem_edge.commands.options.arguments import Parser, with_options
+from stem_edge.commands.options.arguments import with_options
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.commands.running.run.input import Typed, TypedLines
 from stem_edge.commands.running.run.session import Session
@@ -52,9 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print a JSON object for each answer")
     add("-q", "--quiet", action="store_true", help="print no figures in a chat at a terminal")
     add_sampling(parser.add_argument_group("choosing tokens"), MAX_NEW_TOKENS)
-    loading = parser.add_argument_group("loading")
-    add_loading(loading)
-    add_loading(loading, "prompt_cache")
+    add_loading(parser.add_argument_group("loading"))
+    parser.set_defaults(explain=partial(with_options, parser))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         with model.conversation(system, template_arguments=thinking) as conversation:
             figures = interactive and not args.quiet and not args.json
             session = Session(
-                model, conversation, params, interactive, args.json, figures, _explain
+                model, conversation, params, interactive, args.json, figures, args.explain
             )
             if interactive:
                 session.tell(_welcome(model, params))
@@ -80,13 +80,6 @@ def run(args: argparse.Namespace) -> int:
             else:
                 _converse(session, TypedLines(interactive))
         return 1 if session.failed and not interactive else 0
-
-
-def _explain(message: str) -> str:
-    """Return an error message that names this command's options, on one line."""
-    parser = Parser("stem-edge run")
-    add_arguments(parser)
-    return with_options(parser, " ".join(message.split()))
 
 
 def _welcome(model: Model, params: SamplingParams) -> str:

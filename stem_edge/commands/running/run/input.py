@@ -15,14 +15,14 @@ QUOTES = '"""'
 
 
 class Typed(NamedTuple):
-    """Typed line: a message, or a command with its slash."""
+    """One input: a message, or a command with its slash."""
 
     text: str
     is_command: bool
 
 
 class TypedLines:
-    """Reads stdin; with `interactive`, with prompts and, where Python has it, a line editor."""
+    """Reads messages from stdin; `interactive`: with prompts and a line editor."""
 
     def __init__(self, interactive: bool) -> None:
         self._interactive = interactive

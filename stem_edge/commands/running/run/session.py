@@ -19,7 +19,7 @@ from stem_edge.runtime.stats import GenerationStats
 
 @dataclass
 class Session:
-    """A conversation and how to print it.
+    """A chat session: the conversation and how it is printed.
 
     figures: print a line of figures after each answer. explain: error messages for this command.
     """
@@ -50,14 +50,14 @@ class Session:
     def fail(self, error: StemEdgeError) -> None:
         """Print an error after which the conversation goes on."""
         self.failed = True
-        message = self.explain(str(error))
+        message = self.explain(" ".join(str(error).split()))
         if self.as_json:
             print(json.dumps({"error": message}, ensure_ascii=False), flush=True)
         else:
             self.tell(f"stem-edge: {message}")
 
     def tell(self, text: str) -> None:
-        """Print what is no answer, to stderr."""
+        """Print a notice to stderr."""
         print(text, file=sys.stderr, flush=True)
 
     def _print(self, chunks: Generator[Chunk]) -> None:
@@ -81,7 +81,7 @@ class Session:
                 self._complete(done)
 
     def _fold(self, text: str) -> None:
-        """Print what stands for thoughts, if somebody waits for the answer."""
+        """Show the progress of hidden reasoning at a terminal."""
         if self.interactive and not self.as_json:
             sys.stderr.write(text)
             sys.stderr.flush()
