@@ -35,8 +35,8 @@ class Preparing(NamedTuple):
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     """Return what preparing takes: a group of matrices, packed, then steps that are measured."""
     model, group = footprint.model, PACKED_AT_ONCE
-    if footprint.backbone.weights == "fp32":
-        group *= 2
+    if footprint.backbone.weights == "fp32":  # whose head is packed whole
+        group = max(2 * group, FLOAT * model.vocab_size * model.dim)
     context = min(MEASURED_TOKENS, model.max_context)
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=False).host
     # A text, and a copy of it for each sequence of a batch; logits of several steps, to be compared.
@@ -44,7 +44,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     steps += part.fixed + context * part.chunk_token + int(APART_SHARE * apart_nbytes(model))
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
     return Preparing(
-        # The head is a group by itself if it is larger, unless it is cut (packing.in_blocks).
+        # The head is a group by itself if it is larger.
         disk=int(FILES_OVER_DATA * (nbytes + max(group, model.vocab_size * model.dim))),
         memory=max(WORKER_NBYTES + COPIES_OF_GROUP * group, MEASURING_NBYTES + steps),
         seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),

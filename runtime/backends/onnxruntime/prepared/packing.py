@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import gcd
 from pathlib import Path
 from typing import IO
 
@@ -30,8 +29,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged
 from stem_edge.graph.encoder import PACKED, encode, with_length
-from stem_edge.graph.ir import CONTRIB, ElementType, Graph, Node, Tensor
-from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, WeightPlan
+from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
+from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.runtime.backends.onnxruntime.prepared.deciding import PACKED_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
@@ -132,45 +131,6 @@ def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
                 raise ValueError(f"packed form {text!r}")
             found[name] = text.decode()
     return found
-
-
-def in_blocks(graph: Graph) -> Graph:
-    """Return a graph whose float32 matrices of more than two groups' bytes are in tensors of a group's.
-
-    A head of 128,256 rows would take 1 GB at once. Products have the same bits.
-    """
-    made = replace(graph, nodes=[], tensors=dict(graph.tensors))
-    for node in graph.nodes:
-        tensor = graph.tensors.get(node.inputs[1]) if node.op == "FusedMatMul" else None
-        if tensor is None or tensor.data is not None or tensor.nbytes <= 2 * GROUP_NBYTES:
-            made.nodes.append(node)
-            continue
-        del made.tensors[tensor.name]
-        parts = [_product(made, node, block) for block in _blocks(tensor)]
-        made.add("Concat", parts, node.outputs[0], axis=-1)
-    return made
-
-
-def _product(graph: Graph, node: Node, block: Tensor) -> str:
-    inputs, name = [node.inputs[0], graph.weight(block)], f"{block.name}.product"
-    return graph.node(node.op, inputs, [name], CONTRIB, **node.attributes)
-
-
-def _blocks(tensor: Tensor) -> list[Tensor]:
-    """Return blocks of the rows of a tensor [N, K], each beginning where files can be mapped."""
-    rows = tensor.dims[0]
-    row_nbytes = tensor.nbytes // rows
-    unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, row_nbytes)
-    step = max(unit, GROUP_NBYTES // row_nbytes // unit * unit)
-    return [
-        replace(
-            tensor,
-            name=f"{tensor.name}.{number}",
-            dims=(min(step, rows - at), *tensor.dims[1:]),
-            offset=tensor.offset + at * row_nbytes,
-        )
-        for number, at in enumerate(range(0, rows, step))
-    ]
 
 
 def _packing(graph: Graph, fresh: Collection[str]) -> list[Node]:

@@ -31,7 +31,6 @@ from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.prepared.deciding import MEASURED_TOKENS
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import (
     Packer,
-    in_blocks,
 )
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
@@ -61,7 +60,6 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
     embed = graph_source(bundle, EMBED, graphs.pop(EMBED))  # its matrix is read in place anyway
     (folder / prepared_file(EMBED)).write_bytes(embed.data)
-    graphs = {name: in_blocks(graph) for name, graph in graphs.items()}
     graphs |= {apart_step(size): apart(graphs[STEP], size) for size in SIZES}
     for name, graph in graphs.items():
         packer.pack(prepared_file(name), graph)

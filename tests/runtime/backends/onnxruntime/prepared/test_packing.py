@@ -19,7 +19,7 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import EMBED
 from stem_edge.runtime.backends.onnxruntime.prepared import packing
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import packed_places
-from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer, in_blocks
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
 from stem_edge.runtime.backends.onnxruntime.providers import session
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
@@ -59,7 +59,7 @@ def small(tiny_checkpoint: Path, tmp_path: Path) -> Bundle:
 def parts(bundle: Bundle) -> dict[str, Graph]:
     """Return the graphs that are packed."""
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill)
-    return {name: in_blocks(graph) for name, graph in graphs.items() if name != EMBED}
+    return {name: graph for name, graph in graphs.items() if name != EMBED}
 
 
 def matrices(graph: Path) -> dict[str, tuple[bytes, str, list[bytes]]]:
