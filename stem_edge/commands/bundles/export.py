@@ -6,17 +6,19 @@ import argparse
 import inspect
 import math
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
-from stem_edge.errors import ExportError
+from stem_edge.errors import ExportError, StemEdgeError
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, Recipe
 from stem_edge.export.job.table_plan import EXPORT_ROWS
 from stem_edge.export.ngram_export import export_rows
+from stem_edge.runtime.planning import memory_plan
 from stem_edge.runtime.rows.ngram_rows import open_rows
 from stem_edge.shown import format_size
 from stem_edge.tables.token_counts import read_counts
@@ -85,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
     bundle = export_with(args.checkpoint, Path(args.out), options)
     print("\n".join(_verdict(args, bundle, options)), end="\n\n")
     print(bundle_table(bundle), end="\n\n")
+    with suppress(StemEdgeError):
+        if takes := memory_plan(args.out).preparing:
+            print(f"the first load prepares it for this processor, once: {takes}")
     print(f"try it: stem-edge generate {args.out} 'Once upon a time'")
     return 0
 

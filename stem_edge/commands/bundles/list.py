@@ -43,5 +43,8 @@ def run(args: argparse.Namespace) -> int:
         print(printable(shown))
     if not models:
         print("no models are kept; fetch one with: stem-edge run hf:org/name")
-    print(printable(f"all of {cache_folder(None)} can be deleted: what is needed is made again"))
+    root = cache_folder(None)
+    nbytes = sum(path.lstat().st_size for path in root.rglob("*"))
+    what = f"all of {root} ({format_size(nbytes)}, with copies prepared for this processor)"
+    print(printable(f"{what} can be deleted: what is needed is made again"))
     return 0

@@ -63,6 +63,7 @@ def make(
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     needed = preparing_needs(footprint_of(bundle.manifest).with_kv(kv), threads).disk
+    room = format_size(needed, up=True)
     waiting = partial(
         tell, "waiting for another process, which prepares the same backbone", progress
     )
@@ -72,10 +73,10 @@ def make(
             if (record := read_prepared(folder)) is None:
                 if (free := shutil.disk_usage(folder.parent).free) < needed:
                     raise BackendError(
-                        f"{folder.parent}: preparing takes {format_size(needed, up=True)}, {format_size(free)} "
+                        f"{folder.parent}: preparing takes {room}, {format_size(free)} "
                         "are free; free some space, or give another folder with cache_dir"
                     )
-                tell("preparing for this processor, once", progress)
+                tell(f"preparing for this processor, once, in up to {room} of disk", progress)
                 _fill(bundle, folder, threads, kv)
                 record = read_prepared(folder)
     except OSError as error:
