@@ -22,7 +22,6 @@ from stem_edge.text.tool_calls.grammar import calls_grammar
 from stem_edge.text.tool_calls.parser import CallParser
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
-Prepared: TypeAlias = tuple[list[Request], Callable[[], AnswerEvents]]
 
 
 def prepare(
@@ -37,7 +36,7 @@ def prepare(
     tool_name: str | None = None,
     parallel: bool = True,
     template_arguments: Mapping[str, Any] | None = None,
-) -> Prepared:
+) -> tuple[list[Request], Callable[[], AnswerEvents]]:
     """Create requests for `count` answers to a conversation, and a function that makes the `AnswerEvents` of one.
 
     messages, tools: in the form of OpenAI's chat completions. grammar_field: field that gave the grammar

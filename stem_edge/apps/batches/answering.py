@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from stem_edge.apps.answers.events import AnswerEvents, Whole
 from stem_edge.apps.answers.openai.options import biases, usage
@@ -18,9 +18,6 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.many import run
 from stem_edge.runtime.scheduling.request import Chunk, Request
-
-# Computes a batch: takes rows as it needs them, and yields a result for each, in any order.
-Answers: TypeAlias = Callable[[Iterable[Row]], Iterator[Result]]
 
 SEQUENCES = 8  # answers computed together, if memory allows
 GRAMMARS = ("grammar", "schema", "regex")

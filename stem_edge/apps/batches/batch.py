@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +12,7 @@ from typing import Any, Unpack, cast
 
 from tqdm import tqdm
 
-from stem_edge.apps.batches.answering import SEQUENCES, Answers, Settings, answer
+from stem_edge.apps.batches.answering import SEQUENCES, Settings, answer
 from stem_edge.apps.batches.output import ResultFile
 from stem_edge.apps.batches.rows import Result, key_of, read_rows
 from stem_edge.bundle.hub.fetch import pinned
@@ -73,16 +72,22 @@ def batch(
     output then, too.
     """
     source, target = Path(input), Path(output)
-    _check(source, target)
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: there is no folder {target.parent}; make it first")
+    if source.exists() and target.exists() and source.samefile(target):
+        raise InputError(f"{target}: is the input, too; choose another output")
     loading, settings = _split(options)
     if isinstance(model, Model):
-        _check_loaded(loading, ray)
+        given = [*(loading.keys() - {"sequences", "progress"}), *["ray"] * (ray is not None)]
+        if given:
+            raise InputError(f"{min(given)} is for loading a bundle; give it to stem_edge.load")
     else:
         model = pinned(model, options.get("progress"))  # one commit, however often it is opened
         loading["sequences"] = _contexts(model, loading)
     with ResultFile(target) as results:
         before = Batch(len(results.keys), results.errors, first_error=results.first_error)
-        rows = (row for row in read_rows(source) if key_of(row.id, row.line) not in results.keys)
+        keys, rows = results.keys, read_rows(source)
+        rows = (row for row in rows if key_of(row.id, row.line) not in keys)
         if (first := next(rows, None)) is None:  # nothing needs a model
             return before
         total = None  # of a pipe, which is read once
@@ -90,15 +95,14 @@ def batch(
             with source.open("rb") as lines:
                 total = sum(1 for _ in lines)
         show = options.get("progress") is not False
-        with _computing(model, loading, settings, ray) as answers:
-            return _write(answers(chain((first,), rows)), results, total, show=show)
+        rows = chain((first,), rows)
+        if ray is not None:
+            from stem_edge.apps.batches.on_ray import ray_answers  # for clusters alone
 
-
-def _check(source: Path, target: Path) -> None:
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: there is no folder {target.parent}; make it first")
-    if source.exists() and target.exists() and source.samefile(target):
-        raise InputError(f"{target}: is the input, too; choose another output")
+            found = ray_answers(str(model), loading, settings, ray, rows)
+            return _write(found, results, total, show=show)
+        with nullcontext(model) if isinstance(model, Model) else load(model, **loading) as loaded:
+            return _write(answer(loaded, rows, settings), results, total, show=show)
 
 
 def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
@@ -114,13 +118,6 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
     return cast(LoadKeywords, given), Settings(cast(SamplingOptions, sampling), seed, together)
 
 
-def _check_loaded(loading: LoadKeywords, ray: str | None) -> None:
-    """Raise InputError for options that a loaded model cannot take."""
-    unused = [*(loading.keys() - {"sequences", "progress"}), *(["ray"] if ray is not None else [])]
-    if unused:
-        raise InputError(f"{min(unused)} is for loading a bundle; give it to stem_edge.load")
-
-
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
     """Return how many full contexts to reserve; by default enough for SEQUENCES short answers."""
     given = loading.pop("sequences", None)
@@ -130,21 +127,6 @@ def _contexts(bundle: str, loading: LoadKeywords) -> int:
         return given
     length = options.context_length or opened.manifest.model.max_context
     return max(1, -(-SEQUENCES * STEP_TOKENS // max(length, STEP_TOKENS)))
-
-
-@contextmanager
-def _computing(
-    model: Model | str, loading: LoadKeywords, settings: Settings, ray: str | None
-) -> Iterator[Answers]:
-    if isinstance(model, Model):
-        yield partial(answer, model, settings=settings)
-    elif ray is not None:
-        from stem_edge.apps.batches.on_ray import ray_answers  # for clusters alone
-
-        yield partial(ray_answers, model, loading, settings, ray)
-    else:
-        with load(model, **loading) as loaded:
-            yield partial(answer, loaded, settings=settings)
 
 
 def _write(

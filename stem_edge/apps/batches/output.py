@@ -33,7 +33,7 @@ class ResultFile:
     """Append-only file of results, one line each; rows with a result are done.
 
     An unfinished last line is dropped: a killed process leaves one, and a power cut can leave zeros.
-    Locks the file against other batches. Raises InputError, as `append` and `close` do.
+    Locks the file against other batches. Raises InputError, as `append` and the end of a `with` do.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,19 +64,16 @@ class ResultFile:
                 self._synced = time.monotonic()
         return True
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Flush all results to disk and close the file."""
         with self._explained():
             try:
                 disk.fsync(self._file)
             finally:
                 disk.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(self) -> int:
         """Record which rows have results; return the size of all complete lines."""

@@ -147,27 +147,23 @@ def room() -> int:
     return max(1, min(MAX_CONNECTIONS, max(soft, files) - OTHER_FILES))
 
 
-class Quiet(logging.Filter):
-    """Log filter: one record a minute for each place and kind of error."""
+def log_to_stderr() -> logging.Handler:
+    """Let all libraries log to stderr, and return the handler.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = dict[tuple[object, ...], float]()
+    One record a minute is written for each place and kind of error, so that clients cannot fill the log.
+    """
+    last = dict[tuple[object, ...], float]()
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record."""
+    def is_new(record: logging.LogRecord) -> bool:
         errors = [type(each) for each in record.args or () if isinstance(each, BaseException)]
         cause, now = (record.pathname, record.lineno, *errors), time.monotonic()
-        if now - self._last.get(cause, -LOG_SECONDS) < LOG_SECONDS:
+        if now - last.get(cause, -LOG_SECONDS) < LOG_SECONDS:
             return False
-        self._last[cause] = now
+        last[cause] = now
         return True
 
-
-def log_to_stderr() -> logging.Handler:
-    """Let all libraries log to stderr, quietly; return the handler of it."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    handler.addFilter(Quiet())
+    handler.addFilter(is_new)
     logging.getLogger().addHandler(handler)
     return handler

@@ -15,8 +15,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from stem_edge.apps.answers.events import AnswerEvent, End
+from stem_edge.apps.answers.openai.chat import AskedChat
+from stem_edge.apps.answers.openai.completion import Asked
+from stem_edge.apps.answers.openai.options import DONE
 from stem_edge.apps.answers.refusals import RefusalError, failed, openai_error, public
 from stem_edge.apps.serving.reply import Replies
+from stem_edge.apps.serving.service import Service
 from stem_edge.errors import StemEdgeError
 
 T = TypeVar("T")
@@ -67,21 +72,58 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise RefusalError("the body is nested too deeply") from None
 
 
-def json_response(data: object) -> Response:
-    """Return a response of JSON."""
-    return Response(msgspec.json.encode(data), media_type="application/json")
-
-
 async def respond(
-    request: Request,
-    replies: Replies,
-    answer: AsyncGenerator[bytes] | Coroutine[Any, Any, object],
+    request: Request, service: Service, asked: AskedChat | Asked, replies: Replies
 ) -> Response:
-    """Respond with a stream of events, or with one object."""
-    if isinstance(answer, AsyncGenerator):
-        return EventStream(answer, replies)
+    """Respond with the answers as a stream of events, or as one object."""
+    if asked.body.stream:
+        return EventStream(_chunks(service, asked, replies), replies)
     with closing(replies):
-        return json_response(await until_left(request, answer))
+        whole = await until_left(request, _whole(service, asked, replies))
+    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+
+async def _whole(service: Service, asked: AskedChat | Asked, replies: Replies) -> dict[str, Any]:
+    """Return all answers as one object."""
+    found = await replies.whole()
+    figures = {"timings": service.timings(replies[0])} if found else {}
+    # In a thread: thousands of tokens' texts, if log probabilities are asked for.
+    choices = await service.answers.run(lambda: asked.whole(found))
+    body = {"choices": choices, "usage": asked.usage()}
+    return asked.head(service.name, streamed=False) | body | figures
+
+
+async def _chunks(
+    service: Service, asked: AskedChat | Asked, replies: Replies
+) -> AsyncGenerator[bytes]:
+    """Yield the chunks of a stream; the last of each answer has its figures."""
+    body, base = asked.body, asked.head(service.name, streamed=True)
+    base |= {"usage": None} if body.with_usage else {}
+    for number in () if asked.generates else range(len(asked.requests)):
+        for choice in await _choices(service, asked, number, End("length")):
+            yield event(base | {"choices": [choice]})
+    async for found in replies.events():
+        if found is None:
+            yield COMMENT
+            continue
+        *first, last = await _choices(service, asked, *found)
+        for choice in first:
+            yield event(base | {"choices": [choice]})
+        each = body.timings_per_token or last["finish_reason"] is not None
+        figures = {"timings": service.timings(replies[found[0]])} if each else {}
+        yield event(base | {"choices": [last]} | figures)
+    if body.with_usage:
+        yield event(base | {"choices": [], "usage": asked.usage()})
+    yield DONE
+
+
+async def _choices(
+    service: Service, asked: AskedChat | Asked, number: int, piece: AnswerEvent
+) -> list[dict[str, Any]]:
+    """Return the choices of a piece; made in a thread if they have the texts of many tokens."""
+    if asked.body.logprobs is None or asked.body.logprobs is False:
+        return asked.choices(number, piece)
+    return await service.answers.run(lambda: asked.choices(number, piece))
 
 
 def event(data: object) -> bytes:

@@ -42,11 +42,6 @@ class Replies:
     def __getitem__(self, number: int) -> Reply:
         return self._made[number]
 
-    @property
-    def requests(self) -> list[Request]:
-        """The requests that are answered."""
-        return [each.request for each in self._made]
-
     def close(self) -> None:
         """Cancel all that have not ended; may be called again."""
         for each in self._made:

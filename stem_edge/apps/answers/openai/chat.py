@@ -1,15 +1,16 @@
-"""Chat completions: requests, and answers as one object."""
+"""Chat completions: request bodies, and answers in OpenAI's form."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stem_edge.apps.answers.events import Whole
+from stem_edge.apps.answers.events import AnswerEvent, AnswerEvents, End, Text, Thought, Whole
 from stem_edge.apps.answers.openai.options import MOST_LOGPROBS, Options, head, usage
 from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
-from stem_edge.apps.answers.turn import Prepared, ToolChoice, prepare
+from stem_edge.apps.answers.turn import ToolChoice, prepare
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.scheduling.request import Request
 from stem_edge.text.messages import FIELDS
@@ -43,18 +44,15 @@ class ChatBody(Options, kw_only=True):
     web_search_options: Any = None
     continue_final_message: bool | None = None
 
-    def prepared(self, model: Model) -> Prepared:
-        """Return the requests, and a function that makes the `AnswerEvents` of one.
-
-        Raises InputError, RefusalError that names the field.
-        """
+    def asked(self, model: Model, texts: TokenTexts) -> AskedChat:
+        """Tokenize the conversation. Raises InputError, RefusalError that names the field."""
         for name, instead in UNSUPPORTED.items():
             if getattr(self, name) not in (None, False):
                 raise RefusalError(f"{name} is not supported; {instead}", name)
         if set(self.modalities or ["text"]) != {"text"}:
             raise RefusalError("modalities: this model answers with text alone", "modalities")
         choice, tool = self._choice()
-        return prepare(
+        requests, reader = prepare(
             model,
             [_message(message) for message in self.messages],
             self.params(model, self._most(model), self._logprobs()),
@@ -66,6 +64,7 @@ class ChatBody(Options, kw_only=True):
             parallel=self.parallel_tool_calls is not False,
             template_arguments=self.chat_template_kwargs,
         )
+        return AskedChat(self, texts, requests, reader)
 
     def _most(self, model: Model) -> int:
         """Return the largest answer in tokens; default: what the context holds."""
@@ -113,14 +112,51 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
 
 
-def completion(
-    name: str, answers: Sequence[Whole], requests: Sequence[Request], texts: TokenTexts
-) -> dict[str, Any]:
-    """Return the response body of a chat completion. name: of the model."""
-    return head(name, "chatcmpl", "chat.completion") | {
-        "choices": [_choice(index, each, texts) for index, each in enumerate(answers)],
-        "usage": usage(requests, len(requests)),
-    }
+@dataclass(frozen=True)
+class AskedChat:
+    """A tokenized chat request, ready to submit."""
+
+    body: ChatBody
+    texts: TokenTexts
+    requests: list[Request]
+    reader: Callable[[], AnswerEvents]
+    begun: set[int] = field(default_factory=set)  # choices of which a piece was streamed
+    generates = True
+
+    def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
+        """Return the fields that begin the response, or every chunk. name: of the model."""
+        return head(name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
+
+    def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
+        """Return the streamed choices of a piece of an answer; the first has the role alone."""
+        found = (
+            [] if number in self.begun else [_delta(number, {"role": "assistant", "content": None})]
+        )
+        self.begun.add(number)
+        match piece:
+            case Thought(text):
+                more = _delta(number, {"reasoning_content": text})
+            case Text(text, logprobs):
+                told = None if logprobs is None else self.texts.chat_logprobs(logprobs)
+                more = _delta(number, {"content": text}, logprobs=told)
+            case Call():
+                calls = [{"index": piece.index} | call_object(piece)]
+                more = _delta(number, {"tool_calls": calls})
+            case End(reason):
+                more = _delta(number, {}, finish_reason=reason)
+        return [*found, more]
+
+    def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
+        """Return the choices of a response that is not streamed."""
+        return [_choice(index, each, self.texts) for index, each in enumerate(answers)]
+
+    def usage(self) -> dict[str, Any]:
+        """Return the counts of tokens."""
+        return usage(self.requests, len(self.requests))
+
+
+def _delta(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
 
 
 def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Completions: requests, and answers as one object."""
+"""Completions: request bodies, and answers in OpenAI's form."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from stem_edge.apps.answers.events import AnswerEvent, End, Text, Whole
@@ -76,33 +76,37 @@ class Asked:
     echoes: list[Echo]  # of each prompt
     count: int
     generates: bool  # whether new tokens are asked for
+    offsets: dict[int, int] = field(default_factory=dict)  # characters so far of each begun choice
 
-    def choice(self, number: int, piece: AnswerEvent, offsets: dict[int, int]) -> dict[str, Any]:
-        """Return a choice, or a streamed piece of it; the first piece begins with the echo.
+    def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
+        """Return the fields that begin the response, or every chunk. name: of the model."""
+        return head(name, "cmpl", "text_completion")
 
-        offsets: characters so far of each choice that has begun, which this brings up to date.
-        """
-        before, tokens = ("", []) if number in offsets else self.echoes[number // self.count]
+    def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
+        """Return the streamed choice of a piece of an answer; the first piece begins with the echo."""
+        before, tokens = ("", []) if number in self.offsets else self.echoes[number // self.count]
         text, found = piece if isinstance(piece, Text) else ("", None)
-        tokens, offset = [*tokens, *(found or ())], offsets.get(number, 0)
+        tokens, offset = [*tokens, *(found or ())], self.offsets.get(number, 0)
         logprobs = self.texts.logprobs(tokens, offset) if tokens else None
-        offsets[number] = offset + (sum(map(len, logprobs["tokens"])) if logprobs else 0)
+        self.offsets[number] = offset + (sum(map(len, logprobs["tokens"])) if logprobs else 0)
         reason = piece.reason if isinstance(piece, End) else None
-        return {
-            "text": before + text, "index": number, "logprobs": logprobs, "finish_reason": reason
-        }  # fmt: skip
+        choice = {"text": before + text, "index": number, "logprobs": logprobs}
+        return [choice | {"finish_reason": reason}]
 
-    def completion(self, name: str, answers: Sequence[Whole]) -> dict[str, Any]:
-        """Return the response body. name: of the model. answers: empty if no new tokens are wanted."""
+    def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
+        """Return the choices of a response. answers: empty if no new tokens are wanted."""
         pieces = [(Text(each.text, each.logprobs), each.reason) for each in answers]
         if not self.generates:
             pieces = [(Text(""), "length")] * len(self.requests)
-        choices = [
-            self.choice(number, text, {}) | {"finish_reason": reason}
+        return [
+            choice | {"finish_reason": reason}
             for number, (text, reason) in enumerate(pieces)
+            for choice in self.choices(number, text)
         ]
-        used = usage(self.requests, self.count)
-        return head(name, "cmpl", "text_completion") | {"choices": choices, "usage": used}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the counts of tokens."""
+        return usage(self.requests, self.count)
 
 
 def prepare(

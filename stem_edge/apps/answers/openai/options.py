@@ -89,15 +89,13 @@ class Options(msgspec.Struct):
 
     @property
     def with_usage(self) -> bool:
-        """True if a stream ends with token counts. Raises RefusalError."""
-        if self.stream_options is None:
-            return False
-        if not self.stream:
-            raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
-        return bool(self.stream_options.include_usage)
+        """True if a stream ends with token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
         """Return sampling params; missing values are the model's own. Raises RefusalError that names the field."""
+        if self.stream_options is not None and not self.stream:
+            raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
         for name, right in OTHER_NAMES.items():
             if getattr(self, name) is not None:
                 raise RefusalError(f"{name} is no field of this interface; give {right}", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,6 @@ from stem_edge.text_table import cut, fill, shown_lines
 EXIT = "/exit"
 ENDS = (EXIT, "/quit", "/bye")
 
-# Command as typed -> help.
-HELP = {
-    "/undo": "take the last message and its answer back",
-    "/retry": "answer the last message again",
-    "/new": "forget all messages but the system message",
-    "/set NAME VALUE": "change temperature, top_p, seed and so on; without, show all",
-    "/system TEXT": "set the system message; without TEXT, remove it",
-    "/save FILE": "save the conversation",
-    "/load FILE": "go on with a saved conversation",
-    "/help": "show this",
-    EXIT: "end, as Ctrl-D, /quit and /bye do",
-}
 MOST_DIGITS = 30  # of a value for /set
 KEYS = '''\
 A message ends with its line. Lines between two lines of """ are one message. A message that begins with / needs a space before it.
@@ -126,16 +115,20 @@ def _help(session: Session, _: str) -> None:
     session.tell(KEYS)
 
 
-COMMANDS = {
-    "/undo": _undo,
-    "/retry": lambda session, _: session.retry(),
-    "/new": _new,
-    "/set": _set,
-    "/system": _system,
-    "/save": _save,
-    "/load": _load,
-    "/help": _help,
+# As typed -> what it does, and the function.
+TYPED: dict[str, tuple[str, Callable[[Session, str], None]]] = {
+    "/undo": ("take the last message and its answer back", _undo),
+    "/retry": ("answer the last message again", lambda session, _: session.retry()),
+    "/new": ("forget all messages but the system message", _new),
+    "/set NAME VALUE": ("change temperature, top_p, seed and so on; without, show all", _set),
+    "/system TEXT": ("set the system message; without TEXT, remove it", _system),
+    "/save FILE": ("save the conversation", _save),
+    "/load FILE": ("go on with a saved conversation", _load),
+    "/help": ("show this", _help),
 }
+COMMANDS = {typed.split()[0]: run for typed, (_, run) in TYPED.items()}
+HELP = {typed: what for typed, (what, _) in TYPED.items()}
+HELP |= {EXIT: "end, as Ctrl-D, /quit and /bye do"}
 
 
 def _path(name: str) -> Path:

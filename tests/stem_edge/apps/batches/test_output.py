@@ -50,7 +50,8 @@ def test_other_files_stay_as_they_are(data: bytes, tmp_path: Path) -> None:
 def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
     with ResultFile(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
         ResultFile(tmp_path / "out")
-    ResultFile(tmp_path / "out").close()
+    with ResultFile(tmp_path / "out"):
+        pass
 
 
 @pytest.mark.parametrize("at", range(5))
