@@ -58,12 +58,12 @@ class Answering(ModelText):
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
         """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.
 
-        edits: made by stem_edge.make_edit, or names or paths of edit files; stacked in their order,
-        on top of an enclosing `edited`'s. Rows that edits look up are always the bundle's own;
-        where two edits change the same row (place or token, and layer), the later one wins. A call
-        keeps the edits that it began with: a generation begun before the block runs on without
-        them, and one begun inside it, in whichever thread, keeps them to its end. Of several edits
-        at positions, at least one must have its source in the prompt.
+        edits: made by stem_edge.make_edit, or paths of edit files. They apply in their order, after
+            those of an enclosing `edited`. Each uses the bundle's own rows. If two change the same row,
+            the later one wins.
+
+        A call keeps the edits that it began with, to its end. The prompt must contain the source of at
+        least one edit with scope "positions".
 
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
@@ -76,12 +76,12 @@ class Answering(ModelText):
 
     @property
     def kv_nbytes(self) -> int:
-        """Bytes of keys and values in use: of calls under way, and of prompts that are kept for later calls."""
+        """Bytes of keys and values in use, by running calls and by cached prompts."""
         return self._prefixes.nbytes
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Edits that a call beginning now would have, in their order."""
+        """Edits that the next call applies, in their order."""
         return () if self._open_edits is None else self._open_edits.all
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
@@ -149,8 +149,7 @@ class Answering(ModelText):
     ) -> Request:
         """Make a request for a scheduler; other arguments, and errors at once, as for generate.
 
-        score: called with the logits float32 [n, V] of the prompt's tokens, a step's at a time. The answer then
-        has no tokens.
+        score: called for each step of the prompt with its logits, float32 [n, V]. The answer then has no tokens.
         """
         return self._request(prompt, params_of(params, options), stem_ids, score=score)
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 class Model(Answering):
     """A loaded bundle. Use it as a context manager, or call close().
 
-    Several generations may take turns, in one thread or in many, or decode together (generate_many);
-    the memory plan counts the KV cache of one, or of as many as `load` has sequences. The rest
-    keeps prompts: a later one with the same beginning goes on from there, with the same tokens
-    (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
+    Threads may share it: their steps alternate. generate_many decodes several prompts together. Keys
+    and values of earlier prompts are cached, so a prompt that begins like one of them computes only the
+    rest, with the same tokens (docs/python.md). A forked process cannot use it. It stays usable after
+    OutOfMemoryError.
     """
 
     def conversation(
@@ -49,20 +49,20 @@ class Model(Answering):
     ) -> Generator[tuple[int, Chunk]]:
         """Continue many prompts, several at a time; yield (number of the prompt, chunk) as they come.
 
-        Each gets the tokens that generate gives it alone, except for rounding: kernels may round a
-        step of several sequences otherwise. That can change a token if two are almost as probable.
+        The tokens are those of generate, except for rounding: kernels may round a step of several
+        sequences differently. That can change a token if two are almost equally probable.
 
-        prompts: begin in their order; each is taken once there is a place for it, so it may be an
-            iterable of any length, but nothing decodes while it waits for its next one.
-        params: for all prompts, or one for each; options: as for generate, for all of them.
-        sequences: most that decode at a time; fewer do where memory is short, see `load`.
-        exact: compute the bits of plain decoding, which takes as long as one after the other where
-            preparing did not find that steps of several compute them. Default: as loaded.
+        prompts: an iterable of any length. They begin in their order, each when a sequence ends.
+            Nothing decodes while the iterable waits for its next prompt.
+        params: for all prompts, or one for each.
+        options: as for generate, for all prompts.
+        sequences: largest number that decodes together; fewer do if memory is short.
+        exact: compute the bits of plain decoding. That is as slow as one prompt after the other, unless
+            preparing found that batches have the same bits. Default: as loaded.
         stem_ids: as for generate, for each prompt.
 
-        A sequence that fails ends with a chunk with finish_reason "error" and its `error`; the others
-        go on. So does a prompt that generate would refuse; but if all prompts are given as a list, it
-        raises InputError at once, as bad options do.
+        A sequence that fails ends with a chunk that has finish_reason "error" and its `error`; the
+        others go on. Raises InputError at once for bad options, and for a bad prompt in a list.
         """
         from stem_edge.runtime.scheduling.many import numbered, params_of_each, requests
 
@@ -100,8 +100,9 @@ class Model(Answering):
     ) -> Scheduler:
         """Make a scheduler, for callers that step it themselves and submit what `request` makes.
 
-        steady: round answers alike whether others run or not, so that none guesses. Model.stats has
-        the figures of all its requests. Raises InputError, OutOfMemoryError.
+        Model.stats has the figures of all its requests. Raises InputError, OutOfMemoryError.
+
+        steady: tokens do not depend on how many requests run; nothing is drafted.
         """
         from stem_edge.bundle.footprint import footprint_of
         from stem_edge.runtime.backends.options import check_sequences
@@ -144,5 +145,5 @@ class Model(Answering):
         return self.conversation(load_messages(Path(path)))
 
     def forget_prefixes(self) -> None:
-        """Drop what calls of generate have kept of their prompts, so that the next computes all."""
+        """Drop the cached keys and values of earlier prompts."""
         self._prefixes.forget()

@@ -85,7 +85,7 @@ class ModelText:
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> ChatPrompt:
-        """Text of a conversation for generate or tokenize, by the bundle's chat template; see stem_edge.runtime.text.chat.
+        """Text of a conversation for generate or tokenize, by the bundle's chat template.
 
         tools: what the model may call, in OpenAI's form; template_arguments: variables of the
         template, such as {"enable_thinking": False}.
@@ -100,12 +100,12 @@ class ModelText:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chat_prompt has a template to render conversations with."""
+        """True if the bundle has a chat template."""
         return self.chat.has_template
 
     @property
     def tool_family(self) -> Family | None:
-        """How the model writes calls of tools, by its chat template; None if that is not known."""
+        """How the model writes calls of tools; None if its chat template is unknown."""
         return self.chat.tool_family
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -114,5 +114,5 @@ class ModelText:
         return self._text.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token, which may be a part of a character; see TextCodec.token_bytes."""
+        """Bytes of a token, which may be a part of a character."""
         return self._text.token_bytes(token_id)

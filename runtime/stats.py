@@ -23,9 +23,8 @@ STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_byt
 class GenerationStats:
     """Figures of one call of generate, generate_many or logits. Times in seconds.
 
-    A token whose record is not in the row cache is a miss, unless another token of the same step
-    brings it. So misses are the reads, hits and misses together the tokens, and misses a token fall
-    as more sequences decode together.
+    misses = records read; hits + misses = tokens. Sequences that decode together share reads, so
+    misses per token fall.
     """
 
     prompt_tokens: int = 0

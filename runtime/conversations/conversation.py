@@ -20,13 +20,12 @@ from stem_edge.text.thoughts import LAST_TOKENS, ThoughtParser
 class Conversation:
     """Messages and the turns that add to them, made by Model.conversation; for one thread.
 
-    `messages` has a role and a content each, and may be changed between turns: a turn renders all
-    of them by the bundle's chat template, or without one joins their contents as they are. A turn
-    is kept from the first chunk of its answer on; an answer that is cut short (Ctrl-C, a closed
-    iterator, an error) stays as far as it came. Figures of a turn: Model.stats.
+    Each of `messages` has a role and a content, and may be changed between turns. A turn renders all
+    of them by the bundle's chat template; without a template, their contents are joined. From the first
+    chunk of an answer on, message and answer are in `messages`. An answer that is cut short (Ctrl-C, a
+    closed iterator, an error) stays as far as it came. Model.stats has the figures of a turn.
 
-    Where the template marks thoughts, they are `thoughts` of chunks, not their `text`, and
-    `reasoning_content` of messages, which the template shows again or leaves out. An answer by a
+    Thoughts are `thoughts` of chunks, not `text`, and `reasoning_content` of messages. An answer by a
     grammar has none.
     """
 

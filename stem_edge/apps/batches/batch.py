@@ -64,12 +64,11 @@ def batch(
     options: fields of SamplingParams, for rows that do not have their own; and, for a bundle, keywords
         of stem_edge.load. sequences: answers computed together at most; default 8, if memory allows.
         seed: sampled rows without a seed derive theirs from this and their id; default 0, so that a
-        repeat gives the same; None: a random one. progress: False shows none.
+        repeat gives the same answers; None: a random one. progress: False shows none.
 
-    Steps of several sequences round differently from steps of one, which can change a token: on
-    onnxruntime in the same way whichever sequences meet, on ggml not. exact=True computes the bits of
-    lone answers. Raises InputError, and what stem_edge.load raises; complete results are in the
-    output then, too.
+    Steps of several sequences round differently from steps of one, which can change a token. On ggml,
+    that also depends on which sequences meet. exact=True computes the bits of generate. Raises
+    InputError, and what stem_edge.load raises. Complete results are in the output even then.
     """
     source, target = Path(input), Path(output)
     if not target.parent.is_dir():

@@ -80,17 +80,16 @@ def evaluate(
     prefill_graph: bool = False,
     **options: Unpack[LoadKeywords],
 ) -> Quality:
-    """Score every token of a text but the first with a bundle.
+    """Measure how well a bundle predicts a text: perplexity, bits per byte, divergence.
 
     text: file in UTF-8 to predict.
     lines: take every line that is not blank as a document of its own, from an empty context and closed
-        by the end-of-text token; otherwise, the text is one document. Documents begin with the
+        by the end-of-text token. By default, the text is one document. Documents begin with the
         begin-of-text token if the model was trained with it.
-    window: tokens seen at once; every token has at least half of them as context, or all that there
-        are. Default: the model's context, up to 2048.
+    window: tokens seen at once. Windows overlap by half. Default: the model's context, up to 2048.
     against: reference to compare distributions with: a bundle, or a checkpoint that an export
         takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
-    edits: of the bundle, not of `against`, with scope everywhere, to see their side effects.
+    edits: of the bundle, with scope everywhere, to see their side effects. `against` has none.
     prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
     options: of stem_edge.load, for the bundle; `against` runs on the CPU with the usual ones. memory is a
         limit for both. Logits of some tokens and, for a checkpoint, the arrays of a window come on top.

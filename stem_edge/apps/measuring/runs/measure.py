@@ -55,21 +55,21 @@ def measure(
 ) -> Report:
     """Load a bundle, process a prompt and decode, each time in a new process that is watched from here.
 
-    text: a text in UTF-8, or token ids (.npy, .int32), which decide what rows are read, how often. The
-        first tokens are the prompt, those after it are decoded one by one. Default: the text inside
-        this package.
+    text: a text in UTF-8, or token ids (.npy, .int32). The first tokens are the prompt; the next ones are
+        decoded one by one. Default: a text in this package.
     against: what to compare with: other bundles, and GGUF files, which llama.cpp runs. Words after
         commas say how: FILE.gguf,lazy,no-repack (stem_edge.apps.measuring.runs.subjects.LLAMA_MODES).
     cases: the same bundle with other options of load, each like "engine=ggml,slots=1000" or "resident".
-    prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
+    prompt_tokens: tokens of the prompt. Default: 512, or what context and text hold.
+    new_tokens: tokens decoded. Default: 128, or what context and text hold.
     rounds: how often each subject runs. Default: 3.
     device: name of a device (stem_edge.apps.measuring.device_profiles): run with its memory plan, as many
         threads, and the delays of its flash.
     cold: take all files out of the page cache before each run; always done for a device.
-    notify: called with what is going on, in words; at the end with an empty text.
+    notify: called with a line about each run; at the end with an empty text.
     options: of stem_edge.load, for every subject whose name does not imply others.
 
-    A subject that fails, but the bundle itself, keeps its rounds before. Raises InputError,
+    A comparison that fails keeps its earlier rounds; a bundle that fails raises. Raises InputError,
     BackendError, what loading raises, and MemoryPlanError if the bundle cannot run on the device.
     """
     given = LoadOptions(**options)
