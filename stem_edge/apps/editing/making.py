@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Sequence
 from pathlib import Path
 
 from stem_edge.bundle.edit_files.file import MAX_TEXT, SCOPES, Edit, Replacement, Scope, tables_id
 from stem_edge.bundle.edit_files.schemes import SCHEMES, Scheme
-from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.errors import BundleError, InputError
+from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
@@ -38,7 +37,7 @@ def make_edit(
         token of the source, in prompt and answer, whatever text it is part of.
     layers: STEM layers that the edit applies to. Default: all.
 
-    Padding is the begin-of-text token, else the tokenizer's padding token, else the end-of-text token.
+    Padding is the begin-of-text token, else the end-of-text token, because both are in training text.
     Spaces around source and target are removed. Raises InputError for texts, layers or options that
     do not fit, and BundleError.
     """
@@ -49,19 +48,15 @@ def make_edit(
         raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
     if scope not in SCOPES:
         raise InputError(f"scope is {scope!r}; expected one of {', '.join(SCOPES)}")
-    codec = TextCodec(bundle.file(TOKENIZER))
-    change = Replacement(
-        source=source,
-        target=target,
-        scheme=scheme,
-        pad=_padding(bundle, codec),
-    )
+    codec, model = TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model
+    pad = next(iter(model.eos_ids), None) if model.bos_id is None else model.bos_id
+    change = Replacement(source=source, target=target, scheme=scheme, pad=pad)
     chosen = _layers(bundle, layers)
     edit = Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope=scope)
     for text in (target, source):
         tokens_after(codec, " ", text)  # raises if the tokenizer cannot represent it
     # Applied once to the source in a text, so that what does not fit is refused here.
-    overlay = Overlay(codec, bundle.manifest.model, [edit])
+    overlay = Overlay(codec, model, [edit])
     overlay.of_prompt(codec.encode(f" {source}", add_special_tokens=False))
     return edit
 
@@ -99,23 +94,3 @@ def _text(what: str, text: str) -> str:
     if len(text.strip()) > MAX_TEXT:
         raise InputError(f"the {what} has {len(text)} characters; expected up to {MAX_TEXT}")
     return text.strip()
-
-
-def _padding(bundle: Bundle, codec: TextCodec) -> int | None:
-    """Return the padding token that `make_edit` describes."""
-    # Begin-of-text is preferred because it is in all training text. A padding token often is in
-    # none, so that its row may still have the values of initialization.
-    if bundle.manifest.model.bos_id is not None:
-        return bundle.manifest.model.bos_id
-    path = bundle.file(TOKENIZER_CONFIG)
-    try:
-        named = json.loads(path.read_bytes()).get("pad_token")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise BundleError(f"{path}: cannot read ({error}); export the bundle again") from error
-    if isinstance(named, dict):  # an added token with its options
-        named = named.get("content")
-    if isinstance(named, str):
-        ids = codec.encode(named, add_special_tokens=False)
-        if len(ids) == 1 and ids[0] < bundle.manifest.model.vocab_size:
-            return ids[0]
-    return next(iter(bundle.manifest.model.eos_ids), None)

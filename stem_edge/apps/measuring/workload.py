@@ -65,13 +65,10 @@ def make_workload(
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
     """Return tokens of prompt and answer: a number that is given, and at least 1 of the other."""
     if prompt is None and new is None:
-        total = min(room, PROMPT_TOKENS + NEW_TOKENS)
-        new = max(1, total * NEW_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
+        new = max(1, min(NEW_TOKENS, room // 5))
     if prompt is None:
         prompt = max(1, min(PROMPT_TOKENS, room - (new or 0)))
-    if new is None:
-        new = max(1, min(NEW_TOKENS, room - prompt))
-    return prompt, new
+    return prompt, max(1, min(NEW_TOKENS, room - prompt)) if new is None else new
 
 
 def read_ids(path: Path, bundle: Bundle) -> list[int]:

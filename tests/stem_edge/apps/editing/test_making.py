@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import stem_edge
 from stem_edge import make_edit
 from stem_edge.bundle.edit_files.file import Replacement, check_edit, tables_id
 from stem_edge.bundle.edit_files.schemes import Scheme
-from stem_edge.bundle.manifest import TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 
@@ -71,50 +67,21 @@ def test_numpys_integers_can_be_saved(bundle: Bundle, tmp_path: Path) -> None:
         assert stem_edge.read_edit(tmp_path / "one.edit") == one
 
 
-def with_file(source: Bundle, folder: Path, name: str, data: bytes, **model: Any) -> Bundle:
-    """Copy a bundle with another tokenizer file and a matching manifest."""
-    out = Path(shutil.copytree(source.path, folder / "copy"))
-    (out / name).write_bytes(data)
-    entry = msgspec.structs.replace(
-        source.manifest.files[name], nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
-    changed = msgspec.structs.replace(
-        source.manifest,
-        files=source.manifest.files | {name: entry},
-        model=msgspec.structs.replace(source.manifest.model, **model),
-    )
-    return Bundle(out, changed)
+def changed(source: Bundle, **model: Any) -> Bundle:
+    """Return the bundle with another description of its model."""
+    described = msgspec.structs.replace(source.manifest.model, **model)
+    return Bundle(source.path, msgspec.structs.replace(source.manifest, model=described))
 
 
-@pytest.mark.parametrize(
-    ("config", "pad"),
-    [
-        ({"pad_token": "#"}, ord("#")),
-        ({"pad_token": {"content": "#", "lstrip": False}}, ord("#")),
-        ({"pad_token": "[PAD]"}, None),  # no token of this tokenizer
-        ({"pad_token": 5}, None),
-        ({"pad_token": None}, None),
-        ({}, None),
-    ],
-    ids=str,
-)
-def test_without_a_begin_of_text_the_padding_token_is_the_tokenizers_or_the_end_of_a_text(
-    config: Any, pad: int | None, bundle: Bundle, tmp_path: Path
-) -> None:
-    data = json.dumps(config).encode()
-    begun = make_edit(bundle, "cat", "ox").change
-    assert isinstance(begun, Replacement) and begun.pad == bundle.manifest.model.bos_id
-    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, data, bos_id=None)
-    made = make_edit(copy, "cat", "ox").change
-    assert isinstance(made, Replacement)
-    expected = pad if pad is not None else next(iter(bundle.manifest.model.eos_ids), None)
-    assert made.pad == expected
+def test_padding_is_the_begin_of_a_text_or_else_its_end(bundle: Bundle) -> None:
+    model = bundle.manifest.model
+    for made_for, pad in ((bundle, model.bos_id), (changed(bundle, bos_id=None), model.eos_ids[0])):
+        made = make_edit(made_for, "cat", "ox").change
+        assert isinstance(made, Replacement) and made.pad == pad
 
 
-def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
-    bundle: Bundle, tmp_path: Path
-) -> None:
-    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, b"{}", bos_id=None, eos_ids=())
+def test_without_begin_and_end_only_padding_schemes_are_refused(bundle: Bundle) -> None:
+    copy = changed(bundle, bos_id=None, eos_ids=())
     schemes: tuple[Scheme, ...] = ("pad-left", "pad-right")
     for scheme in schemes:
         with pytest.raises(InputError, match="needs a padding token; name one"):
