@@ -52,7 +52,7 @@ class Model(Answering):
         The tokens are those of generate, except for rounding: kernels may round a step of several
         sequences differently. That can change a token if two are almost equally probable.
 
-        prompts: an iterable of any length. They begin in their order, each when a sequence ends.
+        prompts: an iterable of any length. They begin in their order, each once there is a place.
             Nothing decodes while the iterable waits for its next prompt.
         params: for all prompts, or one for each.
         options: as for generate, for all prompts.
