@@ -81,7 +81,7 @@ class WeightFile:
         file: BundleFile,
         tensors: Mapping[str, Matrix],
         weights: MatrixReader,
-        quantizer: Quantizer | None = None,
+        quantizer: Quantizer,
         peaks: Mapping[str, Array] | None = None,
         *,
         keeps_blocks: bool = False,
@@ -168,8 +168,6 @@ class WeightFile:
             raise ExportError(
                 f"{item.name} was trained with ranges for its own codes, which are gone; take --type fp32"
             )
-        if self._quantizer is None:
-            raise ValueError(f"{item.name} is quantized, but there is no quantizer")
         work = self._quantizer(item.name, item.kind, item.bits, item.block)
 
         def quantize(span: RowSpan) -> Quantized:

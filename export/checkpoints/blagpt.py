@@ -26,7 +26,6 @@ from stem_edge.export.checkpoints.head_padding import order_heads
 from stem_edge.export.tensor_files.json import Heads, Layers, one_line, read_options
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
-from stem_edge.limits import MAX_WIDTH
 
 STATES = ("best_model*.pt", "state_step*.pt")  # the last is preferred
 
@@ -177,6 +176,8 @@ def _convert(
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
     names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)
+    # The trainer turns (a, b) by the negative angle, which is (b, a) turned by the positive one.
+    swapped = np.arange(config.head_dim).reshape(2, -1)[::-1].ravel()
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         known = names.get(module, module)
@@ -188,23 +189,12 @@ def _convert(
             tables[int(at.removeprefix("layers."))] = tensor
         elif part == FUSED:
             split = config.n_kv_heads * config.head_dim
-            backbone[f"{at}.wk{end}"] = _turned(tensor.part(0, split), config.head_dim)
+            backbone[f"{at}.wk{end}"] = order_heads(tensor.part(0, split), swapped)
             backbone[f"{at}.wv{end}"] = tensor.part(split, tensor.shape[0])
         else:
             turned = part in TURNED
-            backbone[known + end] = _turned(tensor, config.head_dim) if turned else tensor
+            backbone[known + end] = order_heads(tensor, swapped) if turned else tensor
     return backbone, tables
-
-
-def _turned(tensor: Tensor, head_dim: int) -> Tensor:
-    """Return rows of q or k with the halves of each head swapped.
-
-    The trainer turns (a, b) by the negative angle, which is (b, a) turned by the positive one.
-    """
-    rows = tensor.shape[0]
-    if rows % head_dim or rows > MAX_WIDTH:
-        return tensor  # cannot be reordered; check_shapes refuses it
-    return order_heads(tensor, np.arange(head_dim).reshape(2, -1)[::-1].ravel())
 
 
 def _model_config(path: Path, options: Options) -> ModelConfig:

@@ -18,10 +18,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.gguf_keys import (
     ARCHITECTURES,
-    COMMON,
     IGNORED,
     TABLE,
-    Architecture,
     Keys,
     Tensors,
     described,
@@ -35,7 +33,6 @@ from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import coded_rows, flat
 from stem_edge.export.tensor_files.json import convert_options, one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
-from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import BIASED, LENT
 
@@ -59,10 +56,10 @@ ALTUP = {
 def read_checkpoint(path: Path) -> Checkpoint:
     """Open a GGUF file, and the others of a split one. Raises CheckpointError."""
     file = open_gguf(path)
-    found, kind = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
-    if kind != "model":
+    found, content = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
+    if content != "model":
         raise CheckpointError(
-            f"{path}: general.type is {one_line(repr(kind))}; expected 'model': give the file of "
+            f"{path}: general.type is {one_line(repr(content))}; expected 'model': give the file of "
             "a whole language model"
         )
     if not isinstance(found, str) or found not in ARCHITECTURES:
@@ -70,10 +67,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
             f"{path}: general.architecture is {one_line(repr(found))}; expected one of "
             f"{', '.join(ARCHITECTURES)}: export the original model"
         )
-    known, tensors = ARCHITECTURES[found], dict(file.tensors)
-    keys = _read_keys(file, found, known)
+    tensors, kind = dict(file.tensors), KINDS[ARCHITECTURES[found][0]]
+    keys = _read_keys(file, found)
     try:
-        decoder = convert_options(path, described(known, keys, tensors), KINDS[known.kind])
+        decoder = convert_options(path, described(found, keys, tensors), kind)
         first = {part: "head" if part == "head" else f"layers.0.{part}" for part in BIASED}
         biases = tuple(part for part in BIASED if gguf_name(f"{first[part]}.bias") in tensors)
         config = msgspec.structs.replace(decoder.model(), biases=biases)
@@ -91,9 +88,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def _read_keys(file: GgufFile, name: str, architecture: Architecture) -> Keys:
+def _read_keys(file: GgufFile, architecture: str) -> Keys:
     """Read the keys of an architecture, if no other changes the model. Raises CheckpointError."""
-    at, known = f"{name}.", COMMON | architecture.own | IGNORED
+    at, known = f"{architecture}.", IGNORED.union(Keys.__struct_encode_fields__)
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)
     }
@@ -134,9 +131,9 @@ def _renamed(
         theirs[TABLE] = decoder.inside + gemma_ple.TABLE
         tensors[TABLE] = coded_rows(tensors[TABLE], config.ple_width)
     if pairs:
+        halves = np.arange(config.head_dim).reshape(-1, 2).T.ravel()
         turned = [n for n, name in theirs.items() if ".q_proj." in name or ".k_proj." in name]
-        for name in tensors.keys() & turned:
-            tensors[name] = _in_halves(tensors[name], config.head_dim)
+        tensors |= {n: order_heads(tensors[n], halves) for n in tensors.keys() & turned}
     return TensorFiles(
         path,
         {theirs.get(name, name): one for name, one in tensors.items()},
@@ -152,10 +149,3 @@ def _stored_name(name: str) -> str:
     if part in ALTUP:
         return f"blk.{at.split('.')[1]}.{ALTUP[part]}.weight"
     return CONTEXT if part == "ple_context" else gguf_name(name)
-
-
-def _in_halves(tensor: Tensor, head_dim: int) -> Tensor:
-    """Return a tensor with the rows of its heads in the order of halves."""
-    if tensor.shape[0] % head_dim:
-        return tensor  # check_shapes says what is wrong
-    return order_heads(tensor, np.arange(head_dim).reshape(-1, 2).T.ravel())

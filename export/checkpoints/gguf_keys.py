@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -55,7 +55,7 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
     rope__scaling__attn_factor: float = 1.0
     rope__scaling__yarn_beta_fast: float = 32.0
     rope__scaling__yarn_beta_slow: float = 1.0
-    # Keys that only some architectures have (ARCHITECTURES).
+    # Keys that only some architectures have.
     attention__sliding_window: int = 0
     attention__sliding_window_pattern: int | list[bool] = 0
     attention__shared_kv_layers: int = 0
@@ -236,39 +236,20 @@ def _found(tensors: Tensors, name: str) -> Tensor:
     return tensors[name]
 
 
-class Architecture(NamedTuple):
-    """What the keys of an architecture mean."""
-
-    kind: str  # model_type in config.json
-    own: frozenset[str] = frozenset()  # keys that not all architectures have
-    described: Callable[[Keys, Tensors], dict[str, Any]] = _dense
-
-
 # Keys that change nothing: sizes that follow from others, and what converters note.
 IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "mm.tokens_per_image"}
-WINDOW = frozenset({"attention.sliding_window"})
-GEMMA = WINDOW | {
-    "attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa",
-    "final_logit_softcapping",
-}  # fmt: skip
-ROWS = GEMMA | {"embedding_length_per_layer_input", "attention.shared_kv_layers"}
-ALTUP = ROWS | {"altup.num_inputs", "altup.active_idx", "activation_sparsity_scale"}
-WIDTHS = ROWS | {"attention.key_length_swa", "attention.value_length_swa"}
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(
-        "mistral", WINDOW
-    ),  # Llama, Mistral, SmolLM and others; heads rotate pairs
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
-    "gemma3": Architecture("gemma3_text", GEMMA, _gemma),
-    "gemma3n": Architecture("gemma3n_text", ALTUP, _gemma3n),
-    "gemma4": Architecture("gemma4_text", WIDTHS, _gemma4),
+# Architecture -> model_type in config.json, and the function that describes such a model.
+ARCHITECTURES: dict[str, tuple[str, Callable[[Keys, Tensors], dict[str, Any]]]] = {
+    "llama": ("mistral", _dense),  # Llama, Mistral, SmolLM and others; heads rotate pairs
+    "qwen2": ("qwen2", _dense),
+    "qwen3": ("qwen3", _dense),
+    "gemma3": ("gemma3_text", _gemma),
+    "gemma3n": ("gemma3n_text", _gemma3n),
+    "gemma4": ("gemma4_text", _gemma4),
 }
-SOME = frozenset[str]().union(*(one.own for one in ARCHITECTURES.values()))
-COMMON = frozenset(Keys.__struct_encode_fields__) - SOME
 
 
-def described(architecture: Architecture, keys: Keys, tensors: Tensors) -> dict[str, Any]:
+def described(architecture: str, keys: Keys, tensors: Tensors) -> dict[str, Any]:
     """Return the keys that a config.json of this model would have. Raises ValueError."""
     said = {
         "vocab_size": _found(tensors, gguf_name("embedding")).shape[0],
@@ -280,5 +261,5 @@ def described(architecture: Architecture, keys: Keys, tensors: Tensors) -> dict[
         "rms_norm_eps": keys.attention__layer_norm_rms_epsilon,
         "tie_word_embeddings": gguf_name("head") not in tensors,
     }
-    said |= architecture.described(keys, tensors)
+    said |= ARCHITECTURES[architecture][1](keys, tensors)
     return {key: value for key, value in said.items() if value is not None}

@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from stem_edge.bundle.manifest import FileEntry, KindError
 from stem_edge.export.quantization.error_meter import ErrorMeter, errors
@@ -29,11 +27,10 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 class BundleFile:
-    """File being written: a context manager that hashes and fsyncs, and then has an `entry`."""
+    """File being written, and the size and checksum of what was written."""
 
-    def __init__(self, path: Path) -> None:
-        make_folders(path.parent)
-        self._path, self._descriptor = path, disk.create(path)
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
         self._gathered, self._digest = bytearray(), hashlib.sha256()
         self.nbytes = 0
 
@@ -43,7 +40,7 @@ class BundleFile:
         self._digest.update(view)
         self.nbytes += view.nbytes
         if len(self._gathered) + view.nbytes > BUFFER_NBYTES:
-            self._flush()
+            self.flush()
         if view.nbytes > BUFFER_NBYTES:
             self._write(view)
         else:
@@ -59,7 +56,8 @@ class BundleFile:
         """Size and checksum of what was written."""
         return FileEntry(self.nbytes, self._digest.hexdigest())
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what was gathered."""
         self._write(memoryview(self._gathered))
         self._gathered = bytearray()
 
@@ -67,22 +65,19 @@ class BundleFile:
         with named_errors(self._path):
             disk.write_all(self._descriptor, data)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                self._flush()
-                with named_errors(self._path):
-                    disk.fsync(self._descriptor)
-        finally:
-            disk.close(self._descriptor)
+@contextlib.contextmanager
+def create_file(path: Path) -> Iterator[BundleFile]:
+    """Create a file, and its folder; it is on the medium when the block ends without an error."""
+    make_folders(path.parent)
+    descriptor = disk.create(path)
+    try:
+        yield (file := BundleFile(path, descriptor))
+        file.flush()
+        with named_errors(path):
+            disk.fsync(descriptor)
+    finally:
+        disk.close(descriptor)
 
 
 class Output:
@@ -96,7 +91,7 @@ class Output:
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BundleFile]:
         """Open a file to be written."""
-        with BundleFile(self.folder / name) as file:
+        with create_file(self.folder / name) as file:
             yield file
         self.files[name] = file.entry
 
@@ -121,6 +116,6 @@ class Output:
 
 def write_file(path: Path, data: bytes) -> FileEntry:
     """Write one whole file."""
-    with BundleFile(path) as file:
+    with create_file(path) as file:
         file.write(data)
     return file.entry

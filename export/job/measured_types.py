@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import chain
 from typing import cast
 
-import numpy as np
 from msgspec.structs import replace as changed
 
 from stem_edge.export.job.plan import Plan, kinds_of
-from stem_edge.export.quantization.calibration import guiding
+from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.sensitivity import Cost, costs
 from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind
-from stem_edge.numerics.quantize import I64
 from stem_edge.progress import Progress
 
 # Share of the cost of rounding that GPTQ leaves. Found with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
-# Pieces of the text that costs are measured on, one after the other, and the tokens of each.
-PIECES, PIECE_TOKENS = 16, 8
+# Tokens of the text that costs are measured on, in pieces, one after the other.
+COST_TOKENS, PIECE_TOKENS = 128, 8
 
 
 def choose_types(plan: Plan) -> Plan:
@@ -27,10 +26,9 @@ def choose_types(plan: Plan) -> Plan:
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
         format = cast(BackboneFormat, format)  # the only one whose matrices are chosen
-        layers, ids = (
-            source.config.n_layers,
-            _from_all_over(plan.text_ids, source.config.max_context),
-        )
+        layers, context = source.config.n_layers, source.config.max_context
+        pieces = sequences(plan.text_ids, COST_TOKENS, context, PIECE_TOKENS)
+        ids = list(chain(*pieces))[:context]
         with Progress(layers, "choosing types", plan.recipe.progress, layers=layers) as bar:
             found = costs(source, ids, format.block_size, lambda: bar.advance(1), plan.recipe.cpus)
         kinds, matrices = dict(format.kinds), dict(format.matrices)
@@ -68,13 +66,3 @@ def _costly(
         nats -= LEFT_BY_GPTQ * open_[name].nats
         chosen.append(name)
     return chosen
-
-
-def _from_all_over(text_ids: I64, max_context: int) -> list[int]:
-    """Return short pieces from all over a text, joined."""
-    text_ids = guiding(text_ids)
-    length = min(PIECE_TOKENS, len(text_ids))
-    starts = np.linspace(0, len(text_ids) - length, PIECES).astype(int)
-    pieces = [text_ids[start : start + length] for start in starts]
-    found: list[int] = np.concatenate(pieces)[:max_context].tolist()
-    return found

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from tokenize import TokenError
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import exact_logits
 from stem_edge.export.quantization.hidden_states import HiddenStates
-from stem_edge.export.quantization.kv_peaks import KvPeaks
+from stem_edge.export.quantization.kv_peaks import kv_peaks
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
@@ -36,12 +33,13 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
         if not path.is_file():  # also a pipe, because reading one could wait for ever
             raise ValueError("no such file")
         if path.suffix == ".npy":
-            ids = _load(path)
+            # Mapped first, so that memory is taken only for what the file holds.
+            ids = np.array(np.load(path, mmap_mode="r", allow_pickle=False)).reshape(-1)
         elif path.suffix == ".int32":
             ids = np.fromfile(path, "<i4")
         else:
             ids = _encode(Tokenizer.from_str(converted.json), path)
-    except (OSError, ValueError, OverflowError, RecursionError) as error:
+    except Exception as error:  # numpy raises errors of many types for a damaged header
         raise ExportError(
             f"{path}: cannot read ({one_line(error, 160)}); give a text in UTF-8, or token ids as "
             ".npy or .int32"
@@ -53,18 +51,6 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
         )
     checked: I64 = ids.astype(np.int64)
     return checked
-
-
-def _load(path: Path) -> npt.NDArray[Any]:
-    """Load an array. It is mapped first, so that memory is taken only for what the file holds."""
-    with path.open("rb") as file:
-        if file.read(6) != b"\x93NUMPY":
-            raise ValueError("not an array of numpy")
-    try:
-        found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (SyntaxError, TokenError, TypeError) as error:  # from numpy's parser of the header
-        raise ValueError("its header is damaged") from error
-    return np.array(found).reshape(-1)
 
 
 def _encode(tokenizer: Tokenizer, path: Path) -> I64:
@@ -83,15 +69,13 @@ def judged_ids(text_ids: I64, max_context: int) -> list[int]:
     return ids
 
 
-def guiding(text_ids: I64) -> I64:
-    """Return a text without the tokens that judge the result, unless it is too short for that."""
-    return text_ids[:-JUDGED_TOKENS] if len(text_ids) >= 2 * JUDGED_TOKENS else text_ids
-
-
-def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
+def sequences(
+    text_ids: I64, tokens: int, max_context: int, each: int = SEQUENCE_TOKENS
+) -> list[list[int]]:
     """Take about `tokens` tokens of a text, as sequences from all over it that do not overlap."""
-    text_ids = guiding(text_ids)
-    length = min(SEQUENCE_TOKENS, max_context, tokens, len(text_ids))
+    if len(text_ids) >= 2 * JUDGED_TOKENS:  # else it is too short to leave out what judges
+        text_ids = text_ids[:-JUDGED_TOKENS]
+    length = min(each, max_context, tokens, len(text_ids))
     count = min(-(-tokens // length), len(text_ids) // length)
     starts = np.linspace(0, len(text_ids) - length, count).astype(int)
     return [text_ids[start : start + length].tolist() for start in starts]
@@ -114,7 +98,7 @@ def observe(
         found = np.abs(x).max(axis=0)
         peaks[name] = np.maximum(found, peaks.get(name, found))
 
-    kv, states = KvPeaks(config), HiddenStates(checkpoint, [token_ids, *texts], threads)
+    states = HiddenStates(checkpoint, [token_ids, *texts], threads)
     lenders = states.tokens[0].lenders
     for tokens in states.tokens:
         tokens.lenders = frozenset(range(config.own_kv_layers))
@@ -122,9 +106,9 @@ def observe(
         if layer == config.own_kv_layers:  # only the logits are still wanted
             del states.tokens[1:], states.states[1:]
         states.advance(see)
+        if layer < config.own_kv_layers:
+            peaks |= kv_peaks(config, layer, [tokens.kv[layer] for tokens in states.tokens])
         for tokens in states.tokens:
-            if layer in tokens.kv:
-                kv.see(layer, *tokens.kv[layer])
             if layer not in lenders:
                 tokens.kv.pop(layer, None)
-    return exact_logits(checkpoint, states.states[0], see), peaks | kv.padded()
+    return exact_logits(checkpoint, states.states[0], see), peaks

@@ -6,6 +6,8 @@ so both channels get the peak of the pair's length.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from stem_edge.config import ModelConfig
@@ -18,30 +20,19 @@ from stem_edge.numerics.rope import rope_frequencies
 TEXT_TOKENS = 1024  # of a calibration text
 
 
-class KvPeaks:
-    """Peaks of each layer that computes keys and values, over all tokens that it has seen."""
+def kv_peaks(config: ModelConfig, number: int, pairs: Iterable[tuple[F32, F32]]) -> dict[str, F32]:
+    """Return name of a tensor (stem_edge.graph.kv) -> peaks [kv heads * width], all positive.
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config, self._found = config, dict[tuple[int, str], F32]()
-
-    def padded(self) -> dict[str, F32]:
-        """Return name of a tensor (stem_edge.graph.kv) -> peaks [kv heads * width], all positive.
-
-        A channel that was always 0, as padding is, has the greatest peak of its layer, or 1.
-        """
-        config, found = self._config, dict[str, F32]()
-        for (number, what), peaks in self._found.items():
-            known = pad_vector(config, number, "wk" if what == KEYS else "wv", peaks.ravel())
-            found[f"layers.{number}.{what}.peaks"] = np.where(known > 0, known, peaks.max() or 1)
-        return found
-
-    def see(self, number: int, keys: F32, values: F32) -> None:
-        """Count a layer's keys and values [T, kv heads, head_dim]."""
-        lengths = _pair_lengths(self._config, self._config.layer(number), keys)
-        for what, magnitudes in ((KEYS, lengths), (VALUES, np.abs(values))):
-            peaks = magnitudes.max(axis=0)
-            known = self._found.get((number, what), peaks)
-            self._found[number, what] = np.maximum(known, peaks)
+    pairs: a layer's keys and values [T, kv heads, head_dim]. A channel that was always 0, as padding
+    is, has the greatest peak of its layer, or 1.
+    """
+    found, layer = dict[str, F32](), config.layer(number)
+    both = [(_pair_lengths(config, layer, keys), np.abs(values)) for keys, values in pairs]
+    for at, (what, matrix) in enumerate(((KEYS, "wk"), (VALUES, "wv"))):
+        peaks = np.maximum.reduce([each[at].max(axis=0) for each in both])
+        known = pad_vector(config, number, matrix, peaks.ravel())
+        found[f"layers.{number}.{what}.peaks"] = np.where(known > 0, known, peaks.max() or 1)
+    return found
 
 
 def _pair_lengths(config: ModelConfig, layer: Layer, keys: F32) -> F32:

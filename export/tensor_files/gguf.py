@@ -198,7 +198,8 @@ class _Header:
             kind == FLOAT and count == 1
         ):  # as the shortest number it is nearest to: people wrote 1e-5
             return [float(str(values[0]))]
-        return (values.astype(bool) if kind == BOOL else values).tolist()
+        plain: list[Value] = (values.astype(bool) if kind == BOOL else values).tolist()
+        return plain
 
 
 def _keys(header: _Header, count: int) -> dict[str, Value]:

@@ -12,7 +12,7 @@ import pytest
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.backbone.gguf_values import EVERY, TensorSource
 from stem_edge.export.backbone.gguf_writer import encode_header, write_gguf
-from stem_edge.export.job.files import BundleFile
+from stem_edge.export.job.files import create_file
 from stem_edge.export.quantization import streams
 from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.ggml import types
@@ -51,7 +51,7 @@ def write(
     """The file as another program reads it."""
     keys: dict[str, Value] = {"general.architecture": "stem", **(metadata or {})}
     weights = streams.MatrixReader(threads, meter or ErrorMeter(), lambda nbytes: None)
-    with BundleFile(path) as file:
+    with create_file(path) as file:
         write_gguf(file, ggml, keys, tensors, weights)
     assert file.entry.nbytes == path.stat().st_size
     return gguf.GGUFReader(path)

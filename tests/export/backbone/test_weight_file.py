@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job.files import BundleFile
+from stem_edge.export.job.files import create_file
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -71,7 +71,7 @@ def test_blocks_have_the_values_of_the_file_or_of_the_quantizer(case: str, tmp_p
     plan, quantizer = decoding(source.config, None, format).plan, nearest(format)
     tensors, path = PaddedTensors(source.config, source.backbone), tmp_path / plan.file
     weights = MatrixReader(1, ErrorMeter(), lambda _: None)
-    with BundleFile(path) as file:
+    with create_file(path) as file:
         keeps = not format.asymmetric
         WeightFile(file, tensors, weights, quantizer, keeps_blocks=keeps).write(plan)
     data, seen = np.fromfile(path, np.uint8), set[str]()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stem_edge.export.backbone.weight_file import WeightFile, worth_balancing
-from stem_edge.export.job.files import BundleFile
+from stem_edge.export.job.files import create_file
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import Quantizer, nearest
 from stem_edge.export.quantization.streams import MatrixReader
@@ -36,6 +36,9 @@ X = RNG.standard_normal((1, T, K)).astype(np.float32)
 
 Make = Callable[[Graph, WeightPlan], Products]
 NAME = "layers.0.wo"  # of the product
+UNUSED = nearest(
+    BackboneFormat(weights="int8", head="int8", block_size=32)
+)  # if no matrix has blocks
 
 
 class Built:
@@ -49,13 +52,13 @@ class Built:
         self,
         folder: Path,
         inputs: dict[str, Any],
-        quantizer: Quantizer | None = None,
+        quantizer: Quantizer = UNUSED,
         peaks: Mapping[str, F32] | None = None,
     ) -> F32:
         """Run the graph and return its only output."""
         path = folder / self.plan.file
         weights = MatrixReader(2, ErrorMeter(), lambda nbytes: None)
-        with BundleFile(path) as data:
+        with create_file(path) as data:
             WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)
         session = new_session(GraphSource("g", encode(self.graph), folder), 1, [CPU])
         (found,) = session.run(None, inputs)
