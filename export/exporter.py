@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from stem_edge.bundle.footprint import Footprint, gguf_footprint, onnx_footprint
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
@@ -19,7 +20,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import CheckpointError
 from stem_edge.export.backbone.assistant import open_assistant, write_assistant
-from stem_edge.export.backbone.gguf import check_runnable, gguf_nbytes, write_gguf_backbone
+from stem_edge.export.backbone.gguf import check_runnable, write_gguf_backbone
 from stem_edge.export.backbone.onnx import onnx_nbytes, write_onnx
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
@@ -46,7 +47,7 @@ from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tok
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.numerics.quantize import F32
-from stem_edge.progress import Progress
+from stem_edge.progress import Progress, tell
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
@@ -143,7 +144,9 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     with publish(out, force=recipe.force) as folder:
         plan = replace(plan, tables=plan_tables(plan.source, plan.rows, plan.counts))
         plan = choose_types(plan)
-        check_free(out, _flash_nbytes(plan))
+        footprint = _footprint(plan)
+        check_free(out, footprint.flash_nbytes)
+        tell(f"writing {footprint.on_disk()}", recipe.progress)
         with Progress(0, "exporting", recipe.progress) as bar:
             _write(plan, tokenizer, Output(folder, bar))
     return open_bundle(out)
@@ -165,11 +168,13 @@ def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> Exported
     return converted
 
 
-def _flash_nbytes(plan: Plan) -> int:
-    """Return the bytes of the bundle's weights and tables. Raises GraphError."""
-    nbytes = gguf_nbytes if plan.recipe.engine == GgufFormat.engine else onnx_nbytes
-    rows = plan.tables.format.nbytes(plan.source.config.prompt_rows) if plan.tables else 0
-    return nbytes(plan) + rows
+def _footprint(plan: Plan) -> Footprint:
+    """Return the sizes of the bundle to be written. Raises GraphError."""
+    config, format = plan.source.config, plan.format
+    tables = plan.tables.format if plan.tables else None
+    if isinstance(format, GgufFormat):
+        return gguf_footprint(config, format, tables)
+    return onnx_footprint(config, format, tables, *onnx_nbytes(plan))
 
 
 def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:

@@ -48,12 +48,6 @@ def check_runnable(source: Checkpoint) -> None:
         )
 
 
-def gguf_nbytes(plan: Plan) -> int:
-    """Return the bytes of all weights."""
-    weights = cast(GgufFormat, plan.format).weights
-    return sum(gguf_schema.backbone_nbytes(plan.source.config, weights).values())
-
-
 def write_gguf_backbone(plan: Plan, out: Output) -> None:
     """Write backbone.gguf, which has a hash of the tables: they must have been written."""
     source, config, ggml = plan.source, plan.source.config, checked_ggml()

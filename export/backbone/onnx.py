@@ -22,11 +22,11 @@ from stem_edge.numerics.quantize import F32
 PREFILL = "prefill"  # the part of a bundle that quality_check may drop
 
 
-def onnx_nbytes(plan: Plan) -> int:
-    """Return the bytes of all weights. Raises GraphError."""
+def onnx_nbytes(plan: Plan) -> tuple[int, int]:
+    """Return the bytes of the weights for decoding, and for prompts. Raises GraphError."""
     described = plan.source.config, plan.layout, _planned_format(plan, {})
-    nbytes = decoding(*described).plan.nbytes
-    return nbytes + (prompts(*described).plan.nbytes if plan.prefill else 0)
+    prefill = prompts(*described).plan.nbytes if plan.prefill else 0
+    return decoding(*described).plan.nbytes, prefill
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:

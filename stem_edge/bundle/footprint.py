@@ -24,10 +24,14 @@ from stem_edge.graph.kv import CACHES, KvChoice, KvType, kv_obstacle
 from stem_edge.graph.names import kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
+from stem_edge.shown import format_size
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
+# Backbones for onnxruntime of fewer bytes load fast, and take little memory, without being prepared. Files of a
+# prepared one hold every matrix plain and packed.
+LEAST_PREPARED, PREPARED_OVER_DATA = 64 << 20, 2.2
 # Bookkeeping of the row cache (runtime/rows/cache.py): of each slot, and of the buckets that there are at least.
 SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
 
@@ -65,6 +69,22 @@ class Footprint:
     def flash_nbytes(self) -> int:
         """Bytes of backbone and tables; tokenizer and manifest are small."""
         return self.backbone_nbytes + self.prefill_nbytes + self.tables_nbytes
+
+    @property
+    def prepared_nbytes(self) -> int:
+        """About the bytes of the prepared backbone that the first load adds; 0 if it adds none."""
+        own = self.backbone_nbytes + self.prefill_nbytes
+        prepared = self.engine == "onnxruntime" and own > LEAST_PREPARED
+        return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
+
+    def on_disk(self) -> str:
+        """Say in one line what the bundle takes on disk, and what its first load adds."""
+        prompts = "weights for prompts"
+        parts = {"weights": self.backbone_nbytes, prompts: self.prefill_nbytes}
+        sizes = (parts | {"tables": self.tables_nbytes}).items()
+        said = ", ".join(f"{format_size(nbytes)} of {what}" for what, nbytes in sizes if nbytes)
+        more = f"; about {format_size(self.prepared_nbytes)} more when a load prepares it"
+        return said + more * bool(self.prepared_nbytes)
 
     def kv_nbytes(self, tokens: int) -> int:
         """Bytes of the KV cache of `tokens` tokens."""

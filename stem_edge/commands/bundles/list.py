@@ -7,6 +7,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.hub.kept import kept_bundles
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import BundleError
@@ -32,15 +33,19 @@ def run(args: argparse.Namespace) -> int:
     models: list[dict[str, Any]] = []
     for name, place, folder in kept_bundles():
         with suppress(BundleError):  # what other programs keep
-            nbytes = sum(file.nbytes for file in open_manifest(folder).files.values())
-            models.append({"name": name, "nbytes": nbytes, "place": place})
+            manifest = open_manifest(folder)
+            sizes = {"nbytes": sum(file.nbytes for file in manifest.files.values())}
+            sizes["prepared_nbytes"] = footprint_of(manifest).prepared_nbytes
+            models.append({"name": name, **sizes, "place": place})
     if args.json:
         print(json.dumps(models, indent=1))
         return 0
     widest = max((len(model["name"]) for model in models), default=0)
     for model in models:
-        shown = f"{model['name']:{widest}}  {format_size(model['nbytes']):>9}  {model['place']}"
-        print(printable(shown))
+        prepared = model["prepared_nbytes"]
+        more = f"+ about {format_size(prepared)} prepared" if prepared else ""
+        shown = f"{model['name']:{widest}}  {format_size(model['nbytes']):>9} {more:25}"
+        print(printable(f"{shown}  {model['place']}"))
     if not models:
         print("no models are kept; fetch one with: stem-edge run hf:org/name")
     root = cache_folder(None)

@@ -63,7 +63,7 @@ from stem_edge.system.memory import own_memory
 from stem_edge.shown import parse_size
 from stem_edge.runtime.backends.onnxruntime import prepared
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-prepared.LEAST_NBYTES = int(sys.argv[4])
+prepared.LEAST_PREPARED = int(sys.argv[4])
 stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
 def watch():

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stem_edge.bundle.footprint import LEAST_PREPARED
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.files.names import cache_folder
 from stem_edge.graph.formats import BACKBONE_DATA, PREFILL_DATA
 
 FOLDER = "prepared"  # in the user's cache folder
-# Backbones of fewer bytes load fast, and take little memory, as they are.
-LEAST_NBYTES = 64 << 20
 
 
 def is_large(manifest: Manifest) -> bool:
     """True if the first load prepares this backbone."""
     names = [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
-    return sum(manifest.files[name].nbytes for name in names) > LEAST_NBYTES
+    return sum(manifest.files[name].nbytes for name in names) > LEAST_PREPARED
 
 
 def may_be_prepared(manifest: Manifest, cache_dir: str | Path | None) -> bool:

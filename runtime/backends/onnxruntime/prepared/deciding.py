@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stem_edge.bundle.footprint import FLOAT, Footprint
+from stem_edge.bundle.footprint import FLOAT, PREPARED_OVER_DATA, Footprint
 from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.backends.onnxruntime.needs import apart_nbytes, cpu_needs
@@ -13,9 +13,8 @@ from stem_edge.shown import format_size, parse_size
 from stem_edge.system.memory import available_memory, own_memory
 
 # Preparing, in a process of its own: Python with numpy and onnxruntime, and copies of the matrices that are packed
-# together (prepared/packing.py); or that and open graphs, measured with SmolLM2-135M and a 1B model. Its files hold
-# every matrix plain and packed.
-WORKER_NBYTES, COPIES_OF_GROUP, PACKED_AT_ONCE, FILES_OVER_DATA = 40 << 20, 4, 1 << 24, 2.2
+# together (prepared/packing.py); or that and open graphs, measured with SmolLM2-135M and a 1B model.
+WORKER_NBYTES, COPIES_OF_GROUP, PACKED_AT_ONCE = 40 << 20, 4, 1 << 24
 MEASURING_NBYTES, APART_SHARE, PREPARING_SECONDS_PER_GB = 66 << 20, 0.66, 18
 MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
 
@@ -45,7 +44,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
     return Preparing(
         # The head is a group by itself if it is larger.
-        disk=int(FILES_OVER_DATA * (nbytes + max(group, model.vocab_size * model.dim))),
+        disk=int(PREPARED_OVER_DATA * (nbytes + max(group, model.vocab_size * model.dim))),
         memory=max(WORKER_NBYTES + COPIES_OF_GROUP * group, MEASURING_NBYTES + steps),
         seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
     )
