@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.json import some
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.numerics.arithmetic import READ_ROWS
 from stem_edge.numerics.matrix import IndexedMatrix, Matrix
 from stem_edge.numerics.quantize import F32
 from stem_edge.sampling import Sampling
 
-MOST_SHOWN = 8  # tensors in a message
 PIECE_VALUES = 1 << 16  # read at a time when looking for zeros
 
 
@@ -94,11 +93,9 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     ]
     wrong += [f"{n} is not part of such a model" for n in sorted(found.keys() - expected)]
     if wrong:
-        shown = "; ".join(one_line(each, 160) for each in wrong[:MOST_SHOWN])
-        more = f" (and {len(wrong) - MOST_SHOWN} more)" if len(wrong) > MOST_SHOWN else ""
         raise CheckpointError(
-            f"{checkpoint.path}: tensors and configuration disagree: {shown}{more}; "
-            "check that all files are from the same run and step"
+            f"{checkpoint.path}: tensors and configuration disagree: {some(wrong, 160)}; check that "
+            "all files are from the same run and step"
         )
     return checkpoint
 

@@ -15,7 +15,7 @@ from stem_edge.bundle.hub.asking import UnreachableError
 from stem_edge.bundle.hub.fetch import Snapshot, fetch, open_snapshot
 from stem_edge.bundle.hub.names import hub_name
 from stem_edge.bundle.manifest import MANIFEST
-from stem_edge.errors import CheckpointError, InputError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
@@ -47,10 +47,6 @@ def checkpoint_folder(
         return Path(path)
     snapshot = open_snapshot(name, progress)
     folder, file = snapshot.folder, "" if named is None else named[2]
-    if ".." in re.split(r"[/\\]", file):
-        raise InputError(
-            f"{one_line(file)}: leads out of {snapshot.name.repository}; give the name of one of its files"
-        )
     parts = [path.as_posix() for path in split_files(PurePosixPath(file))] if file else []
     try:
         listing = snapshot.listing

@@ -8,9 +8,7 @@ noted where they are used.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,8 +22,8 @@ from stem_edge.export.checkpoints.checkpoint import (
     module_names,
 )
 from stem_edge.export.tensor_files.json import Layers, one_line, read_json
-from stem_edge.export.tensor_files.tensor import Tensor, check_type, joined
-from stem_edge.export.tensor_files.torch import WRAPPERS, load_tensors, named_tensors
+from stem_edge.export.tensor_files.tensor import Tensor, joined
+from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
 
 PARAMS = "params.json"
 BACKBONE = "consolidated.pth"
@@ -171,43 +169,27 @@ def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
 
 def _table_shards(path: Path, count: int) -> list[Tensor]:
     """Open the columns of all tables that one file holds."""
-    named = {WRAPPERS.sub("", str(key)): value for key, value in load_tensors(path).items()}
+    found = named_tensors(path, load_tensors(path))
     names = [f"stem_embeddings.{number}.weight" for number in range(count)]
-    shards = [
-        replace(value, name=name)
-        for name in names
-        if isinstance(value := named.get(name), Tensor) and len(value.shape) == 2
-    ]
-    if len(shards) < count:
-        missing = sorted(set(names) - {shard.name for shard in shards})
-        found = ", ".join(sorted(named)[:4]) or "nothing"
+    if missing := [name for name in names if name not in found or len(found[name].shape) != 2]:
         raise CheckpointError(
             f"{path}: no table {one_line(', '.join(missing), SHOWN_TABLES)}; found "
-            f"{one_line(found)}: the file does not belong to this model; check that all files are "
-            "from the same run"
+            f"{one_line(', '.join(sorted(found)[:4]) or 'nothing')}: the file does not belong to "
+            "this model; check that all files are from the same run"
         )
-    return [check_type(shard) for shard in shards]
+    return [found[name] for name in names]
 
 
 def _shard_files(folder: Path) -> list[Path]:
     """List the column shards in the order of their numbers, mp10 after mp9."""
-    numbered = {
-        int(match[1]): path
-        for path in (folder / SHARDS).glob("stem_model_mp*.pt")
-        if (match := re.fullmatch(r"stem_model_mp(\d+)\.pt", path.name))
-    }
-    if not numbered:
+    found = {path.name for path in (folder / SHARDS).glob("stem_model_mp*.pt")}
+    names = [f"stem_model_mp{number}.pt" for number in range(max(1, len(found)))]
+    if missing := [name for name in names if name not in found]:
         raise CheckpointError(
-            f"{folder}: no tables; expected {TABLES} or {SHARDS}/stem_model_mp<n>.pt"
+            f"{folder}: no {TABLES}, and of its shards {SHARDS}/stem_model_mp<n>.pt {len(found)} are "
+            f"there, but not {missing[0]}; copy all of them"
         )
-    count = max(numbered) + 1
-    if missing := [n for n in range(count) if n not in numbered]:
-        names = ", ".join(f"stem_model_mp{n}.pt" for n in missing[:4])
-        raise CheckpointError(
-            f"{folder / SHARDS}: {len(numbered)} of {count} column shards found, missing {names}; "
-            "copy all of them"
-        )
-    return [numbered[n] for n in range(count)]
+    return [folder / SHARDS / name for name in names]
 
 
 def _config(

@@ -20,22 +20,17 @@ from stem_edge.export.checkpoints.lingua import PARAMS
 from stem_edge.export.checkpoints.lingua import read_checkpoint as read_lingua
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
-from stem_edge.files.checkpoint_files import SUFFIX
+from stem_edge.files.checkpoint_files import SUFFIX, is_checkpoint
 
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 MOST_SHOWN = 8  # names of files in a message
 # Ends of names -> what to do about such a file in a folder without a known one.
 ADVICE: dict[tuple[str, ...], str] = {
     (".safetensors",): f", and no {CONFIG}; copy that file, too",
     (SUFFIX,): "; give one of these files itself",
     ARCHIVES: "; unpack the archive with a tool that you trust, and give the folder with its files",
-    (
-        ".bin",
-        ".ckpt",
-        ".pkl",
-        ".pickle",
-    ): ", which can carry code; save the model as safetensors on a "
-    "machine that you trust, and copy that",
+    PICKLES: ", which can carry code; save the model as safetensors where you trust it, and copy that",
 }
 
 
@@ -95,9 +90,5 @@ def _refuse(path: Path) -> None:
 
 
 def _checkpoints_below(path: Path) -> list[str]:
-    folders = [p for pattern in ("*/", "*/*/") for p in sorted(path.glob(pattern))]
-    return [
-        str(folder.relative_to(path))
-        for folder in folders
-        if (folder / CONFIG).is_file() or (folder / PARAMS).is_file() or find_states(folder)
-    ]
+    folders = (p for pattern in ("*/", "*/*/") for p in sorted(path.glob(pattern)))
+    return [str(folder.relative_to(path)) for folder in folders if is_checkpoint(folder)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ from stem_edge.files import disk
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 MAX_NBYTES = 1 << 24  # indexes of large models have a few megabytes
+MOST_SHOWN = 8  # problems in a message
 MAX_VALUES = 1 << 22  # must be limited, because each takes about a hundred bytes once decoded
 # Options that size lists, or divide, before ModelConfig checks them.
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
@@ -95,6 +96,12 @@ def convert_options(path: Path, options: Mapping[str, object], type: type[T]) ->
         raise CheckpointError(
             f"{path}: {one_line(error, 400)}; check that the file is of this model"
         ) from error
+
+
+def some(problems: Sequence[str], shown: int = 80) -> str:
+    """Return some of many problems as one line."""
+    more = f" (and {len(problems) - MOST_SHOWN} more)" if len(problems) > MOST_SHOWN else ""
+    return "; ".join(one_line(each, shown) for each in problems[:MOST_SHOWN]) + more
 
 
 def reason_of(error: Exception) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.json import check_json, one_line, read_json, reason_of
+from stem_edge.export.tensor_files.json import check_json, one_line, read_json, reason_of, some
 from stem_edge.export.tensor_files.source_file import ZIP, SourceFile, looks_like
 from stem_edge.export.tensor_files.tensor import (
     FLOATS,
@@ -29,7 +29,6 @@ from stem_edge.export.tensor_files.tensor import (
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_NBYTES = 100_000_000  # limit of the format
-MOST_SHOWN = 8  # problems in a message
 
 
 class TensorFiles:
@@ -89,7 +88,7 @@ def open_folder(
         tensors = open_tensors(path)
         if gone := [f"{name} is not in {path.name}" for name in names if name not in tensors]:
             raise CheckpointError(
-                f"{folder / INDEX}: does not match the files ({_some(gone)}); copy all files again"
+                f"{folder / INDEX}: does not match the files ({some(gone)}); copy all files again"
             )
         found |= {name: tensors[name] for name in names}
     return found
@@ -124,14 +123,9 @@ def _read_index(folder: Path, wanted: Callable[[str], bool]) -> dict[Path, list[
             outside.append(f"{one_line(name)} is in {one_line(ascii(file))}")
     if outside:
         raise CheckpointError(
-            f"{path}: tensor {_some(outside)}; expected a .safetensors file of this folder"
+            f"{path}: tensor {some(outside)}; expected a .safetensors file of this folder"
         )
     return listed
-
-
-def _some(problems: list[str]) -> str:
-    more = f", and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
-    return "; ".join(map(one_line, problems[:MOST_SHOWN])) + more
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
@@ -182,13 +176,7 @@ def _header(data: bytes) -> dict[str, _Tensor]:
     check_json(data)
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     fields.pop("__metadata__", None)
-    entries = dict[str, _Tensor]()
-    for name, raw in fields.items():
-        try:
-            entries[name] = msgspec.json.decode(raw, type=_Tensor)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"tensor {one_line(name)}: {error}") from error
-    return entries
+    return {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in fields.items()}
 
 
 def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:
