@@ -30,7 +30,7 @@ from stem_edge.export.checkpoints.hugging_face.config import Decoder
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS, assembled
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
-from stem_edge.export.tensor_files.gguf_tensor import coded_rows, flat
+from stem_edge.export.tensor_files.gguf_tensor import coded_rows, stacked_matrix
 from stem_edge.export.tensor_files.json import convert_options, one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.ggml.gguf_schema import gguf_name
@@ -112,8 +112,7 @@ def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
             shown = "missing" if found is None else list(found.shape)
             raise ValueError(f"{name}.weight is {shown}; expected {list(shape)}")
         for at in range(shape[0]):
-            part = flat(found).part(at * config.dim, (at + 1) * config.dim)
-            tensors[f"{name}.{at}.weight"] = part
+            tensors[f"{name}.{at}.weight"] = stacked_matrix(found, at)
 
 
 def _renamed(

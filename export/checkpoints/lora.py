@@ -27,7 +27,6 @@ from stem_edge.numerics.quantize import F32
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-PICKLE = "adapter_model.bin"
 ADVICE = "merge it with PEFT (merge_and_unload) and export the merged model"
 
 PREFIX = "base_model.model."
@@ -74,11 +73,6 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
         folder / CONFIG, given, Options, expected=EXPECTED, ignored=IGNORED, advice=ADVICE
     )
     path = folder / WEIGHTS
-    if not path.is_file() and (folder / PICKLE).is_file():
-        raise CheckpointError(
-            f"{folder / PICKLE}: expected {WEIGHTS}; load the adapter with PEFT and save it again as "
-            "safetensors"
-        )
     modules = _read_modules(path)
     # Added for a tied head, which has no matrix; lm_head is PEFT's usual name for it.
     names = {"lm_head": "head", **checkpoint.names}

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from stem_edge.bundle.absent import OLD, WORKING
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import ExportError
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.shown import format_size
 
@@ -79,16 +79,10 @@ def _locked(out: Path) -> Iterator[None]:
 
     Raises ExportError if one is running. The lock of a process that was killed is free.
     """
-    lock = FileLock(out.with_name(WORKING + out.name + LOCK), timeout=0)
+    file = out.with_name(WORKING + out.name + LOCK)
     try:
         _make_durable(out.parent)
-        lock.acquire()
-    except Timeout:
-        if not Path(lock.lock_file).exists():  # /proc and the like cannot hold files
-            raise ExportError(f"{out.parent}: cannot write here; choose another folder") from None
-        raise ExportError(
-            f"{out}: another export to it is running; wait for it, or choose another folder"
-        ) from None
+        descriptor = disk.update(file)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ExportError(
@@ -96,12 +90,17 @@ def _locked(out: Path) -> Iterator[None]:
             "folder"
         ) from error
     try:
-        yield
+        if not lock(descriptor) or not os.fstat(descriptor).st_nlink:  # or it just ended
+            raise ExportError(
+                f"{out}: another export to it is running; wait for it, or choose another folder"
+            )
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows cannot delete a file that is open
+                file.unlink()  # before it is closed, else it could be that of another export
     finally:
-        with contextlib.suppress(OSError):  # Windows cannot delete a file that is open
-            # Before the release, otherwise it could be the lock of another export.
-            Path(lock.lock_file).unlink()
-        lock.release()
+        disk.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -42,21 +42,13 @@ def gguf_tensor(
     return Tensor(shape, rows, nbytes, name, file.path, type.name, stored=stored)
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """Return stacked matrices [E, N, K] as one, [E * N, K]."""
-    if len(tensor.shape) < 3:
-        return tensor
-    count, size, width = tensor.shape
+def stacked_matrix(tensor: Tensor, number: int) -> Tensor:
+    """Return one of the matrices [N, K] of a tensor [E, N, K]."""
 
     def change(read: Read[Any]) -> Read[Any]:
-        def some(start: int, stop: int) -> Any:
-            first = start // size
-            found = read(first, -(-stop // size))
-            return found.reshape(-1, found.shape[-1])[start - first * size : stop - first * size]
+        return lambda start, stop: read(number, number + 1)[0][start:stop]
 
-        return some
-
-    return replace(tensor.reread(count, change), shape=(count * size, width))
+    return replace(tensor.reread(1, change), shape=tensor.shape[1:])
 
 
 def with_codes(matrix: Matrix) -> Tensor | None:

@@ -176,7 +176,13 @@ def _header(data: bytes) -> dict[str, _Tensor]:
     check_json(data)
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     fields.pop("__metadata__", None)
-    return {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in fields.items()}
+    entries = dict[str, _Tensor]()
+    for name, raw in fields.items():
+        try:
+            entries[name] = msgspec.json.decode(raw, type=_Tensor)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"tensor {one_line(name)}: {error}") from error
+    return entries
 
 
 def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:

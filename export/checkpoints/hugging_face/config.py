@@ -68,8 +68,9 @@ class Decoder(msgspec.Struct, kw_only=True):
         """Return the keys of config.json that describe the text model."""
         return given
 
-    def outer(self, given: dict[str, Any]) -> None:
-        """Take what config.json says outside of the part that `text` returns."""
+    def outer(self, given: dict[str, Any]) -> tuple[str, ...]:
+        """Take what config.json says outside of the part that `text` returns; return notes for the user."""
+        return ()
 
     def names(self) -> Names:
         """Return the names of the model's modules."""
@@ -100,10 +101,6 @@ class Decoder(msgspec.Struct, kw_only=True):
     def unused(self, name: str) -> bool:
         """Return whether the model is known to need nothing of a tensor that was not taken."""
         return False
-
-    def notes(self) -> tuple[str, ...]:
-        """Return what the user should know, a sentence each."""
-        return ()
 
     def model(self) -> ModelConfig:
         """Return the model that the keys describe. Raises ValueError."""
@@ -223,14 +220,14 @@ def read_config(
     fields = kinds[kind].__struct_fields__
     notes = check_keys(path, given, kinds[kind].known_as or kind, fields)
     decoder = convert_options(path, given, kinds[kind])
-    decoder.outer(whole)
+    towers = decoder.outer(whole)
     try:
         config = decoder.model()
     except (ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
     notes += (f"{path.name} names code ({named}), which is not run",) if named else ()
-    return config, decoder, notes + decoder.notes(), packed
+    return config, decoder, notes + towers, packed
 
 
 def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:

@@ -79,17 +79,14 @@ class Gemma(Windowed, kw_only=True, dict=True):
         stated = {key: value for key, value in text.items() if value is not None}
         return {key: given[key] for key in outside} | stated
 
-    def outer(self, given: dict[str, Any]) -> None:
+    def outer(self, given: dict[str, Any]) -> tuple[str, ...]:
         if given.get("model_type") != self.multimodal or "text_config" not in given:
-            return
+            return ()
         ids = {what: given.get(key, usual) for what, (key, usual) in self.PLACEHOLDERS.items()}
         self.__dict__["inside"] = MULTIMODAL_INSIDE
         found = {what: number for what, number in ids.items() if isinstance(number, int)}
         self.__dict__["placeholders"] = found
-
-    def notes(self) -> tuple[str, ...]:
-        towers = "only the text model is exported: what sees images and hears sound is left out"
-        return (towers,) if self.inside != NAMES.inside else ()
+        return ("only the text model is exported: what sees images and hears sound is left out",)
 
     def read_rope(self) -> tuple[float, RopeScaling | None]:
         return self._rope_of(SLIDING)

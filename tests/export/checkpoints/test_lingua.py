@@ -102,7 +102,7 @@ def test_rows_that_are_means(consolidated: Path, kind: str, size: int | None, wi
             "consolidated.pth",
             ["no consolidated.pth, found consolidated_stem.pth", "dcp_to_torch"],
         ),
-        ("consolidated_stem.pth", ["no tables", "stem_shards"]),
+        ("consolidated_stem.pth", ["no consolidated_stem.pth", "stem_shards"]),
     ],
 )
 def test_a_missing_consolidated_file_is_named(
@@ -125,7 +125,7 @@ def test_a_cut_or_missing_file_of_a_training_folder_is_named(training: Path, nam
     elif "3" in name:
         refused(training, "table of layer 1 is [300, 48], expected [300, 64]")
     else:
-        refused(training, "3 of 4 column shards", f"missing {Path(name).name}")
+        refused(training, "3 are there", f"not {Path(name).name}")
 
 
 @pytest.mark.parametrize(

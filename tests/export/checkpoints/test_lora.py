@@ -231,7 +231,5 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_a_pickle_is_refused_with_advice(tmp_path: Path) -> None:
     adapter = save(tmp_path, pair(Q, 8, 8))
-    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    refused(adapter, "adapter_model.bin", "save it again")
-    (adapter / "adapter_model.bin").unlink()
+    (adapter / "adapter_model.safetensors").unlink()
     refused(adapter, "adapter_model.safetensors: missing")
