@@ -91,7 +91,7 @@ def grouped(stored: Tensor, scales: Tensor, zeros: Tensor | None, shape: Tensor)
         found = unpack_codes(columns.reshape(columns.shape[0], -1), bits)
         return np.ascontiguousarray(found[:, skipped : stop - word * count].T)
 
-    return _coded(stored, width, Codes(bits, group, read, scales.rows, zeros and points))
+    return _coded(stored, width, Codes(bits, group, read, scales.rows, points if zeros else None))
 
 
 def _coded(stored: Tensor, width: int, codes: Codes) -> Tensor:
