@@ -28,16 +28,11 @@ from stem_edge.runtime.load_plan import (
 )
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.rows import READ_AT_ONCE, Rows, keys_of
-from stem_edge.runtime.rows.store import RowStore, open_store
-from stem_edge.runtime.rows.table_rows import TableRows
-from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
 from stem_edge.runtime.scheduling.request import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.shown import parse_size
 from stem_edge.system.memory import own_memory, raise_out_of_memory
-from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
@@ -165,8 +160,15 @@ def _assemble(
 
     if format is None:
         return model(loader.open(), Rows())
+    # Not for dense models.
+    from stem_edge.runtime.rows.cache import RowCache
+    from stem_edge.runtime.rows.store import open_store
+    from stem_edge.runtime.rows.table_rows import TableRows
+    from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
+
     with ExitStack() as opened:
-        tables = _open_tables(bundle, format, options)
+        flash, prompt_rows = options.emulate_flash, bundle.manifest.model.prompt_rows
+        tables = open_store(bundle.file(TABLES), format, flash, prompt_rows, bundle.tables)
         opened.callback(tables.close)
         needs, grows = loader.needs(plan.context_length), options.grows and plan.device is None
         most = plan.slots + plan.more_slots(needs) * grows
@@ -210,11 +212,6 @@ def _open_prefixes(
 
         folder = open_folder(bundle, plan, options)
     return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
-
-
-def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore:
-    rows, flash = bundle.manifest.model.prompt_rows, options.emulate_flash
-    return open_store(bundle.file(TABLES), format, flash, rows, bundle.tables)
 
 
 def _open_and_fill(loader: EngineLoader, fill_slots: Callable[[], None]) -> Backend:
