@@ -110,10 +110,9 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     text = open_text(bundle, options)
-    # Before work that may be for nothing.
-    loader, room, plan = loader_of_kv(bundle, chosen, options, text.nbytes_to_come)
-    if loader.prepare():
-        plan = plan_load(bundle, loader.needs, options, room)
+    loader, room, _ = loader_of_kv(bundle, chosen, options, text.nbytes_to_come)
+    loader.prepare()  # after a plan, which may refuse, because this may take long
+    plan = plan_load(bundle, loader.needs, options, room)
     text.room = text_room(plan, options)
     if options.prompt_cache and plan.device is not None:
         raise InputError(

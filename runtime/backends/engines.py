@@ -36,8 +36,8 @@ class EngineLoader(Protocol):
     def step_costs(self) -> StepCosts | None:
         """Costs of decoding steps, if they were measured; known after `prepare`."""
 
-    def prepare(self) -> bool:
-        """Do the work that only a first load needs; return whether needs are others now."""
+    def prepare(self) -> None:
+        """Do the work that only a first load needs; `needs` may be others then."""
 
     def needs(self, context: int) -> Needs:
         """Return the memory needed for `context` tokens; may be called before `prepare`."""

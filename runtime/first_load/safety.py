@@ -26,6 +26,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle, bundle_folder, open_bundle
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.progress import Progress
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import separate
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.text.codec import TextCodec
@@ -91,6 +92,9 @@ def check_safety(
 
 def _parts(bundle: Bundle) -> Iterator[Check]:
     """Yield checks of what is in the files."""
+    if bundle.manifest.backbone is not None:
+        prefill = bundle.manifest.has_prefill
+        yield "weights of the model", lambda: separate(bundle, prefill=prefill, kv="fp32")
     tokenizer, config = bundle.file(TOKENIZER), bundle.file(TOKENIZER_CONFIG)
     size, format = bundle.manifest.model.vocab_size, bundle.manifest.table_format
     if format is not None and bundle.tables is None:

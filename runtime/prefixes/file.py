@@ -8,7 +8,6 @@ Only its user may read a file, because it holds what was asked.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -31,13 +30,10 @@ FORMAT = "2"
 # Names of the files of a folder, and of what is written beside a file: others are not touched.
 PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
 TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
-# Limits, because a file may come from elsewhere, and as Python's objects it takes 20 times as much.
 MOST_HEADER_NBYTES = 1 << 20
-MOST_IDS = 2 << 20
-MOST_TENSORS = 4096
 PIECE_NBYTES = 1 << 18  # read at a time where nothing is kept
 IDS, STARTS, MESSAGES, CHECKSUM = "token_ids", "starts", "messages", "crc32c"
-FIRST = {IDS: ("<u4", MOST_IDS), STARTS: ("<u4", MOST_IDS), MESSAGES: ("|u1", 0)}
+FIRST = {IDS: "<u4", STARTS: "<u4", MESSAGES: "|u1"}
 DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "I64": "<i8"}
 NAMES = {np.dtype(value).str: name for name, value in DTYPES.items()}
 
@@ -69,7 +65,7 @@ class _Tensor:
 def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -> None:
     """Write a file of mode 0600 and rename it over an older one. Raises OSError."""
     tensors = _first(saved) | {f"{n:04}": array for n, array in enumerate(arrays)}
-    beside = _checked(path).parent / f".{secrets.token_hex(8)}.tmp"
+    beside = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         descriptor = disk.create(beside, 0o600)
         try:
@@ -88,20 +84,10 @@ def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -
         raise
 
 
-def _checked(path: Path) -> Path:
-    """Return a path that system calls take. Raises OSError."""
-    if "\0" in str(path):
-        raise OSError(errno.EINVAL, "its name has a null character")
-    return path
-
-
 def _first(saved: Saved) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors before keys and values. Raises OSError for more than can be read."""
+    """Return the tensors before keys and values."""
     values: dict[str, list[int]] = {IDS: saved.token_ids, STARTS: saved.starts, MESSAGES: []}
-    for name, (_, most) in FIRST.items():
-        if len(values[name]) > most:
-            raise OSError(errno.EFBIG, f"{len(values[name])} {name}, at most {most} can be kept")
-    return {name: np.array(values[name], dtype) for name, (dtype, _) in FIRST.items()}
+    return {name: np.array(values[name], dtype) for name, dtype in FIRST.items()}
 
 
 def _pieces(header: bytes, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[U8]:
@@ -137,7 +123,7 @@ class PrefixFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = disk.open_file(_checked(path))
+        self._descriptor = disk.open_file(path)
         try:
             self.size = disk.size(self._descriptor)
             self.own = is_own(os.fstat(self._descriptor))
@@ -213,7 +199,7 @@ class PrefixFile:
             raise UnusableError("not a prefix")
         header = json.loads(self._read(8, length).tobytes())
         about = header.pop("__metadata__")
-        if about["format"] != FORMAT or len(header) > MOST_TENSORS:
+        if about["format"] != FORMAT:
             raise UnusableError("another format")
         names = [*FIRST, *(f"{n:04}" for n in range(len(header) - len(FIRST) - 1)), CHECKSUM]
         tensors, at = list[_Tensor](), 8 + length
@@ -223,8 +209,8 @@ class PrefixFile:
         if at != self.size or tensors[-1].nbytes != 4:
             raise UnusableError("cut short")
         found = dict[str, npt.NDArray[Any]]()
-        for tensor, (name, (dtype, most)) in zip(tensors, FIRST.items(), strict=False):
-            if tensor.dtype != dtype or len(tensor.shape) != 1 or tensor.shape[0] > most:
+        for tensor, (name, dtype) in zip(tensors, FIRST.items(), strict=False):
+            if tensor.dtype != dtype or len(tensor.shape) != 1:
                 raise UnusableError(f"{name} are none")
             found[name] = self._read(tensor.offset, tensor.nbytes).view(dtype)
         ids, starts = found[IDS].tolist(), found[STARTS].tolist()
@@ -233,10 +219,7 @@ class PrefixFile:
 
 def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
     """Return the tensor that an entry describes, if it begins at this place of the file."""
-    shape = tuple(entry["shape"])
-    if len(shape) > 3 or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
-        raise UnusableError("a shape is none")
-    tensor = _Tensor(np.dtype(DTYPES[entry["dtype"]]), shape, at)
+    tensor = _Tensor(np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), at)
     if entry["data_offsets"] != [at - data, at - data + tensor.nbytes]:
         raise UnusableError("tensors have gaps")
     return tensor

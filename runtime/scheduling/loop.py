@@ -72,8 +72,8 @@ class Loop:
         request.steps.popleft()
         if request.score is not None:
             request.score(logits)
-            ended = None if rest is not None else "length"
-            self._chunks.append((request, Chunk("", [], None, ended)))
+            chunk = Chunk("", [], None, "length" if rest is None else None)
+            self._chunks.append((request, chunk))
         if rest is not None:
             return False
         tokens, seconds = request.prompt_tokens, request.prompt_seconds

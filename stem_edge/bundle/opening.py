@@ -1,4 +1,4 @@
-"""Opening a bundle: its files are there, in the sizes that its manifest and its model give.
+"""Opening a bundle: its files are there, in the sizes that its manifest gives.
 
 Of a bundle on a hub, what is needed is fetched first. Checksums of a folder are left to checksums.py.
 """
@@ -20,7 +20,6 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import check_file, check_folders, damaged
-from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import GGUF, WEIGHT_BITS
 from stem_edge.shown import MAX_SIZE
 
@@ -77,7 +76,7 @@ def open_bundle(
             "name their folder tables.zarr: --tables URL (tables= in Python); else the bundle is "
             "incomplete: copy or export it again"
         )
-    _check_backbones(root, manifest)
+    _check_backbone(root, manifest)
     return Bundle(root, manifest, tables)
 
 
@@ -113,10 +112,10 @@ def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | Non
     return fetched_folder(str(path), shards=shards, progress=progress)
 
 
-def _check_backbones(root: Path, manifest: Manifest) -> None:
-    """Check that weight files have the size that the model needs, so that nothing later must.
+def _check_backbone(root: Path, manifest: Manifest) -> None:
+    """Refuse a model that is larger than its files, before its shapes size anything.
 
-    A model larger than its files is refused before its shapes size anything.
+    What opens the weights compares their exact size with that of its graphs.
     """
     parameters = manifest.model.backbone_parameters
     least = parameters * min(WEIGHT_BITS.values()) // 8
@@ -126,17 +125,6 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
             f"a backbone of {parameters} parameters, but its weights for {manifest.format.engine} "
             f"have {found} bytes, expected at least {least}",
         )
-    try:
-        expected = weight_nbytes(manifest)
-    except ValueError as error:
-        raise damaged(
-            root / MANIFEST, f"this model cannot be stored in this format ({error})"
-        ) from error
-    for name, nbytes in expected.items():
-        if (found := manifest.files[name].nbytes) != nbytes:
-            raise damaged(
-                root / name, f"{found} bytes, but the weights of this model take {nbytes}"
-            )
     if manifest.gguf is not None:
         from stem_edge.ggml.gguf_schema import (
             foreign_parts,  # for bundles with such a backbone alone
@@ -147,17 +135,3 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
             said = f"a backbone in {GGUF} with {foreign}, which only onnxruntime can run"
             raise damaged(root / MANIFEST, said)
         locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, manifest.gguf.weights)
-
-
-def weight_nbytes(manifest: Manifest) -> dict[str, int]:
-    """Weight file of onnxruntime -> its bytes. Raises ValueError if no graph can be built."""
-    if manifest.backbone is None:
-        return {}
-    described = manifest.model, manifest.tables, manifest.backbone
-    plans = [decoding(*described).plan]
-    plans += [prompts(*described).plan] if manifest.has_prefill else []
-    if manifest.assistant is not None:
-        from stem_edge.graph.special.assistant import drafting  # for bundles with one alone
-
-        plans.append(drafting(manifest.assistant, manifest.model, manifest.backbone)[1])
-    return {plan.file: plan.nbytes for plan in plans}

@@ -20,7 +20,7 @@ from stem_edge.bundle.manifest import (
     QualityReport,
     encode_manifest,
 )
-from stem_edge.bundle.opening import weight_nbytes
+from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH, BackboneFormat
 from stem_edge.tables.rows import RecordLayout
 
@@ -56,9 +56,8 @@ def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     )
 
 
-WEIGHTS_NBYTES = weight_nbytes(make_manifest({name: FileEntry(1, "0" * 64) for name in NAMES}))[
-    BACKBONE_DATA
-]
+PLANNED = make_manifest({name: FileEntry(1, "0" * 64) for name in NAMES})
+WEIGHTS_NBYTES = decoding(PLANNED.model, LAYOUT, PLANNED.backbone).plan.nbytes  # type: ignore[arg-type]
 
 
 def make_bundle(path: Path) -> Path:

@@ -39,10 +39,9 @@ class GgmlLoader:
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
 
-    def prepare(self) -> bool:
+    def prepare(self) -> None:
         """Find the library, and try it in a child process if it is new on this machine."""
         self._ggml = checked_ggml(self._options.cache_dir)
-        return False
 
     def needs(self, context: int) -> Needs:
         options = self._options

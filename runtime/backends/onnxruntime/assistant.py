@@ -15,7 +15,11 @@ from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    check_weights,
+    format_of,
+    graph_source,
+)
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     GraphSource,
@@ -27,7 +31,8 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:
     """Return the graph of a bundle's assistant, over the weights of both."""
-    graph, _ = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
+    graph, plan = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
+    check_weights(bundle, plan)
     return graph_source(bundle, io.ASSISTANT, graph)
 
 

@@ -18,8 +18,8 @@ from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import available_memory, memory_limit
@@ -78,19 +78,17 @@ class OrtLoader:
         steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
-    def prepare(self) -> bool:
+    def prepare(self) -> None:
         """Prepare a large backbone for this processor, unless that was done before.
 
-        Return whether the needs are others now. Warns if it cannot be prepared.
+        Warns if it cannot be prepared.
         """
         if self._obstacle:
             from stem_edge.runtime.backends.onnxruntime.prepared.preparing import warn
 
             warn(self._obstacle)
-        if not self._to_prepare:
-            return False
-        self._prepared, self._to_prepare = self._make(), False
-        return True
+        if self._to_prepare:
+            self._prepared, self._to_prepare = self._make(), False
 
     def _make(self) -> Prepacked | None:
         from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make_or_warn
@@ -136,8 +134,12 @@ class OrtLoader:
     def _opened(self) -> OrtBackend:
         prefill, kv, prepared = self.needs(1).prefill, self._footprint.kv, self._prepared
         config, cpus, slots = self._bundle.manifest.model, self._options.cpus, self._slots
-        sources = cpu_graphs if prepared is None else prepared.graph_sources
-        graphs = dict(sources(self._bundle, prefill=prefill, kv=kv))
+        if prepared is not None:
+            graphs = dict(prepared.graph_sources(self._bundle, prefill=prefill, kv=kv))
+        else:
+            from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
+
+            graphs = dict[str, Path | GraphSource](cpu_graphs(self._bundle, prefill=prefill, kv=kv))
         if (assistant := self._assistant) is not None:
             from stem_edge.runtime.backends.onnxruntime.assistant import source
 

@@ -25,6 +25,7 @@ from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk
 from stem_edge.files import hashing as hashes
 from stem_edge.graph.formats import BACKBONE_DATA, GGUF
+from stem_edge.runtime.first_load.safety import check_safety
 from stem_edge.runtime.rows.table_arrays import open_tables
 
 GROUP = f"{TABLES}/zarr.json"
@@ -181,7 +182,7 @@ def test_m12_a_backbone_of_another_vocabulary(
     source = request.getfixturevalue("tiny_gguf" if file == GGUF else "tiny_bundle")
     copy = Path(shutil.copytree(source, tmp_path / "copy"))
     rewrite(copy, {"model vocab_size": 299, "tables records": 299})
-    refused(lambda: open_bundle(copy), BundleError, copy / file, kept=[copy])
+    assert any(reason.startswith(file) for reason in check_safety(copy).reasons)
 
 
 def test_m12_a_tokenizer_with_more_tokens_than_the_model(bundle: Path) -> None:

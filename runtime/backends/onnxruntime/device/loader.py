@@ -11,7 +11,7 @@ from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, device_weights_nbytes
 from stem_edge.runtime.backends.onnxruntime.loaded import open_sessions
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, sources
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, separate, sources
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -43,9 +43,8 @@ class DeviceLoader:
         self.name, self._provider = provider.name, provider
         self._limit, self._memory = options.device_nbytes, DeviceMemory(provider)
 
-    def prepare(self) -> bool:
+    def prepare(self) -> None:
         """Do nothing, because providers pack weights in their own memory."""
-        return False
 
     def needs(self, context: int) -> Needs:
         footprint, limit = footprint_of(self._bundle.manifest), self._limit
@@ -61,6 +60,7 @@ class DeviceLoader:
 
     def open(self) -> DeviceBackend:
         manifest = self._bundle.manifest
+        separate(self._bundle, prefill=False, kv="fp32")  # which checks the weights
         built = graphs(manifest.model, manifest.tables, format_of(self._bundle))
         found = sources(self._bundle, built)
         sessions = open_sessions(found, self._threads, [self._provider])

@@ -35,7 +35,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
     give_back_mapped,
     packed_places,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
 
@@ -84,6 +83,8 @@ class Prepacked(NamedTuple):
     def _embedding(self, bundle: Bundle, kv: KvType) -> GraphSource:
         """Return the embedding's graph: as it was kept, because building it takes a tenth of a second."""
         if self.record.bundle != str(bundle.path.resolve()):
+            from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
+
             return cpu_graphs(bundle, prefill=False, kv=kv)[EMBED]
         data = disk.read_file(self._file(EMBED), MAX_NBYTES)
         return GraphSource(EMBED, data, Path(self.record.weights), bundle.path)

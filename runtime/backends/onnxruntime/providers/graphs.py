@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
-from stem_edge.files.plain_files import unreadable
+from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
+from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 
 
@@ -26,11 +28,24 @@ def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[st
 
 
 def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
-    """Return the graphs of `cpu_graphs` before they are encoded."""
+    """Return the graphs of `cpu_graphs` before they are encoded. Raises BundleError, as check_weights."""
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
-    graphs = decoding(*described, kv=kv).graphs
-    with_states_of(bundle, graphs[io.HEAD])
-    return graphs | (prompts(*described, kv=kv).graphs if prefill else {})
+    try:
+        built = [one(*described, kv=kv) for one in (decoding, *((prompts,) if prefill else ()))]
+    except ValueError as error:
+        said = f"this model cannot be stored in this format ({error})"
+        raise damaged(bundle.file(MANIFEST), said) from error
+    for one in built:
+        check_weights(bundle, one.plan)
+    with_states_of(bundle, built[0].graphs[io.HEAD])
+    return {name: graph for one in built for name, graph in one.graphs.items()}
+
+
+def check_weights(bundle: Bundle, plan: WeightPlan) -> None:
+    """Raise BundleError unless a weight file has the size of its plan, so that no engine reads beyond it."""
+    if (found := bundle.manifest.files[plan.file].nbytes) != plan.nbytes:
+        said = f"{found} bytes, but the weights of this model take {plan.nbytes}"
+        raise damaged(bundle.file(plan.file), said)
 
 
 def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
