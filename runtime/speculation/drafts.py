@@ -1,9 +1,8 @@
-"""Drafts of the next tokens of an answer."""
+"""Drafts of a model for the next tokens of an answer, and how often they are right."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.speculation.gate import MEMORY
@@ -16,16 +15,20 @@ EXPECTED, TRUST, FADING = 0.75, 3.0, 0.995
 PLACES = MOST - 1
 
 
-class Drafts(ABC):
-    """Drafts of one source for one answer.
+class ModelDrafts:
+    """Drafts of a model for one answer, and how often they were right, by their place.
 
-    This base class knows how often drafts were right, by their place. Each is expected to be right as often
-    as the one before it; otherwise longer drafts would not be tried where short ones are nearly always right.
+    Each is expected to be right as often as the one before it; otherwise longer drafts would not be tried where
+    short ones are nearly always right.
+
+    draft: returns drafts of the tokens after a text, as many as asked for; raises what a step raises. seconds:
+    that a draft takes.
     """
 
-    seconds = 0.0  # that a draft takes, to speak of
-
-    def __init__(self) -> None:
+    def __init__(
+        self, draft: Callable[[Sequence[int], int], list[int]], seconds: float = 0.0
+    ) -> None:
+        self.draft, self.seconds = draft, seconds
         self._hits, self._tries = [0.0] * PLACES, [0.0] * PLACES
         self._known = 0  # tokens of the text at the latest call of `learn`
 
@@ -48,7 +51,3 @@ class Drafts(ABC):
             chance = (TRUST * chance + hits) / (TRUST + tries)
             found.append(chance)
         return found
-
-    @abstractmethod
-    def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return drafts of the next tokens. Raises what a step raises."""

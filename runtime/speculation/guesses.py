@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import TypeAlias
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.options import Draft
 from stem_edge.runtime.engine import Guesses
-from stem_edge.runtime.speculation.drafts import Drafts
+from stem_edge.runtime.speculation.drafts import ModelDrafts
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
+from stem_edge.runtime.speculation.text_drafts import TextDrafts
+
+Drafts: TypeAlias = TextDrafts | ModelDrafts
 
 
 class CallerDrafts(Guesses):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -17,10 +17,9 @@ from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_measure import measure_steps
 from stem_edge.runtime.engine import Engine, Guesses, Speculation
-from stem_edge.runtime.speculation.assistant_drafts import AssistantDrafts
-from stem_edge.runtime.speculation.drafts import Drafts
+from stem_edge.runtime.speculation.drafts import ModelDrafts
 from stem_edge.runtime.speculation.gate import Gate
-from stem_edge.runtime.speculation.guesses import CallerDrafts, GatedGuesses
+from stem_edge.runtime.speculation.guesses import CallerDrafts, Drafts, GatedGuesses
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
 TRIES = 3  # of an assistant, the fastest counts
@@ -72,9 +71,7 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
     return measure_steps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)])
 
 
-def _assistant(
-    engine: Engine, plan: MemoryPlan
-) -> Callable[[Context], AssistantDrafts | None] | None:
+def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDrafts | None] | None:
     """Return what begins the drafts of the model's own assistant, if one was loaded, once it has drafted."""
     if plan.context_length < MOST:
         return None
@@ -88,8 +85,13 @@ def _assistant(
         times.append(time.perf_counter() - started)
     seconds = min(times) / (MOST - 1)
 
-    def begin(context: Context) -> AssistantDrafts | None:
-        drafter = engine.in_turn(partial(opened, context.backend))
-        return None if drafter is None else AssistantDrafts(engine, drafter, seconds)
+    def begin(context: Context) -> ModelDrafts | None:
+        if (drafter := engine.in_turn(partial(opened, context.backend))) is None:
+            return None
+
+        def draft(seen: Sequence[int], count: int) -> list[int]:
+            return engine.in_turn(partial(drafter.draft, seen[-1], len(seen) - 1, count))
+
+        return ModelDrafts(draft, seconds)
 
     return begin

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stem_edge.runtime.speculation.drafts import Drafts
 from stem_edge.runtime.speculation.gate import Chances
 
 LONGEST = 16  # tokens of a match that are compared
@@ -83,8 +82,13 @@ CLASSES = [0, 0, 0, 1, 2, 3, 3, 4, 4, 4, *[5] * (LONGEST - 10), 6]
 EXPECTED = (0.25, 0.35, 0.45, 0.55, 0.7, 0.8, 0.9)
 
 
-class TextDrafts(Drafts):
-    """Drafts for one answer. Each token is a lesson, whether anything was drafted or not."""
+class TextDrafts:
+    """Drafts for one answer; methods as ModelDrafts has them.
+
+    Each token is a lesson, whether anything was drafted or not.
+    """
+
+    seconds = 0.0  # that a draft takes, to speak of
 
     def __init__(self) -> None:
         self._index, self._chances = TextIndex(), Chances(EXPECTED)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from stem_edge.errors import BackendError
-from stem_edge.runtime.speculation.drafts import Drafts
+from stem_edge.runtime.speculation.drafts import ModelDrafts
 from stem_edge.runtime.speculation.gate import Gate
 from stem_edge.runtime.speculation.guesses import GatedGuesses
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
@@ -17,14 +17,14 @@ TIMES = {2: 1.1, 4: 1.2, 8: 1.4}
 DEAR = {2: 1.44, 4: 2.43, 8: 4.02}
 
 
-class Fake(Drafts):
+class Fake(ModelDrafts):
     """Drafts 1, 2, 3, ...; the next token is right as often as it was told."""
 
     def __init__(self, seconds: float, right: int = 7) -> None:
-        super().__init__()
-        self.seconds, self.right, self.calls = seconds, right, 0
+        super().__init__(self.drafted, seconds)
+        self.right, self.calls = right, 0
 
-    def draft(self, seen: Sequence[int], count: int) -> list[int]:
+    def drafted(self, seen: Sequence[int], count: int) -> list[int]:
         self.calls += 1
         return [len(seen) + n if n < self.right else -1 for n in range(count)]
 
@@ -81,8 +81,8 @@ def test_an_answer_of_64_tokens_hardly_pays_for_drafts_that_are_all_wrong() -> N
 
 def test_one_that_fails_is_not_asked_again() -> None:
     class Failing(Fake):
-        def draft(self, seen: Sequence[int], count: int) -> list[int]:
-            super().draft(seen, count)
+        def drafted(self, seen: Sequence[int], count: int) -> list[int]:
+            super().drafted(seen, count)
             raise BackendError("broken")
 
     failing, other = Failing(0.01), Fake(0.02)
