@@ -180,7 +180,7 @@ def _footprint(plan: Plan) -> Footprint:
 def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
     """Write all files, compare the bundle with its checkpoint, and write the manifest."""
     source, config, bar = plan.source, plan.source.config, out.bar
-    ids, expected = judged_ids(plan.text_ids, config.max_context), None
+    ids, exact = judged_ids(plan.text_ids, config.max_context), None
     peaks = dict[str, F32]()
     if plan.judged:
         bar.begin("computing with the checkpoint")
@@ -189,7 +189,7 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
             if plan.format.kv_peaks
             else ()
         )
-        expected, peaks = observe(source, ids, texts, plan.recipe.cpus)
+        exact, peaks = observe(source, ids, texts, plan.recipe.cpus)
     out.write(TOKENIZER, tokenizer.json.encode())
     texts_of = msgspec.json.encode(tokenizer.config, order="sorted")
     out.write(TOKENIZER_CONFIG, msgspec.json.format(texts_of, indent=1) + b"\n")
@@ -205,8 +205,8 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
         written = write_onnx(plan, out, peaks)
     if plan.assistant is not None:
         write_assistant(plan.assistant, plan, out)
-    if expected is not None:
+    if exact is not None:
         bar.begin("comparing with the checkpoint")
     return_freed_memory()  # of the pieces, before the engine takes as much
-    manifest = accept(plan, out, written, ids, expected)
+    manifest = accept(plan, out, written, ids, exact)
     write_file(out.folder / MANIFEST, encode_manifest(manifest))

@@ -26,6 +26,7 @@ from stem_edge.export.backbone.onnx import PREFILL
 from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.plan import Format, Plan
 from stem_edge.export.job.recipe import BETTER, EXACT, FAR
+from stem_edge.export.quantization.exact_model import exact_logits
 from stem_edge.files import disk
 from stem_edge.graph.formats import PREFILL_DATA
 from stem_edge.numerics.distributions import divergence
@@ -35,29 +36,29 @@ from stem_edge.numerics.quantize import F32
 DIGITS = 3
 # The graph for prompts is compared over so many tokens, because some bundles have a longer probe.
 PROBE_TOKENS = 48
+EXACT_VALUES = 1 << 25  # logits of the checkpoint that are in memory at once
 
 
-def accept(
-    plan: Plan, out: Output, written: Format, ids: list[int], expected: F32 | None
-) -> Manifest:
+def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 | None) -> Manifest:
     """Compare the new bundle with its checkpoint, and return its manifest.
 
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
-    written: format with the prefill graph; ids: tokens to compare on; expected: their logits [T, V], None
-        if its values are those of the checkpoint; GGUF blocks are then tried, others were checked when written.
+    written: format with the prefill graph; ids: tokens to compare on; exact: hidden states
+        [T, hidden_width] of the checkpoint before its head, None if the bundle has the checkpoint's
+        values; GGUF blocks are then tried, others were checked when written.
     Raises FarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
     recipe, format, notes = plan.recipe, plan.format, plan.source.notes
-    if expected is None:
+    if exact is None:
         if not format.checked_when_written:
             deque(_logits(plan, out, _manifest(plan, out, format), ids), maxlen=0)
         return _manifest(plan, out, format, notes=notes)
-    decode, first = _compare(expected, _logits(plan, out, _manifest(plan, out, format), ids))
+    decode, first = _compare(plan, exact, _logits(plan, out, _manifest(plan, out, format), ids))
     prefill, apart = None, None
     greatest = decode["divergence"]
     if plan.prefill:
         by_prefill = _logits(plan, out, _manifest(plan, out, written), ids)
-        found_prefill, first_prefill = _compare(expected, by_prefill)
+        found_prefill, first_prefill = _compare(plan, exact, by_prefill)
         prefill = found_prefill["divergence"]
         if prefill > greatest and not recipe.prefill_graph:
             found = f"{prefill:g} nats, that of the decoding graph {greatest:g}"
@@ -74,7 +75,6 @@ def accept(
         format,
         notes=notes,
         probe_tokens=tuple(ids),
-        greatest_logit=_rounded(np.abs(expected).max()),
         prefill_divergence=prefill,
         prefill_from_decode=apart,
         **decode,
@@ -127,19 +127,31 @@ def _logits(plan: Plan, out: Output, manifest: Manifest, ids: list[int]) -> Iter
         disk.remove(path)
 
 
-def _compare(expected: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare logits with the checkpoint's [T, V]: fields of the quality report, and the first logits."""
-    each, worst, same, first, at = list[F32](), 0.0, 0, list[F32](), 0
+def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
+    """Compare logits with those of the checkpoint: fields of the quality report, and the first logits.
+
+    exact: as in accept; of few tokens at a time, because logits of all can take as much as the model.
+    """
+    each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
+    step, ahead = (
+        max(1, EXACT_VALUES // plan.source.config.vocab_size),
+        np.zeros((0, 0), np.float32),
+    )
     for found in pieces:
-        right = expected[at : at + len(found)]
+        while len(ahead) < len(found):
+            more = exact_logits(plan.source, exact[at + len(ahead) :][:step])
+            ahead = np.concatenate([ahead, more]) if len(ahead) else more
+        right, ahead = ahead[: len(found)], ahead[len(found) :]
         each.append(divergence(right, found))
         worst = max(worst, float(np.abs(found - right).max()))
+        greatest = max(greatest, float(np.abs(right).max()))
         same += int((found.argmax(axis=1) == right.argmax(axis=1)).sum())
         first.append(found[: max(0, PROBE_TOKENS - at)].copy())
         at += len(found)
     divergences = np.concatenate(each)
     fields = {
         "worst_logit_difference": _rounded(worst),
+        "greatest_logit": _rounded(greatest),
         "divergence": _rounded(divergences.mean()),
         "divergence_99": _rounded(np.percentile(divergences, 99)),
         "agreement": _rounded(same / at),

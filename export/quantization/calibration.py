@@ -87,7 +87,7 @@ def observe(
     texts: Iterable[list[int]] = (),
     threads: int = 1,
 ) -> tuple[F32, dict[str, F32]]:
-    """Compute the checkpoint's logits [T, V], and peaks, the greatest magnitude of every channel.
+    """Compute hidden states [T, hidden_width] before the head, and peaks, the greatest magnitude of every channel.
 
     Peaks are of each input of matrices [K], by its name in stem_edge.numerics.reference.Observer,
     and of keys and values (kv_peaks.py). The texts count for them, too.
@@ -111,4 +111,7 @@ def observe(
         for tokens in states.tokens:
             if layer not in lenders:
                 tokens.kv.pop(layer, None)
-    return exact_logits(checkpoint, states.states[0], see), peaks
+    found = states.states[0]
+    exact_logits(checkpoint, found[:1])  # refuses a head that says nothing, before files are written
+    states.advance(see)
+    return found, peaks

@@ -116,12 +116,12 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             return  # all have 8 bits
         if name.endswith(".wo"):
             x = whole(pad_heads(config, int(at.split(".")[1]), {"wo": ArrayMatrix(x)})["wo"])
-        found = [x[:, part].T @ x[:, part] for part in parts(x.shape[1])]
+        each = (x[:, part].T @ x[:, part] for part in parts(x.shape[1]))
         if name in moments:
-            for total, more in zip(moments[name], found, strict=True):
+            for total, more in zip(moments[name], each, strict=True):
                 total += more
         else:
-            moments[name] = found
+            moments[name] = list(each)
 
     def typical(source: str, layer: int) -> list[Inputs]:
         """Run the text through all layers up to this one, and return the inputs of its product."""

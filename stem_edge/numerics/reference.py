@@ -180,8 +180,10 @@ def head_forward(
     if "head" in config.ranges:
         head["head.range"] = steps_of(config, "head")
     logits = linear(normed, head, "head")
-    cap = np.float32(config.logit_softcap)
-    return np.multiply(np.tanh(logits / cap, out=logits), cap, out=logits) if cap else logits
+    if cap := np.float32(config.logit_softcap):  # in place, because logits can be large
+        logits = np.divide(logits, cap, out=logits)
+        np.multiply(np.tanh(logits, out=logits), cap, out=logits)
+    return logits
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:
