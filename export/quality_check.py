@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -32,10 +34,17 @@ from stem_edge.graph.formats import PREFILL_DATA
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.model import Model
+
+PREPARED = ".prepared"  # folder beside the files of a bundle that is compared
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
 # The graph for prompts is compared over so many tokens, because some bundles have a longer probe.
 PROBE_TOKENS = 48
+LARGE_NBYTES = (
+    500_000_000  # of a bundle: preparing takes seconds, and packing all its weights memory
+)
 EXACT_VALUES = 1 << 25  # logits of the checkpoint that are in memory at once
 
 
@@ -48,19 +57,22 @@ def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 
         values; GGUF blocks are then tried, others were checked when written.
     Raises FarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
-    recipe, format, notes = plan.recipe, plan.format, plan.source.notes
+    format, notes, prefill, apart = plan.format, plan.source.notes, None, None
     if exact is None:
         if not format.checked_when_written:
-            deque(_logits(plan, out, _manifest(plan, out, format), ids), maxlen=0)
+            with _loaded(plan, out, format, len(ids)) as model:
+                deque(_logits(plan, model, ids), maxlen=0)
         return _manifest(plan, out, format, notes=notes)
-    decode, first = _compare(plan, exact, _logits(plan, out, _manifest(plan, out, format), ids))
-    prefill, apart = None, None
-    greatest = decode["divergence"]
+    with _loaded(plan, out, written if plan.prefill else format, len(ids)) as model:
+        model.engine.uses_prefill = False
+        decode, first = _compare(plan, exact, _logits(plan, model, ids))
+        greatest = decode["divergence"]
+        if plan.prefill:
+            model.engine.uses_prefill = True
+            by_prefill, first_prefill = _compare(plan, exact, _logits(plan, model, ids))
     if plan.prefill:
-        by_prefill = _logits(plan, out, _manifest(plan, out, written), ids)
-        found_prefill, first_prefill = _compare(plan, exact, by_prefill)
-        prefill = found_prefill["divergence"]
-        if prefill > greatest and not recipe.prefill_graph:
+        prefill = by_prefill["divergence"]
+        if prefill > greatest and not plan.recipe.prefill_graph:
             found = f"{prefill:g} nats, that of the decoding graph {greatest:g}"
             notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
             out.remove(PREFILL, PREFILL_DATA)
@@ -96,35 +108,45 @@ def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
         )
 
 
-def _logits(plan: Plan, out: Output, manifest: Manifest, ids: list[int]) -> Iterator[F32]:
-    """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
-
-    Each piece overwrites the one before, because those of all tokens can take as much as the model.
-    """
+@contextmanager
+def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Model]:
+    """Load the bundle for a text; a large one prepared, in little memory, in files that are then removed."""
     # Only here, because an export needs nothing else of what runs bundles.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
 
-    path, engine = out.folder / MANIFEST, plan.recipe.engine
-    write_file(path, encode_manifest(manifest))
+    path, prepared = out.folder / MANIFEST, out.folder / PREPARED
+    backbone = sum(entry.nbytes for name, entry in out.files.items() if name in format.files)
+    write_file(path, encode_manifest(_manifest(plan, out, format)))
+    options = LoadOptions(
+        threads=plan.recipe.cpus,
+        engine=plan.recipe.engine,
+        context_length=tokens,
+        warm_start=False,
+        weights="packed" if backbone < LARGE_NBYTES else "prepared",
+        cache_dir=prepared,
+        progress=False,
+    )
     try:
-        options = LoadOptions(
-            threads=plan.recipe.cpus,
-            engine=engine,
-            context_length=len(ids),
-            warm_start=False,
-            weights="packed",
-        )
         with load_with(out.folder, options) as model:
-            for found in model.logits_chunks(ids):
-                if not np.isfinite(found).all():
-                    raise ExportError(
-                        f"{out.folder}: the exported model computes NaN or infinite logits; export "
-                        f"with --type {EXACT[engine]} --rows fp32 to see whether quantization is the cause"
-                    )
-                yield found
+            yield model
     finally:
         disk.remove(path)
+        rmtree(prepared, ignore_errors=True)
+
+
+def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
+    """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
+
+    Each piece overwrites the one before, because those of all tokens can take as much as the model.
+    """
+    for found in model.logits_chunks(ids):
+        if not np.isfinite(found).all():
+            raise ExportError(
+                "the exported model computes NaN or infinite logits; export with --type "
+                f"{EXACT[plan.recipe.engine]} --rows fp32 to see whether quantization is the cause"
+            )
+        yield found
 
 
 def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
@@ -133,10 +155,8 @@ def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, f
     exact: as in accept; of few tokens at a time, because logits of all can take as much as the model.
     """
     each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
-    step, ahead = (
-        max(1, EXACT_VALUES // plan.source.config.vocab_size),
-        np.zeros((0, 0), np.float32),
-    )
+    step = max(1, EXACT_VALUES // plan.source.config.vocab_size)
+    ahead = np.zeros((0, 0), np.float32)
     for found in pieces:
         while len(ahead) < len(found):
             more = exact_logits(plan.source, exact[at + len(ahead) :][:step])

@@ -112,6 +112,6 @@ def observe(
             if layer not in lenders:
                 tokens.kv.pop(layer, None)
     found = states.states[0]
-    exact_logits(checkpoint, found[:1])  # refuses a head that says nothing, before files are written
+    exact_logits(checkpoint, found[:1])  # a head that says nothing is refused now
     states.advance(see)
     return found, peaks

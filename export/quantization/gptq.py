@@ -29,8 +29,8 @@ DAMPING = 0.1
 DAMPING_STEP = 10.0  # factor of more damping when rounding errors leave no Cholesky factor
 PANEL = 256  # columns that are factored at once; products do the rest
 # Channels whose products are kept: memory grows with their square, and time with its cube.
-MOST_CHANNELS, CHANNELS_STEP = 4096, 256
-TILE_COLUMNS = 32  # columns per tile: what later tiles lost is added to all of them at once
+MOST_CHANNELS, CHANNELS_STEP = 3072, 256
+TILE_COLUMNS = 128  # columns per tile: what later tiles lost is added to all of them at once
 
 
 class Inputs(NamedTuple):

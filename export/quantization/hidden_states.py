@@ -61,7 +61,7 @@ class HiddenStates:
             return next_states(source, layer, weights, x, tokens, observe), inputs
 
         widest = max(matrix.shape[-1] for matrix in weights.values())
-        step = max(1, INPUT_VALUES // (widest * max(map(len, self.states))))
+        step = max(self.threads, INPUT_VALUES // (widest * max(map(len, self.states))))
         for first in range(0, len(self.states), step):
             group, seen = range(len(self.states))[first : first + step], dict[str, list[F32]]()
             for sequence, (x, inputs) in zip(

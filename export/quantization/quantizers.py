@@ -127,6 +127,8 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
         """Run the text through all layers up to this one, and return the inputs of its product."""
         while states.layer <= layer:
             moments.clear()
+            for each in inputs.values():
+                each.clear()  # also for the functions below, one of which the caller may still have
             inputs.clear()
             states.advance(see if states.layer == layer else None)
         if moments:

@@ -26,6 +26,7 @@ from stem_edge.numerics.quantizing import dequantize_blocks, quantize_asymmetric
 from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 BITS = 4
+TILE_VALUES = 1 << 18  # that are rounded at once
 # Product -> matrices of a layer in it that are rounded together. Values may be apart from qkv.
 PRODUCTS = {"qkv": ("wq", "wk"), "v": ("wv",)}
 
@@ -78,12 +79,9 @@ class _Walk:
     def advance(self, layer: int) -> None:
         """Run all models through a layer, and add a model with this layer rounded."""
         at, weights = f"layers.{layer}.", layer_weights(self._source, layer)
-        with np.errstate(all="ignore"):  # no warnings, since the states are checked
-            rounded = {
-                n: ArrayMatrix(_rounded(whole(matrix), self._block))
-                for n, matrix in weights.items()
-                if _counts(n, matrix, self._block)
-            }
+        names = [name for name, matrix in weights.items() if _counts(name, matrix, self._block)]
+        round_ = lambda name: ArrayMatrix(_rounded(whole(weights[name]), self._block))
+        rounded = dict(zip(names, in_order(self._threads, round_, names), strict=True))
         exact, products = self._states[""], _products(list(rounded))
         todo = [(weights, *state) for state in self._states.values()]
         todo.append((weights | rounded, exact[0], _branch(exact[1])))
@@ -147,8 +145,16 @@ def _rounded_rows(matrix: Tensor, block: int) -> Tensor:
 
 
 def _rounded(values: F32, block: int) -> F32:
-    blocks = quantize_asymmetric(values, BITS, fitting_block(values.shape[1], block))
-    return dequantize_blocks(blocks.codes, blocks.scales, BITS, blocks.zero_points)
+    """Return what a matrix becomes at 4 bits, found for few rows at a time, in the CPU's cache."""
+    found, step = np.empty_like(values), max(1, TILE_VALUES // values.shape[1])
+    with np.errstate(all="ignore"):  # no warnings, since the states are checked
+        for start in range(0, len(values), step):
+            rows = values[start : start + step]
+            blocks = quantize_asymmetric(rows, BITS, fitting_block(rows.shape[1], block))
+            found[start : start + step] = dequantize_blocks(
+                blocks.codes, blocks.scales, BITS, blocks.zero_points
+            )
+    return found
 
 
 def _counts(name: str, matrix: Matrix, block: int) -> bool:

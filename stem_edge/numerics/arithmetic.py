@@ -11,7 +11,7 @@ from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
 
 # Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
-READ_ROWS = 8192
+READ_ROWS = 2048
 ATTENTION_ROWS = 128  # queries whose scores are in memory at once
 
 # Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and

@@ -18,7 +18,7 @@ from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, recipr
 
 # Candidates: by how many codes the range is wider than the block's own, which is the first. Less
 # leaves some codes unused; more clips the greatest values so that the others are more exact.
-OFFSETS = np.array([0, *np.arange(-1.5, 0, 0.25), *np.arange(0.25, 3.25, 0.25)], np.float32)
+OFFSETS = np.array([0, -1, -0.5, 0.5, 1, 1.5, 2, 3], np.float32)
 REFITS = 2  # rounds of new codes and a new scale after the best candidate
 # Values of a block that are looked at first, and how near to a code they are, as a share of it: both
 # they and the value that the scale is taken from may be rounded to bfloat16, by 2**-8 each.
