@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -45,7 +46,7 @@ from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.tables import write_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.graph.formats import EngineName, GgufFormat
+from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress, tell
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
@@ -173,9 +174,9 @@ def _footprint(plan: Plan) -> Footprint:
     """Return the sizes of the bundle to be written. Raises GraphError."""
     config, format = plan.source.config, plan.format
     tables = plan.tables.format if plan.tables else None
-    if isinstance(format, GgufFormat):
-        return gguf_footprint(config, format, tables)
-    return onnx_footprint(config, format, tables, *onnx_nbytes(plan))
+    if plan.recipe.engine == GgufFormat.engine:
+        return gguf_footprint(config, cast(GgufFormat, format), tables)
+    return onnx_footprint(config, cast(BackboneFormat, format), tables, *onnx_nbytes(plan))
 
 
 def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:

@@ -74,7 +74,7 @@ class Footprint:
     def prepared_nbytes(self) -> int:
         """About the bytes of the prepared backbone that the first load adds; 0 if it adds none."""
         own = self.backbone_nbytes + self.prefill_nbytes
-        prepared = self.engine == "onnxruntime" and own > LEAST_PREPARED
+        prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
 
     def on_disk(self) -> str:

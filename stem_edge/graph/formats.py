@@ -52,6 +52,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     field: ClassVar[str] = "backbone"  # of the manifest
     files: ClassVar[tuple[str, ...]] = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)
     checked_when_written: ClassVar[bool] = True  # whether no value can be infinite
+    packed: ClassVar[bool] = True  # whether a processor wants weights in another order
     importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
@@ -137,6 +138,7 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     field: ClassVar[str] = "gguf"
     files: ClassVar[tuple[str, ...]] = (GGUF,)
     checked_when_written: ClassVar[bool] = False
+    packed: ClassVar[bool] = False
     prefill: ClassVar[bool] = False
     for_prompts: ClassVar[bool] = False
     kv_peaks: ClassVar[bool] = False
