@@ -1,4 +1,4 @@
-"""stem-edge: run STEM language models whose parameters do not fit in memory.
+"""stem-edge: run language models that are bigger than memory, with their lookup tables on flash.
 
     import stem_edge
 
