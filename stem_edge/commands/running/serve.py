@@ -24,7 +24,7 @@ from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading
 from stem_edge.errors import InputError
 from stem_edge.progress import show_status, tell
 from stem_edge.runtime import load
-from stem_edge.runtime.backends.options import LoadOptions, check_sequences
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.shown import format_size, parse_size
 
@@ -63,10 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     key = None if args.api_key_file is None else _key(args.api_key_file)
-    if args.sequences is not None:
-        check_sequences(args.sequences)
     options, bundle = loading_options(args), pinned(args.bundle)
-    options["sequences"] = args.sequences or 1
+    options["sequences"] = 1 if args.sequences is None else args.sequences
     options["memory"] = _for_model(args.memory)
     open_or_make(bundle, LoadOptions(**options))  # before anything listens
     with listen(args.host, args.port) as listening:
