@@ -70,7 +70,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     tensors, kind = dict(file.tensors), KINDS[ARCHITECTURES[found][0]]
     keys = _read_keys(file, found)
     try:
-        decoder = convert_options(path, described(found, keys, tensors), kind)
+        decoder = convert_options(path, kind.text(described(found, keys, tensors)), kind)
         first = {part: "head" if part == "head" else f"layers.0.{part}" for part in BIASED}
         biases = tuple(part for part in BIASED if gguf_name(f"{first[part]}.bias") in tensors)
         config = msgspec.structs.replace(decoder.model(), biases=biases)

@@ -217,7 +217,7 @@ def read_config(
         whole.pop(QUANTIZED, None)
         given.pop(QUANTIZED, None)
     _refuse_quantized(path, whole | given)
-    fields = kinds[kind].__struct_fields__
+    fields = kinds[kind].__struct_encode_fields__
     notes = check_keys(path, given, kinds[kind].known_as or kind, fields)
     decoder = convert_options(path, given, kinds[kind])
     towers = decoder.outer(whole)

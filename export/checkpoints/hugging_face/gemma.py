@@ -13,7 +13,7 @@ from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Wind
 from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
-from stem_edge.export.tensor_files.json import Heads, one_line
+from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind, RopeScaling
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ TOWERS = re.compile(
 
 
 class Gemma(Windowed, kw_only=True, dict=True):
-    """Keys of config.json, or of its text_config."""
+    """Keys of config.json, or of its text_config; those that it lacks are as transformers has them."""
 
     # What differs between the families.
     family: ClassVar[str]
@@ -46,10 +46,6 @@ class Gemma(Windowed, kw_only=True, dict=True):
     placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
     # One size for all layers, or one for each.
     intermediate_size: int | list[int]  # type: ignore[assignment]
-    num_attention_heads: Heads = 8
-    head_dim: int | None = 256
-    tie_word_embeddings: bool = True
-    sliding_window: int | None = 512
     final_logit_softcapping: float | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -69,15 +65,16 @@ class Gemma(Windowed, kw_only=True, dict=True):
 
     @classmethod
     def text(cls, given: dict[str, Any]) -> dict[str, Any]:
-        text = given.get("text_config")
+        text, keys = given.get("text_config"), read_known_keys()
+        known = keys.of_text(cls.known_as or cls.multimodal)
+        usual = {k: known[k] for k in cls.__struct_fields__ if known.get(k) is not None}
         if given.get("model_type") != cls.multimodal or not isinstance(text, dict):
-            return given
-        keys = read_known_keys()
+            return usual | given
         of_towers = keys.of(cls.multimodal).keys() - keys.of_text(cls.multimodal).keys()
         outside = given.keys() - of_towers
         # Null says nothing, so it must not hide the dtype of the whole.
         stated = {key: value for key, value in text.items() if value is not None}
-        return {key: given[key] for key in outside} | stated
+        return usual | {key: given[key] for key in outside} | stated
 
     def outer(self, given: dict[str, Any]) -> tuple[str, ...]:
         if given.get("model_type") != self.multimodal or "text_config" not in given:

@@ -27,17 +27,10 @@ class Gemma3(Gemma, kw_only=True):
     family = "Gemma 3"
     multimodal = "gemma3"
     PLACEHOLDERS: ClassVar = {"an image": ("image_token_index", 262_144)}
-    vocab_size: int = 262_208
-    hidden_size: int = 2304
-    intermediate_size: int | list[int] = 9216
-    num_hidden_layers: Layers = 26
-    num_key_value_heads: int | None = 4
-    max_position_embeddings: int = 131_072
-    sliding_window: int | None = 4096
-    sliding_window_pattern: Layers = 6
+    sliding_window_pattern: Layers
     rope_parameters: dict[str, dict[str, Any] | None] | None = None
     rope_local_base_freq: float = 10_000.0  # as older versions of transformers write it
-    query_pre_attn_scalar: float = 256
+    query_pre_attn_scalar: float
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,6 @@ from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma import groups
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import PLE_LAYER, TOP, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.names import Names
-from stem_edge.export.tensor_files.json import Layers
 from stem_edge.layers import LayerKind
 
 OWN_LAYER = PLE_LAYER | {
@@ -47,21 +46,13 @@ class Gemma3n(GemmaPle, kw_only=True):
     PATTERN = 5
     MODULES = Names(TOP, OWN_LAYER)
     TENSORS: ClassVar = {"ple_gate_scale": SCALE}
-    vocab_size: int = 262_400
-    hidden_size: int = 2048
-    intermediate_size: int | list[int] = 16_384  # type: ignore[assignment]
-    num_hidden_layers: Layers = 35
-    num_key_value_heads: int | None = 2
-    max_position_embeddings: int = 32_768
-    final_logit_softcapping: float | None = 30.0
-    num_kv_shared_layers: int = 15
-    hidden_size_per_layer_input: Annotated[int, Meta(ge=1)] = 256
+    hidden_size_per_layer_input: Annotated[int, Meta(ge=1)]
     rope_local_base_freq: float = 10_000.0  # as older versions of transformers write it
     activation_sparsity_pattern: list[float] | None = None
-    altup_num_inputs: Annotated[int, Meta(ge=2)] = 4
-    altup_active_idx: int = 0
-    altup_correct_scale: bool = True
-    laurel_rank: Annotated[int, Meta(ge=1)] = 64
+    altup_num_inputs: Annotated[int, Meta(ge=2)]
+    altup_active_idx: int
+    altup_correct_scale: bool
+    laurel_rank: Annotated[int, Meta(ge=1)]
 
     def ropes(self) -> Mapping[str, Any]:
         usual = {FULL: self.rope_theta or 1_000_000.0, SLIDING: self.rope_local_base_freq}

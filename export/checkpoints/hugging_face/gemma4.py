@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import GemmaPle
-from stem_edge.export.tensor_files.json import Layers, one_line
+from stem_edge.export.tensor_files.json import one_line
 
 
 class Gemma4(GemmaPle, kw_only=True):
@@ -34,14 +34,8 @@ class Gemma4(GemmaPle, kw_only=True):
         },
     }
     TENSORS: ClassVar = {"layer_scale": "layer_scalar"}
-    vocab_size: int = 262_144
-    hidden_size: int = 2304
-    intermediate_size: int | list[int] = 9216  # type: ignore[assignment]
-    num_hidden_layers: Layers = 30
-    num_key_value_heads: int | None = 4
-    global_head_dim: int = 512
+    global_head_dim: int
     num_global_key_value_heads: int | None = None
-    max_position_embeddings: int = 131_072
     use_bidirectional_attention: str | None = None
     attention_k_eq_v: bool = False
     use_double_wide_mlp: bool = False

@@ -29,8 +29,6 @@ class Gemma4Assistant(Gemma4, kw_only=True):
     family = "Gemma 4 assistant"
     known_as = "gemma4_text"
     multimodal: ClassVar[str] = ""
-    hidden_size_per_layer_input: int = 0
-    vocab_size_per_layer_input: int = 0
     use_ordered_embeddings: bool = False
     num_centroids: int = 2048
     centroid_intermediate_top_k: int = 32
@@ -44,8 +42,9 @@ class Gemma4Assistant(Gemma4, kw_only=True):
     @classmethod
     def text(cls, given: dict[str, Any]) -> dict[str, Any]:
         inside = given.get("text_config")
+        rows = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
         outside = {key: given[key] for key in OUTSIDE if given.get(key) is not None}
-        return (inside if isinstance(inside, dict) else {}) | outside
+        return super().text(rows | (inside if isinstance(inside, dict) else {}) | outside)
 
     def model(self) -> ModelConfig:
         return with_lenders(super().model())

@@ -41,9 +41,9 @@ class GemmaPle(Gemma, kw_only=True):
     packable = True
     MODULES = Names(TOP, PLE_LAYER)
     TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
-    vocab_size_per_layer_input: int = 262_144
-    hidden_size_per_layer_input: int = 256
-    num_kv_shared_layers: int = 0
+    vocab_size_per_layer_input: int
+    hidden_size_per_layer_input: int
+    num_kv_shared_layers: int
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import field
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
@@ -26,6 +27,11 @@ MODEL_TYPE = "stem"
 # Hugging Face's name of a module with a bias -> this project's name of its matrix.
 BIAS_NAMES = {tensor_name(f"layers.0.{n}").split(".")[-2]: n for n in BIASED if n != "head"}
 BIAS_NAMES["lm_head"] = "head"
+SAME = (  # fields of Stem that ModelConfig has, too
+    "stem_ffn", "row_rank", "row_window", "row_experts", "ngram_order", "ngram_sizes", "ngram_end",
+    "ngram_multipliers", "ngram_filler", "engram_kernel", "n_experts", "qk_norm_eps", "post_norms",
+    "rope_interleaved",
+)  # fmt: skip
 
 
 class Stem(Windowed, kw_only=True):
@@ -33,20 +39,20 @@ class Stem(Windowed, kw_only=True):
 
     stem_layers: tuple[int, ...] = ()
     stem_ffn: str = "stem"
-    stem_rank: int = 0
-    stem_window: int = 0
-    stem_experts: int = 0
+    row_rank: int = field(default=0, name="stem_rank")
+    row_window: int = field(default=0, name="stem_window")
+    row_experts: int = field(default=0, name="stem_experts")
     ngram_order: int = 0
-    ngram_rows: tuple[int, ...] = ()
+    ngram_sizes: tuple[int, ...] = field(default=(), name="ngram_rows")
     ngram_end: int | None = None
     ngram_multipliers: tuple[tuple[int, ...], ...] = ()
     ngram_filler: int = 0
     engram_kernel: int = 0
-    num_experts: int = 0
+    n_experts: int = field(default=0, name="num_experts")
     biases: tuple[str, ...] = ()
     qk_norm_eps: float | None = None
     post_norms: bool = False
-    rope_interleave: bool = False
+    rope_interleaved: bool = field(default=False, name="rope_interleave")
     final_logit_softcapping: float | None = None
 
     def extras(self) -> dict[str, Any]:
@@ -54,22 +60,9 @@ class Stem(Windowed, kw_only=True):
             raise ValueError(f"biases has {unknown[0]!r}; expected some of {', '.join(BIAS_NAMES)}")
         kind = SLIDING if self.sliding_window else FULL
         return self.windows([kind] * self.num_hidden_layers) | {
+            **{name: getattr(self, name) for name in SAME},
             "stem_layers": tuple(sorted(self.stem_layers)),
-            "stem_ffn": self.stem_ffn,
-            "row_rank": self.stem_rank,
-            "row_window": self.stem_window,
-            "row_experts": self.stem_experts,
-            "ngram_order": self.ngram_order,
-            "ngram_sizes": self.ngram_rows,
-            "ngram_end": self.ngram_end,
-            "ngram_multipliers": self.ngram_multipliers,
-            "ngram_filler": self.ngram_filler,
-            "engram_kernel": self.engram_kernel,
-            "n_experts": self.num_experts,
             "biases": tuple(BIAS_NAMES[name] for name in self.biases),
-            "qk_norm_eps": self.qk_norm_eps,
-            "post_norms": self.post_norms,
-            "rope_interleaved": self.rope_interleave,
             "logit_softcap": self.final_logit_softcapping or 0.0,
         }
 
