@@ -42,7 +42,7 @@ class Target:
     seconds: float  # that idle clients stay
 
     def connected(self, sent: bytes = b"") -> socket.socket:
-        """Return a connection that has sent something."""
+        """Open a connection and send bytes on it."""
         client = socket.create_connection((HOST, self.port), MOST_WAIT)
         with suppress(ConnectionError):  # the server may have refused it already
             client.sendall(sent)

@@ -93,7 +93,7 @@ def cases(model: Model, count: int) -> list[Case]:
 
 
 def conversation(model: Model, tokens: int, options: dict[str, Any]) -> Case:
-    """Hold a conversation in process; return its first turn."""
+    """Hold a conversation with the model itself, to know the right answers; return its first turn."""
     turns = list[Case]()
     with model.conversation() as talk:
         for number in range(TURNS):

@@ -125,7 +125,7 @@ def _chat(path: Path) -> None:
 
 
 def _calls(path: Path) -> None:
-    """Read an answer as each family writes calls, at once and by characters, which must be the same."""
+    """Parse tool calls of every family, at once and by the character; the results must be equal."""
     text = path.read_bytes().decode("utf-8", "replace")
     for family in FAMILIES:
         if family.begin not in text and text.lstrip()[:1] != (family.bare or None):

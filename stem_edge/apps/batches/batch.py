@@ -105,7 +105,7 @@ def batch(
 
 
 def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
-    """Return keywords of stem_edge.load, and settings for all rows. Raises InputError."""
+    """Split options into keywords of stem_edge.load and sampling settings. Raises InputError."""
     if unknown := options.keys() - BatchKeywords.__annotations__.keys():
         raise UnknownOptionError(
             f"there is no option {min(unknown)}; see stem_edge.load and stem_edge.SamplingParams"

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> object:
-    """Return the report on a bundle that the options choose: figures for JSON, or a text."""
+    """Return the chosen report on a bundle: a dict for JSON, or text."""
     if args.geometry:
         found = geometry(args.bundle)
         return found if args.json else geometry_table(found)

@@ -179,7 +179,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return token counts. count: answers to each prompt, whose own tokens count once."""
+    """Return token counts; a prompt counts once. count: answers to each prompt."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)

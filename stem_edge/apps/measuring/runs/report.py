@@ -86,7 +86,7 @@ def _last(report: Report) -> Round:
 
 
 def _phases(report: Report) -> list[str]:
-    """Return time and memory of the bundle's last round, phase by phase; memory is at the end of each."""
+    """Return a table of the bundle's last round: time, and memory at the end of each phase."""
     phases = _last(report).phases
 
     def sizes(label: str, value: Callable[[Phase], int | None]) -> list[tuple[str, ...]]:

@@ -43,7 +43,7 @@ class Round:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """Figures of the run; those that were not counted are missing."""
+        """Metrics of the run by name; metrics that were not measured are missing."""
         phases = {phase.name: phase for phase in self.phases}
         found = {
             "load_seconds": sum(phases[name].seconds for name in LOADING),
@@ -89,7 +89,7 @@ class SubjectResult:
     failed: str = ""  # the round without figures, and why
 
     def figures(self) -> dict[str, float]:
-        """Return the medians over the rounds; of peaks, the greatest."""
+        """Return each metric's median over the rounds, and the greatest of peaks."""
         names = self.rounds[0].figures if self.rounds else {}
         of = {name: [each.figures[name] for each in self.rounds] for name in names}
         return {
