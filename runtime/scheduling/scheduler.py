@@ -91,11 +91,6 @@ class Scheduler(Loop):
         return bool(self._waiting or self._running or self._prompt is not None)
 
     @property
-    def waiting(self) -> int:
-        """Number of requests in the queue."""
-        return len(self._waiting)
-
-    @property
     def _idle(self) -> bool:
         """True if nothing known here has a context; others may, for ever."""
         return not self._running and self._prompt is None
