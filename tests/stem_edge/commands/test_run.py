@@ -126,9 +126,9 @@ def test_commands(
 ) -> None:
     talk, note = tmp_path / "talk", tmp_path / "note.txt"
     note.write_text("mine")
-    typed = f"{FRANCE}\n/system Be short.\n/save {talk}\n/undo\n/undo\n/undo\n{PERU}\n"
+    typed = f"{FRANCE}\n/system Be short.\n/save {talk}\n/undo\n/undo\n{PERU}\n"
     typed += f"/load {talk}\n/retry\n/save {talk}\n/save {note}\n/save\n/load {note}\n/load x/y\n"
-    typed += f"/load {tmp_path}\n/save {tmp_path}/x/y\n/new\n/system\n/help\n/retr\n/xyz\n"
+    typed += f"/load {tmp_path}\n/save {tmp_path}/x/y\n/new\n/clear\n/system\n/help\n/retr\n/xyz\n"
     assert piped(monkeypatch, f"{typed}/exit\n{PERU}", bundle, "-n", "2", "--temp", "0") == 1
     out, err = capsys.readouterr()
     assert [line[:2] for line in out.splitlines()] == [" P", " L", " P"]
@@ -137,7 +137,6 @@ def test_commands(
         "the system message is set",
         f"saved 3 messages as {talk}",
         f"taken back: {FRANCE}",
-        "no message of the user yet",
         "no message of the user yet",
         "loaded 3 messages",
         "the last, by assistant:  P",
@@ -148,6 +147,7 @@ def test_commands(
         "x/y: cannot read (No such file",
         f"{tmp_path}: cannot read (not a regular file)",
         "x/y: cannot write (No such file",
+        "a new conversation",
         "a new conversation",
         "there is no system message now",
         "/undo ",

@@ -120,6 +120,7 @@ TYPED: dict[str, tuple[str, Callable[[Session, str], None]]] = {
     "/undo": ("take the last message and its answer back", _undo),
     "/retry": ("answer the last message again", lambda session, _: session.retry()),
     "/new": ("forget all messages but the system message", _new),
+    "/clear": ("the same as /new", _new),
     "/set NAME VALUE": ("change temperature, top_p, seed and so on; without, show all", _set),
     "/system TEXT": ("set the system message; without TEXT, remove it", _system),
     "/save FILE": ("save the conversation", _save),
