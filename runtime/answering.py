@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 
 
 class Answering(ModelText):
-    """What a Model computes for a caller by itself, who may be one of several threads."""
+    """Calls for one sequence: generate, logits and edits. Several threads may make them."""
 
     def __init__(
         self,

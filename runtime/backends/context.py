@@ -28,7 +28,7 @@ NO_PROMPT = PromptKey((), {}, ())
 
 
 def in_steps(tokens: int) -> int:
-    """Round up what memory is counted for, because it is provided in pages with tokens of one head."""
+    """Round a number of tokens up to a page: the system commits keys and values page by page, per head."""
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 

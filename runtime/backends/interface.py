@@ -59,7 +59,7 @@ class BackendContext(Protocol):
 
     @property
     def settled(self) -> int:
-        """Earliest position, other than 0, to go back to so that steps compute the same bits."""
+        """Earliest position, other than 0, from where steps compute the same bits again."""
 
     def rest(self) -> None:
         """Free the logits of the latest step."""
