@@ -21,18 +21,6 @@ from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 
-# Values of general.file_type: llama.cpp's numbers of its mixtures.
-FILE_TYPES: dict[GgufType, int] = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q8_0": 7,
-    "q4_k_m": 15,
-    "q5_k_m": 17,
-    "q6_k": 18,
-}
-MIXED = 1024  # llama.cpp's number for a guess from the tensors themselves
-
 
 def check_runnable(source: Checkpoint) -> None:
     """Raise ExportError for a model that ggml cannot run."""
@@ -74,10 +62,13 @@ def write_gguf_backbone(plan: Plan, out: Output) -> None:
 
 
 def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, gguf_schema.Value]:
+    from gguf import LlamaFileType as Mixture  # which takes longer than all of this package
+
+    own = Mixture.GUESSED if weights != "f32" else Mixture.ALL_F32
     return {
         "general.architecture": gguf_schema.ARCHITECTURE,
         "general.name": shown_name(source.path.resolve()) or gguf_schema.ARCHITECTURE,
-        "general.file_type": FILE_TYPES[weights] if isinstance(weights, str) else MIXED,
+        "general.file_type": int(getattr(Mixture, f"MOSTLY_{weights}".upper(), own)),
         "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
         "general.alignment": gguf_schema.ALIGNMENT,
         **gguf_schema.model_metadata(source.config),

@@ -30,7 +30,6 @@ from stem_edge.numerics.quantizing import cut, extremes
 
 BLOCKS = (128, 64, 32, 16)
 ROWS = 8  # of a matrix, from all over it
-LAYERS = 3  # that are looked at: the first, the last, and one between
 ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
 
 
@@ -81,12 +80,9 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
 
 
 def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
-    """Return the matrices of a few layers, from the first to the last."""
-    if not (found := list(matrices)):
-        return []
-    return [
-        found[at] for at in sorted({n * (len(found) - 1) // (LAYERS - 1) for n in range(LAYERS)})
-    ]
+    """Return the matrices of the first layer, the last, and one between."""
+    last = len(found := list(matrices)) - 1
+    return [found[at] for at in sorted({0, last // 2, last}) if found]
 
 
 def _block(matrix: Matrix) -> int:

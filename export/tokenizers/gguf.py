@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -69,19 +69,12 @@ ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<
         "<end_of_turn>", "<turn|>")  # fmt: skip
 
 
-class GgufTokenizer(NamedTuple):
-    """A tokenizer, and what belongs to it."""
-
-    tokenizer: Tokenizer
-    bos: str | None
-    eos: str | None
-    add_bos: bool
-    ends: tuple[int, ...]  # ids that end a text
-    template: str | None  # of chats
+# First and last token of a text, whether the first is added, and the template of chats.
+Said: TypeAlias = tuple[str | None, str | None, bool, str | None]
 
 
-def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
-    """Read the tokenizer of a file. Raises CheckpointError, ValueError."""
+def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
+    """Read the tokenizer of a file, and the ids that end a text. Raises CheckpointError, ValueError."""
     keys = read_keys(path)
     kind = keys.get(AT + "model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
@@ -108,14 +101,8 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     ends = [ids[key] for key in ("eos", "eot", "eom")]
     ends += [names.index(name) for name in ENDS if name in special]
     template = keys.get("tokenizer.chat_template")
-    return GgufTokenizer(
-        tokenizer,
-        bos,
-        eos,
-        add_bos and bos is not None,
-        tuple(dict.fromkeys(end for end in ends if end is not None)),
-        template if isinstance(template, str) else None,
-    )
+    said = bos, eos, add_bos and bos is not None, template if isinstance(template, str) else None
+    return tokenizer, said, tuple(dict.fromkeys(end for end in ends if end is not None))
 
 
 def _tokens(keys: Mapping[str, Value]) -> tuple[list[str], list[int]]:

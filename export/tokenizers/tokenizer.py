@@ -51,10 +51,9 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
     if kind == "gguf":
         file = _file(kind, path)
         with _reading(file, "a tokenizer as llama.cpp reads it"):
-            made = read_gguf_tokenizer(file)
+            tokenizer, said, ends = read_gguf_tokenizer(file)
         return_freed_memory()  # of its lists, before the library takes as much
-        exported = _finish(file, made.tokenizer, made.bos, made.eos, made.add_bos, made.template)
-        return replace(exported, eos_ids=made.ends)
+        return replace(_finish(file, tokenizer, *said), eos_ids=ends)
     if kind == "bytes":
         return _finish(Path("bytes"), _of_bytes(), BOS, EOS, bool(add_bos))
     raise CheckpointError(
