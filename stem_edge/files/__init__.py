@@ -1,4 +1,4 @@
-"""Files: the seam to the file system, plain files, atomic writes, names, JSON.
+"""File system access: checked reads of regular files, atomic writes, locks, hashes.
 
-What the files mean is known elsewhere.
+The meaning of the files is known in other packages.
 """

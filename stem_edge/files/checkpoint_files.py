@@ -1,4 +1,4 @@
-"""Files of a checkpoint that an export may read; changes of other files do not matter."""
+"""Lists the files of a checkpoint that an export may read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Place = TypeVar("Place", bound=PurePath)
 SUFFIX = ".gguf"
 SPLIT = re.compile(rf"(.*)-(\d{{5}})-of-(\d{{5}}){re.escape(SUFFIX)}", re.DOTALL)
 CONFIG = "config.json"  # of a Hugging Face folder
-# Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
+# Files by which stem_edge.export.checkpoints.readers recognizes the trainer of a folder.
 MARKS = (CONFIG, "params.json", "state_step*.pt", "best_model*.pt")
-# Names that tokenizers are read from, of every trainer.
+# Files of tokenizers, for all trainers.
 TOKENIZERS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
 )
@@ -29,7 +29,7 @@ OTHERS = ("*.safetensors", "*.pth", "*.pt", "*.json")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path looks like something to make a bundle of."""
+    """Return True if a path looks like a checkpoint: a trainer's folder or a GGUF file."""
     with contextlib.suppress(OSError):  # which opening it as a bundle explains
         if path.is_dir():
             return any(next(path.glob(mark), None) for mark in MARKS)
@@ -38,7 +38,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder that an export may read; of a Hugging Face folder, none below it."""
+    """Yield the files of a checkpoint folder that an export may read."""
     hugging_face = (folder / CONFIG).is_file()
     patterns = TOKENIZERS + (HUGGING_FACE if hugging_face else OTHERS)
     for file in folder.glob("*") if hugging_face else folder.rglob("*"):
@@ -47,7 +47,7 @@ def read_files(folder: Path) -> Iterator[Path]:
 
 
 def file_states(path: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of a checkpoint's files. Raises OSError."""
+    """Map the name of each file of a checkpoint to its size and mtime in ns. Raises OSError."""
     parts = split_files(path)
     found = {file.name: file.stat() for file in parts if len(parts) == 1 or file.is_file()}
     if path.is_dir():
@@ -56,7 +56,7 @@ def file_states(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def split_files(path: Place) -> list[Place]:
-    """List the files of the model that a GGUF file belongs to, by its name; most have just one."""
+    """List all files of a split GGUF model from the name of one file; else just the given file."""
     found = SPLIT.fullmatch(path.name)
     if found is None or not 0 < int(found[2]) <= int(found[3]):
         return [path]

@@ -1,9 +1,9 @@
-"""The one seam to the file system, for every file that must not be lost or damaged.
+"""File system calls for every file that must not be lost or damaged; tests replace them.
 
-All that the exporter writes and the runtime reads of a bundle goes through these few functions,
-called as `disk.write(...)`. So tests can put another disk in their place: one that fails at call
-k, reads short, or forgets unsynced data when the power goes. All of them raise OSError as the
-system calls do; the caller adds which file it was and what to do. Signals do not interrupt them,
+The exporter writes bundles, and the runtime reads them, only through these functions, called as
+`disk.write(...)`. Tests can put another disk in their place: it fails at call k, reads fewer
+bytes, or forgets unsynced data in a power cut. All functions raise OSError as the system calls
+do; the caller adds which file it was and what to do. Signals do not interrupt the functions,
 because Python repeats interrupted calls.
 """
 
@@ -29,14 +29,14 @@ _seek_lock = threading.Lock()
 
 
 class NotRegularError(OSError):
-    """A link, folder, pipe, socket or device is in the place of a file."""
+    """The path is not a regular file, but a link, folder, pipe, socket or device."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EINVAL, "not a regular file", str(path))
 
 
 def open_file(path: Path) -> int:
-    """Open a regular file for reading. Never blocks, and follows only links of hub_links."""
+    """Open a regular file for reading. Follows only links of a hub's cache; never blocks."""
     try:
         descriptor = os.open(plain(path), _READ)
     except OSError as error:
@@ -51,7 +51,7 @@ def open_file(path: Path) -> int:
 
 
 def plain(path: Path) -> Path:
-    """Return the file that a link in a hub's cache stands for, or a path that is no link.
+    """Return the target of a link in a hub's cache; a path that is not a link is returned as it is.
 
     Raises NotRegularError for any other link.
     """
@@ -65,10 +65,7 @@ def plain(path: Path) -> Path:
 
 
 def status(path: Path) -> os.stat_result:
-    """Return the status of a path without following links, except links of a hub's cache.
-
-    Any other link is not followed.
-    """
+    """Return the status of a path, as `lstat` does. Only links of a hub's cache are followed."""
     try:
         return plain(path).lstat()
     except NotRegularError:
@@ -76,17 +73,17 @@ def status(path: Path) -> os.stat_result:
 
 
 def size(descriptor: int) -> int:
-    """Bytes of an open file."""
+    """Return the size of an open file in bytes."""
     return os.fstat(descriptor).st_size
 
 
 def written(descriptor: int) -> int:
-    """Return when an open file was last written, in nanoseconds."""
+    """Return the mtime of an open file in nanoseconds."""
     return os.fstat(descriptor).st_mtime_ns
 
 
 def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Read into the buffer from `offset` on; returns the bytes read, which may be fewer."""
+    """Read from `offset` on into the buffer. Return the number of bytes read; it may be smaller."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
     with _seek_lock:  # Windows cannot read at a position, and threads share the file's
@@ -97,17 +94,17 @@ def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 def create(path: Path, mode: int = 0o666) -> int:
-    """Create a file and open it for writing. mode: who may use it, less what the umask takes."""
+    """Create a file and open it for writing. mode: its permission bits, before the umask."""
     return os.open(path, _CREATE, mode)
 
 
 def append(path: Path) -> int:
-    """Open a file that exists for writing at its end."""
+    """Open an existing file for appending."""
     return os.open(path, _APPEND)
 
 
 def update(path: Path) -> int:
-    """Open a file of this user alone for reading and writing at any place; make it if it is not there."""
+    """Open a file for reading and writing. A missing file is created, for this user alone."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY | _CAREFUL, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -116,20 +113,20 @@ def update(path: Path) -> int:
 
 
 def resize(descriptor: int, nbytes: int) -> None:
-    """Cut a file, or lengthen it by zeros that take no space where the file system can."""
+    """Truncate a file, or extend it with zeros; most file systems need no space for these."""
     os.ftruncate(descriptor, nbytes)
 
 
 def write(descriptor: int, data: memoryview) -> int:
-    """Write the data; returns the bytes written, which may be fewer."""
+    """Write the data. Return the number of bytes written; it may be smaller."""
     return os.write(descriptor, data)
 
 
 def fsync(descriptor: int) -> None:
-    """Return once the file's bytes are on the medium.
+    """Write the file's data to the storage device, and return when it is there.
 
-    After an error they may be lost although they can still be read, and a second call may succeed
-    without writing them. So the caller must then write the file again from its source.
+    After an error the data may be lost, although it can still be read, and a second call may succeed
+    without writing it. The caller must then write the file again from its source.
     """
     _sync(descriptor)
 
@@ -140,7 +137,7 @@ def close(descriptor: int) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make one folder in a parent that exists."""
+    """Make one folder; its parent must exist."""
     path.mkdir()
 
 
@@ -160,7 +157,7 @@ def remove_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make names in a folder durable. Does nothing on Windows, which cannot open folders."""
+    """Make the names in a folder survive a power cut. Does nothing on Windows."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -184,12 +181,12 @@ def _sync(descriptor: int) -> None:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
 
 
-# Made of the calls above, so that a disk of tests is in their place here, too.
+# These functions use the calls above, so that tests replace the disk under them, too.
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a regular file for reading until the block ends."""
+    """Open a regular file for reading, and close it at the end of the `with` block."""
     descriptor = open_file(path)
     try:
         yield descriptor
@@ -198,7 +195,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def fill(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill the buffer from `offset` on; returns the bytes read, fewer only at the file's end."""
+    """Fill the buffer from `offset` on. Return the bytes read: fewer only at the file's end."""
     done = 0
     while done < len(buffer) and (count := pread(descriptor, buffer[done:], offset + done)):
         done += count
@@ -213,7 +210,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of the data."""
+    """Write all data, in as many calls as it takes."""
     rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while rest:
         count = write(descriptor, rest)
@@ -223,9 +220,9 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
-    """Write a file beside its target, then rename it over an older one. Raises OSError.
+    """Write a file atomically: to a temporary file, which is then renamed. Raises OSError.
 
-    durable: survives a power cut, too. mode: see `create`.
+    durable: True if the file must survive a power cut. mode: see `create`.
     """
     beside = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:

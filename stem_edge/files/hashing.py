@@ -1,4 +1,4 @@
-"""Reading plain files whole, a piece at a time: their sha256."""
+"""Computes the sha256 of files, which are read piece by piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HASH_PIECE_NBYTES = 1 << 22
 
 
 def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearray:
-    """Read exactly `nbytes` from `offset` on. Raises BundleError."""
+    """Read exactly `nbytes` bytes from `offset` on. Raises BundleError."""
     try:
         data = read_at(descriptor, nbytes, offset)
     except OSError as error:
@@ -39,7 +39,7 @@ def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearr
 
 
 def sha256_of(path: Path, nbytes: int, progress: Callable[[int], object]) -> str:
-    """Hash a plain file of this size. Raises BundleError if it differs or cannot be read."""
+    """Return a file's sha256. Raises BundleError unless the file has `nbytes` bytes."""
     check_file(path, nbytes)
     descriptor = open_plain(path, "file")
     try:

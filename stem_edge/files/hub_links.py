@@ -1,9 +1,9 @@
-"""Links in the cache of a model hub, the only links of a bundle that are followed.
+"""Links in a model hub's cache: the only links that are followed when a bundle is read.
 
     <repository>/snapshots/<commit>/<name> -> ../../blobs/<etag>   one more .. for each folder in <name>
     <repository>/blobs/<etag> -> ../../blobs/<2 digits>/<digest>   beside the repository: shared files
 
-Only these two forms, read by us: the system would follow a link to any file of this machine.
+Our code reads these two forms itself, because the system would follow a link to any file.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TO_SHARED = re.compile(rf"\.\./\.\./{BLOBS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})"
 
 
 def blob_of(link: Path) -> Path | None:
-    """Return the file that a link of a hub's cache stands for; None for any other link.
+    """Return the path of the file behind a link in a hub's cache; None for any other link.
 
-    The caller must open the file without following another link there. Raises OSError.
+    The caller must open that path without following links. Raises OSError.
     """
     found = _TO_BLOB.fullmatch(_target(link))
     folder = Path(os.path.realpath(link.parent))
@@ -39,7 +39,7 @@ def blob_of(link: Path) -> Path | None:
 
 
 def _shared(blob: Path) -> Path | None:
-    """Return the file that several repositories share, from the link to it in one of them."""
+    """Return the file behind a link in `blobs/` to the store that several repositories share."""
     found, store = _TO_SHARED.fullmatch(_target(blob)), blob.parents[2] / BLOBS
     if found is None or not _is_folder(store) or not _is_folder(store / found[1]):
         return None
@@ -52,7 +52,7 @@ def _target(link: Path) -> str:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether there is a folder, not a link to one."""
+    """Return True if the path is a folder, and not a link to a folder."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:

@@ -1,4 +1,4 @@
-"""A lock on a file, so that one process alone does the work that it stands for."""
+"""File locks between processes, so that only one process at a time does some work."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FAR = 1 << 30  # of 4 GiB each: a place behind the end of any file
 
 @contextlib.contextmanager
 def alone(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is not there. Raises OSError.
+    """Hold a file's lock during the `with` block; create the file if missing. Raises OSError.
 
-    waiting: called if another process holds it, which is then waited for.
+    waiting: called once if another process holds the lock, before this process waits for it.
     """
     descriptor = disk.update(path)
     try:
@@ -35,9 +35,9 @@ def alone(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
 
 
 def lock(descriptor: int) -> bool:
-    """Take a file for this process until it is closed; False if another process has it.
+    """Lock an open file until it is closed. Return False if another process holds the lock.
 
-    Raises OSError also where the file system has no locks.
+    Raises OSError, for example if the file system has no locks.
     """
     if sys.platform == "win32":
         import msvcrt

@@ -1,4 +1,4 @@
-"""The folder for caches, and the length of names in it."""
+"""The user's cache folder, and the length of hashes in file names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEY_CHARS = 32  # of digests in file names
 
 
 def cache_folder(given: str | Path | None) -> Path:
-    """Return the given folder, or the one for caches of this system. Raises InputError."""
+    """Return the given folder, or by default the user's cache folder. Raises InputError."""
     if given is not None:
         return Path(given)
     from platformdirs import user_cache_path

@@ -1,7 +1,7 @@
-"""Plain files of a bundle: anything else in the place of one is refused, with a remedy.
+"""Reads the regular files of a bundle. Links, pipes and devices are refused, with a remedy.
 
-A link, even to a folder, could lead to any file of this machine, and a pipe could make us wait for
-ever. Hard links are plain files, and so are the links of a model hub's cache (hub_links.py).
+A link, even to a folder, could lead to any file of this machine, and reading a pipe could take for
+ever. Hard links are allowed, and so are the links of a model hub's cache (hub_links.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def damaged(path: Path, said: str) -> BundleError:
 
 
 def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
-    """Error for a path that should be a regular file (or folder) and is something else."""
+    """Return the error for a path that is not a regular file (or folder), as it should be."""
     try:
         kind = _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "something else")
     except OSError:
@@ -53,7 +53,7 @@ def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
 
 
 def remedy_for(error: OSError) -> str:
-    """Advice for a file that cannot be opened or read."""
+    """Return advice for the user about a file that cannot be opened or read."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "raise the limit of open files (ulimit -n)"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -66,7 +66,7 @@ def remedy_for(error: OSError) -> str:
 
 
 def open_plain(path: Path, what: str) -> int:
-    """Open a regular file for reading. Raises BundleError, which calls it a `what`."""
+    """Open a regular file for reading. Raises BundleError. what: noun for the message."""
     try:
         return disk.open_file(path)
     except OSError as error:
@@ -82,14 +82,14 @@ def read_plain(path: Path, limit: int, what: str) -> bytes:
 
 
 def unreadable(path: Path, what: str, error: OSError) -> BundleError:
-    """Error for a file that the system does not let us read, or that is not a regular one."""
+    """Return the error for a file that cannot be read or is not a regular file."""
     if isinstance(error, disk.NotRegularError):
         return not_plain(path)
     return BundleError(f"{path}: cannot read this {what} ({error.strerror}); {remedy_for(error)}")
 
 
 def decode_json(data: bytes, type: type[T], most: int) -> T:
-    """Decode JSON of at most `most` bytes. Raises ValueError with a text of one line."""
+    """Decode JSON of at most `most` bytes as `type`. Raises ValueError with a one-line message."""
     try:
         if len(data) > most:
             raise ValueError(f"larger than {most} bytes")
@@ -99,7 +99,7 @@ def decode_json(data: bytes, type: type[T], most: int) -> T:
 
 
 def read_at(descriptor: int, nbytes: int, offset: int) -> bytearray:
-    """Read bytes from `offset` on, fewer only at the end of the file. Raises OSError."""
+    """Read `nbytes` bytes from `offset` on; fewer only at the end of the file. Raises OSError."""
     buffer = bytearray(nbytes)
     with memoryview(buffer) as view:
         count = disk.fill(descriptor, view, offset)
@@ -108,7 +108,7 @@ def read_at(descriptor: int, nbytes: int, offset: int) -> bytearray:
 
 
 def check_folder(path: Path) -> None:
-    """Raise BundleError unless there is a folder; a link to one is refused."""
+    """Raise BundleError unless the path is a folder. A link to a folder is refused."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -118,7 +118,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_file(path: Path, nbytes: int) -> None:
-    """Raise BundleError unless there is a regular file of this size."""
+    """Raise BundleError unless the path is a regular file of `nbytes` bytes."""
     try:
         status = disk.status(path)
     except OSError as error:
@@ -130,7 +130,7 @@ def check_file(path: Path, nbytes: int) -> None:
 
 
 def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
-    """Raise BundleError unless `status`, of this path, shows a regular file of this size."""
+    """Raise BundleError unless `status` describes a regular file of `nbytes` bytes."""
     if not stat.S_ISREG(status.st_mode):
         raise not_plain(path)
     if status.st_size != nbytes:
@@ -138,7 +138,7 @@ def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
 
 
 def check_folders(root: Path, path: Path, seen: set[Path]) -> None:
-    """Raise BundleError unless all between a root and a file, but for those seen, are folders, not links."""
+    """Raise BundleError if a folder between `root` and `path`, not yet in `seen`, is a link."""
     folder = root
     for part in path.relative_to(root).parts[:-1]:
         folder /= part

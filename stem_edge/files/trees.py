@@ -1,4 +1,4 @@
-"""Whole trees of folders: made with their missing parents, and deleted without following a link."""
+"""Creates folders with their parents, and deletes folder trees without following links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def remove_tree(path: Path, parent: Path) -> None:
     """Delete a folder that lies directly in `parent`, with everything in it.
 
     Every recursive deletion goes through here. Links in the folder are deleted, not followed.
-    Raises OSError, also for a link and for a path that leads out of `parent`.
+    Raises OSError, for example if `path` is a link or leads out of `parent`.
     """
     if path.parent != parent or not _is_direct(path, parent) or not path.is_dir():
         raise OSError(errno.EINVAL, "not a folder of stem-edge; delete it yourself", str(path))
@@ -23,7 +23,7 @@ def remove_tree(path: Path, parent: Path) -> None:
 
 
 def _is_direct(path: Path, parent: Path) -> bool:
-    """Return whether a path is a direct child of `parent`: neither a link nor `..`."""
+    """Return True if a path lies directly in `parent`; False for a link or `..`."""
     return os.path.normcase(path.resolve()) == os.path.normcase(parent.resolve() / path.name)
 
 

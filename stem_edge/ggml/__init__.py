@@ -1,4 +1,4 @@
-"""ggml: bindings through ctypes, a test of the library before use, and the layout of GGUF files.
+"""ggml library: ctypes bindings, a test before first use, and the layout of backbone.gguf.
 
 The engine that runs models on ggml is in runtime/backends/ggml.
 """

@@ -3,9 +3,9 @@
 llama-cpp-python compiles ggml on the user's machine for the instructions that the processor
 reports. If the system does not allow one of them (AMX in many virtual machines), a matrix product
 kills the process instead of raising an error. A child process therefore uses the library first: it
-multiplies with matrices of every type. A passed test is remembered in the user's
-cache folder until the library, the processor, the system or stem-edge changes. A failed one is not,
-so that a library that was installed again is tested at once.
+multiplies with matrices of every type. A success is remembered in the user's cache folder until
+the library, the processor, the system or stem-edge changes. A failure is not remembered, so that
+a library that was installed again is tested at once.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def check_library(
     command: Sequence[str] | None = None,
     seconds: float = TRIAL_SECONDS,
 ) -> None:
-    """Run the trial of a library unless it has passed before. Raises BackendError.
+    """Test a library in a child process, unless it has passed before. Raises BackendError.
 
-    command: runs the trial within `seconds`, with the path of the library as its last argument.
+    command: starts the test, with `path` appended as the last argument; seconds: its time limit.
     """
     try:
         described = (FORMAT, *library_files(path), cpu_digest(), platform.release(), __version__)
@@ -95,7 +95,7 @@ def check_library(
 
 
 def _failure(path: Path, ended: Ended) -> str:
-    """Return the message for a trial that did not pass."""
+    """Return the error message for a library test that failed."""
     said, step, status = last_line(ended.stderr), last_line(ended.stdout), ended.status
     if status is None:
         return f"ggml in {path} did not end its test in time ({step}); try again when the machine is less busy, or {REBUILD}"

@@ -2,7 +2,7 @@
 
 The file is GGUF v3 with the architecture `stem`. It uses the standard names and keys of ggml's
 docs/gguf.md wherever they exist, so that other tools can show it, and a few of our own. The tables
-are not in it but in the table store beside it, which it names by hash.
+are in the table store beside the file; the file holds the hash of that store.
 
 | key | type | meaning |
 |---|---|---|
@@ -27,7 +27,7 @@ are not in it but in the table store beside it, which it names by hash.
 | blk.N.per_layer_model_proj, inp_gate, proj, post_norm; per_layer_proj_norm | per-layer embeddings |
 | blk.N.layer_output_scale | factor of the hidden states after a layer |
 
-Sizes in which layers differ are an array with the size of each.
+A size that differs between layers is stored as an array with one value per layer.
 
 Matrices are [outputs, inputs] in row-major order, which GGUF writes as ne = [inputs, outputs].
 Norms, biases and routers are float32. q and k are not permuted, because the runtime applies RoPE as
@@ -108,7 +108,7 @@ KV_TENSORS: dict[KvType, TensorType] = {
 
 
 def gguf_name(name: str) -> str:
-    """Return the name in the file of a backbone tensor (ModelConfig.backbone_shapes)."""
+    """Return the GGUF name of a backbone tensor from its name in ModelConfig.backbone_shapes."""
     name, kind = (name[:-5], "bias") if name.endswith(".bias") else (name, "weight")
     if not name.startswith("layers."):
         return f"{NAMES[name]}.{kind}"
@@ -117,7 +117,7 @@ def gguf_name(name: str) -> str:
 
 
 def foreign_parts(config: ModelConfig) -> list[str]:
-    """Return the parts of a model that ggml cannot run: tensors, sparse gates, ranges, n-grams."""
+    """Return the names of the model's features that the ggml engine cannot run."""
     parts = {name.removesuffix(".bias").rsplit(".", 1)[-1] for name in config.backbone_shapes()}
     parts |= {"sparsity"} if any(layer.sparsity for layer in config.layers) else set()
     parts |= {"ranges"} if config.ranges else set()
@@ -127,9 +127,9 @@ def foreign_parts(config: ModelConfig) -> list[str]:
 
 
 def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, TensorType]:
-    """Map each backbone tensor to its type: in a mixture as llama.cpp chooses it, or its own.
+    """Map each backbone tensor's name to its type. llama.cpp's rules decide the types of a mixture.
 
-    Raises ValueError for own types that do not fit the model.
+    Types per matrix (OwnTypes) are used as given. Raises ValueError if they do not fit the model.
     """
     if not isinstance(weights, str):
         return _own_types(config, weights)
@@ -158,12 +158,12 @@ def _own_types(config: ModelConfig, given: OwnTypes) -> dict[str, TensorType]:
 
 
 def _floats(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is float32 in every mixture: vectors and routers, which are small."""
+    """Return True for vectors and routers, which every mixture stores as float32."""
     return len(shape) == 1 or name.endswith(".router")
 
 
 def short_types(each: Mapping[str, TensorType]) -> OwnTypes:
-    """Return types of matrices by their parts, and by their names where they depart from those."""
+    """Return kind of matrix -> its most frequent type, and name -> type for exceptions."""
     parts: dict[str, Counter[str]] = {}
     for name, kind in each.items():
         parts.setdefault(name.rpartition(".")[2], Counter())[kind.name] += 1
@@ -173,7 +173,7 @@ def short_types(each: Mapping[str, TensorType]) -> OwnTypes:
 
 
 def matrix_types(config: ModelConfig, weights: GgufType | OwnTypes) -> list[TensorType]:
-    """Return the types of all matrices in a mixture."""
+    """Return the type of each backbone matrix, in the order of ModelConfig.backbone_shapes."""
     chosen = tensor_types(config, weights)
     return [chosen[name] for name, shape in config.backbone_shapes().items() if len(shape) == 2]
 
@@ -195,13 +195,13 @@ def _matrix_type(
 
 
 def _sensitive(layer: int, layers: int) -> bool:
-    """Return whether llama.cpp gives wv and down of a layer more bits."""
+    """Return True if llama.cpp stores `wv` and `down` of this layer with more bits."""
     eighth = layers // 8  # the first and last eighth are sensitive, and every third layer between
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, int]:
-    """Map each backbone tensor to its bytes in a mixture."""
+    """Map each backbone tensor's name to its size in bytes."""
     chosen = tensor_types(config, weights)
     return {
         name: chosen[name].row_nbytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
@@ -210,7 +210,7 @@ def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[s
 
 
 def model_metadata(config: ModelConfig) -> dict[str, Value]:
-    """Return the keys `stem.*` that follow from the model."""
+    """Return the GGUF metadata keys `stem.*` that describe the model, with their values."""
     at = ARCHITECTURE
     # Through JSON, because a config read from a manifest has 10000.0 where the exporter has 10000.
     config = msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)
@@ -240,23 +240,23 @@ def model_metadata(config: ModelConfig) -> dict[str, Value]:
 
 
 def _by_layer(sizes: Iterable[int]) -> int | tuple[int, ...]:
-    """Return the size of all layers, or the size of each if they differ."""
+    """Return one number if all layers have the same size, else the sizes of all layers."""
     each = tuple(sizes)
     return each[0] if len(set(each)) == 1 else each
 
 
 def usual_kv(weights: GgufType | OwnTypes) -> KvType:
-    """Return the type of the KV cache if none is asked for: float32 only if the weights are."""
+    """Return the default type of the KV cache: float32 if the weights are float32, else float16."""
     return "fp32" if weights == "f32" else "fp16"
 
 
 def kv_nbytes(kv: KvType, layer: Layer) -> int:
-    """Return the bytes of the keys and values of a token in a layer."""
+    """Return the bytes that the key and value of one token take in a layer's KV cache."""
     return 2 * layer.n_kv_heads * KV_TENSORS[kv].row_nbytes(layer.head_dim)
 
 
 def kv_obstacle(config: ModelConfig, kv: KvType) -> str:
-    """Return why a model cannot have this type of keys and values, with a remedy; "" if it can."""
+    """Return why the KV cache of this model cannot have this type, and a remedy; "" if it can."""
     block = KV_TENSORS[kv].block
     wrong = [layer.head_dim for layer in config.layers if layer.head_dim % block]
     narrow = f"ggml needs heads of a multiple of {block} values, and these have"
@@ -264,7 +264,7 @@ def kv_obstacle(config: ModelConfig, kv: KvType) -> str:
 
 
 def slot_type(layout: RecordLayout) -> TensorType:
-    """Return the type of rows in the row cache: ggml's blocks for int8 and int4 if groups fit."""
+    """Return the ggml type of rows in the row cache; F32 if no smaller type fits the layout."""
     if layout.row_type == "fp16":
         return types.F16
     if not layout.quantized or layout.group_size % types.Q8_0.block:
@@ -273,5 +273,5 @@ def slot_type(layout: RecordLayout) -> TensorType:
 
 
 def slot_nbytes(layout: RecordLayout) -> int:
-    """Return the bytes of a slot: the rows of all STEM layers."""
+    """Return the bytes of a slot of the row cache: one token's rows of all STEM layers."""
     return len(layout.layers) * slot_type(layout).row_nbytes(layout.row_width)

@@ -1,8 +1,8 @@
-"""Layout of the tensors in backbone.gguf, which follows from the model and the mixture of types.
+"""Layout of the tensors in backbone.gguf, computed from the model and its tensor types.
 
-A GGUF file ends with its data, tensor after tensor. The runtime therefore knows the offset of each
-without parsing the header, which is there for other tools. The header's list of tensors is compared
-byte for byte with the one that this version writes.
+A GGUF file ends with its data, tensor after tensor. The runtime computes the offset of each tensor
+and does not parse the header, which is there for other tools. It only compares the header's list
+of tensors, byte for byte, with the list that this version would write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPORT_AGAIN = "copy the bundle again or export the backbone with: stem-edge exp
 
 
 class GgufTensor(NamedTuple):
-    """Tensor in a file; its shape is [outputs, inputs] or [n], the reverse of GGUF's ne."""
+    """Tensor in a GGUF file. Its shape is [outputs, inputs] or [n]: GGUF's `ne` reversed."""
 
     name: str
     type: TensorType
@@ -34,18 +34,18 @@ class GgufTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
+        """Bytes that the tensor's values take."""
         *rows, width = self.shape
         return prod(rows) * self.type.row_nbytes(width)
 
     @property
     def end(self) -> int:
-        """Offset of the next tensor."""
+        """Offset at which the next tensor begins, in bytes."""
         return -(-(self.offset + self.nbytes) // ALIGNMENT) * ALIGNMENT
 
 
 class GgufWeights(NamedTuple):
-    """Backbone tensors (ModelConfig.backbone_shapes) of a file, with offsets from its beginning."""
+    """Backbone tensors in a GGUF file, by our names; offsets count from the file's start."""
 
     path: Path
     nbytes: int
@@ -53,7 +53,7 @@ class GgufWeights(NamedTuple):
 
 
 def lay_out(tensors: Iterable[tuple[str, TensorType, tuple[int, ...]]]) -> list[GgufTensor]:
-    """Lay tensors of these names, types and shapes one after another."""
+    """Place tensors (name, type, shape) one after another, and return them with their offsets."""
     placed, at = list[GgufTensor](), 0
     for tensor in tensors:
         placed.append(GgufTensor(*tensor, at))
@@ -62,7 +62,7 @@ def lay_out(tensors: Iterable[tuple[str, TensorType, tuple[int, ...]]]) -> list[
 
 
 def planned_tensors(config: ModelConfig, weights: GgufType | OwnTypes) -> list[GgufTensor]:
-    """Return the tensors of a backbone, in the order of ModelConfig.backbone_shapes."""
+    """Return a backbone's tensors with offsets, in the order of ModelConfig.backbone_shapes."""
     types = tensor_types(config, weights)
     return lay_out(
         (gguf_name(name), types[name], shape) for name, shape in config.backbone_shapes().items()
@@ -70,7 +70,7 @@ def planned_tensors(config: ModelConfig, weights: GgufType | OwnTypes) -> list[G
 
 
 def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
-    """Encode the list of tensors: the end of a GGUF header, before padding and data."""
+    """Encode the list of tensors, the last part of a GGUF header."""
     parts = []
     for tensor in tensors:
         name = tensor.name.encode()
@@ -84,7 +84,7 @@ def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
 def locate(
     path: Path, nbytes: int, config: ModelConfig, weights: GgufType | OwnTypes
 ) -> GgufWeights:
-    """Locate the tensors of a backbone in its file of `nbytes`. Raises BundleError."""
+    """Return where a backbone's tensors lie in its file of `nbytes` bytes. Raises BundleError."""
     planned = planned_tensors(config, weights)
     start, expected = nbytes - planned[-1].end, encode_tensors(planned)
     before = len(expected) + ALIGNMENT - 1  # room for the padding that aligns the data

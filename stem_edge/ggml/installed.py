@@ -1,4 +1,4 @@
-"""Where ggml is installed, found without loading it."""
+"""Search for the installed ggml library, without loading it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDERS = ("lib", "bin")  # of llama_cpp; which one depends on release and syste
 
 
 def library_path() -> Path | None:
-    """Find libggml of llama-cpp-python without loading it; None if it is not installed."""
+    """Return the path of llama-cpp-python's libggml, or None if it is not installed."""
     spec = find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -28,7 +28,7 @@ def library_path() -> Path | None:
 
 
 def installed_library() -> Path:
-    """Find libggml without loading it. Raises BackendError if it is not installed."""
+    """Return the path of llama-cpp-python's libggml. Raises BackendError if it is not installed."""
     path = library_path()
     if path is None:
         raise BackendError(
@@ -39,7 +39,7 @@ def installed_library() -> Path:
 
 
 def library_files(library: Path) -> tuple[str, list[tuple[str, int, int]]]:
-    """Return the path of a library, and name, size and mtime of its files. Raises OSError."""
+    """Return the real path of a library, and (name, size, mtime) of each file. Raises OSError."""
     found = [library, *library.parent.glob("*ggml*")]
     stats = {path.name: path.stat() for path in found}
     files = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

@@ -1,9 +1,9 @@
-"""Bindings of ggml through ctypes: the functions that this project calls, for known versions.
+"""ctypes bindings for the ggml functions that this project calls; only known versions are accepted.
 
 The shared libraries come with llama-cpp-python, which itself is not imported: one handle on libggml
 resolves all functions. Structs are opaque pointers. ggml aborts the process on a wrong argument, so
-callers must check sizes and types first. They open it with `checked_ggml` of
-`stem_edge.ggml.check`, which tests the library in another process.
+callers must check sizes and types first. Open the library with `checked_ggml` of
+`stem_edge.ggml.check`, which tests it in another process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ P, SIZE, INT, I64, F = c_void_p, c_size_t, c_int, c_int64, c_float
 
 
 class InitParams(ctypes.Structure):
-    """ggml_init_params: the arena that holds the descriptions of tensors."""
+    """C struct ggml_init_params: the memory arena for the descriptions of tensors."""
 
     _fields_ = [("mem_size", SIZE), ("mem_buffer", P), ("no_alloc", c_bool)]
 
@@ -103,10 +103,10 @@ _quiet = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda level, text, d
 
 
 class Ggml:
-    """Loaded ggml; functions lack the prefix `ggml_`: `library.mul_mat(context, a, b)`."""
+    """Loaded ggml library. `library.mul_mat(context, a, b)` calls `ggml_mul_mat`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BackendError if it cannot be loaded, is of an unknown version or incomplete."""
+        """Load the library. Raises BackendError if loading fails, or its version is not known."""
         try:
             handles = _open(path)
         except OSError as error:
@@ -125,12 +125,12 @@ class Ggml:
         self.log_set(_quiet, None)
 
     def __getattr__(self, name: str) -> Any:
-        """Declare the functions of PROTOTYPES to type checkers; raise AttributeError for others."""
+        """Raise AttributeError. Type checkers learn from this method that functions exist."""
         raise AttributeError(f"ggml_{name} is not in PROTOTYPES")
 
 
 def _open(path: Path) -> list[ctypes.CDLL]:
-    """Open the libraries to look functions up in, in this order. Raises OSError."""
+    """Open the shared libraries, in the order in which to look up functions. Raises OSError."""
     if sys.platform != "win32":
         return [ctypes.CDLL(str(path))]
     for folder in FOLDERS:
@@ -144,7 +144,7 @@ def _open(path: Path) -> list[ctypes.CDLL]:
 def _function(
     path: Path, handles: list[ctypes.CDLL], name: str, result: Any, arguments: list[Any]
 ) -> Any:
-    """Look up a function by its name without ggml_. Raises BackendError if it is missing."""
+    """Return the function `ggml_<name>` with declared types. Raises BackendError if missing."""
     for handle in handles:
         function = getattr(handle, "ggml_" + name, None)
         if function is not None:

@@ -1,4 +1,4 @@
-"""Tensor types of ggml that a backbone may have; their numbers are frozen by the GGUF format.
+"""Tensor types of ggml that a backbone may have. The GGUF format fixes their numbers for ever.
 
 Source: enum ggml_type and the block structs of ggml; ggml's docs/gguf.md lists the numbers.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """Tensor type that stores values in blocks of `block` values, `nbytes` bytes each."""
+    """Tensor type of ggml: stores each block of `block` values in `nbytes` bytes."""
 
     name: str
     number: int
@@ -17,7 +17,7 @@ class TensorType(NamedTuple):
     nbytes: int
 
     def row_nbytes(self, width: int) -> int:
-        """Return the bytes of `width` values, a multiple of the block."""
+        """Return the bytes of a row of `width` values, which must be a multiple of `block`."""
         return width // self.block * self.nbytes
 
 
@@ -43,7 +43,7 @@ IQ4_NL = TensorType("IQ4_NL", 20, 32, 18)
 IQ4_XS = TensorType("IQ4_XS", 23, 256, 136)
 BF16 = TensorType("BF16", 30, 1, 2)
 MXFP4 = TensorType("MXFP4", 39, 32, 17)
-# The same, but ggml takes seconds to quantize to them, or rounds to nothing that could be compared.
+# Types for the same use, but ggml quantizes to them slowly or too coarsely for a test.
 RARE_TYPES = (
     TensorType("IQ2_XXS", 16, 256, 66),
     TensorType("IQ2_XS", 17, 256, 74),

@@ -1,4 +1,4 @@
-"""Operating system: memory, child processes, the user's folders.
+"""Operating system: memory, page cache, processor and child processes.
 
-Nothing in here knows about models.
+Nothing in this package knows about models.
 """

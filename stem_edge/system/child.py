@@ -1,6 +1,6 @@
-"""Bounded child processes, in which native code that may crash, hang or eat memory is tried.
+"""Child processes with limits. They try native code that may crash, hang or fill the memory.
 
-The parent limits the seconds, of the whole run or of each step that the child reports. The child
+The parent limits the seconds of the whole run, or of each step that the child reports. The child
 limits its own memory and processor time, in case its parent dies; Windows cannot do that.
 """
 
@@ -41,17 +41,17 @@ class Ended(NamedTuple):
 
     @property
     def crashed(self) -> bool:
-        """True if a signal or a Windows exception ended it."""
+        """True if a signal or a Windows exception ended the process."""
         return self.status is not None and not 0 <= self.status < WINDOWS_CRASH
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """Command that runs a module of this package in another interpreter."""
+    """Return the command line that runs a module of this package in a new Python process."""
     return code_command(_RUN_MODULE.format(name=name), *arguments)
 
 
 def code_command(code: str, *arguments: str) -> list[str]:
-    """Command that runs code, which may import this package, in another interpreter.
+    """Return the command line that runs code in a new Python process; it can import this package.
 
     -P keeps it from importing modules from the current folder, which may be a bundle.
     """
@@ -62,9 +62,9 @@ def code_command(code: str, *arguments: str) -> list[str]:
 def run_child(
     command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
 ) -> Ended:
-    """Run a command without input for at most `seconds`. Raises OSError if it cannot start.
+    """Run a command with empty stdin for at most `seconds`. Raises OSError if it cannot start.
 
-    variables: for its environment, in addition to ours and VARIABLES.
+    variables: environment variables, in addition to those of this process and VARIABLES.
     """
     try:
         done = subprocess.run(
@@ -81,9 +81,9 @@ def run_child(
 
 
 def run_worker(command: Sequence[str]) -> tuple[int, bytes]:
-    """Run a worker until it ends; return its exit status and stdout. Its stderr is ours.
+    """Run a worker process, and return its exit status and stdout. It shares our stderr.
 
-    It must watch for the end of this process, `end_with_parent`. Raises OSError if it cannot start.
+    The worker must call `end_with_parent` in a thread. Raises OSError if it cannot start.
     """
     pipe = subprocess.PIPE
     # In a session of its own, so that Ctrl-C leaves no traceback of its imports.
@@ -99,7 +99,7 @@ def run_worker(command: Sequence[str]) -> tuple[int, bytes]:
 def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
     """Limit memory and processor time of this process from now on, and disable core dumps.
 
-    Allocations beyond the memory fail; time beyond ends the process with SIGXCPU.
+    Beyond the memory limit, allocations fail. Beyond the time limit, SIGXCPU ends the process.
     """
     if sys.platform == "win32":
         return
@@ -118,13 +118,13 @@ def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process at the end of its stdin, a pipe of the process that waits for it. Never returns."""
+    """Wait until stdin is closed, because the parent process ended; then end this process, too."""
     os.read(0, 1)  # not by sys.stdin, whose lock would be held when the interpreter ends
     os._exit(INTERRUPTED)  # at once: what is written counts as after a kill
 
 
 def signal_name(status: int) -> str:
-    """Name what ended a process by its status: "SIGSEGV", or the exception on Windows."""
+    """Return what ended a process with this exit status: "SIGSEGV", or a Windows exception."""
     if status > 0:
         return f"exception {status:#x}"
     with contextlib.suppress(ValueError):
@@ -133,6 +133,6 @@ def signal_name(status: int) -> str:
 
 
 def last_line(output: bytes | None) -> str:
-    """Return the last line that a child printed, for a message."""
+    """Return the last line of a child's output, for an error message."""
     lines = (output or b"").decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else "it printed nothing"

@@ -1,7 +1,7 @@
-"""Memory that this machine has left, and memory that this process takes.
+"""Memory that this machine has left, and memory that this process uses.
 
-"Memory" is anonymous memory, swapped out or not, because that is what gets a process killed. Pages
-of files are counted apart, because the system reclaims them when it needs to.
+"Memory" means anonymous memory, in RAM or swapped out, because too much of it gets a process
+killed. Pages of files are counted separately, because the system reclaims them when it needs to.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ TYPICAL_PROCESS_NBYTES = 64 << 20
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take, by the machine and by its cgroups."""
+    """Return the bytes that machine and cgroups still let this process allocate."""
     groups = _limited_groups(PROC, CGROUPS)
     return min([_of_machine("MemAvailable", "available"), *(left for _, left in groups)])
 
 
 def memory_limit() -> int:
-    """Bytes that this machine and its cgroups could give this process if no other used any."""
+    """Return the bytes that this process could have alone: RAM or its smallest cgroup limit."""
     groups = _limited_groups(PROC, CGROUPS)
     return min([_of_machine("MemTotal", "total"), *(limit for limit, _ in groups)])
 
 
 def _of_machine(field: str, name: str) -> int:
-    """Return a figure of the machine's memory: as Linux tells it, elsewhere by psutil's name."""
+    """Return a field of Linux's /proc/meminfo in bytes; on other systems, psutil's value `name`."""
     for line in _lines(PROC / "meminfo"):
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -56,7 +56,7 @@ def _of_machine(field: str, name: str) -> int:
 
 
 def own_memory() -> int:
-    """Bytes of anonymous memory and swap of this process."""
+    """Return the bytes of anonymous memory and swap that this process uses."""
     try:
         status = (PROC / "self" / "status").read_text()
     except OSError:
@@ -67,7 +67,7 @@ def own_memory() -> int:
 
 
 def usable_cpus(proc: Path = PROC, root: Path = CGROUPS) -> int:
-    """CPUs that this process may run on, no more than its cgroups give it time of."""
+    """Return the number of CPUs that affinity and cgroup quotas let this process use."""
     known = hasattr(os, "sched_getaffinity")
     count = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
     groups, version = _own_groups(proc, root)
@@ -78,7 +78,7 @@ def usable_cpus(proc: Path = PROC, root: Path = CGROUPS) -> int:
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system, because glibc keeps it and it counts as ours."""
+    """Return freed memory to the system. glibc would keep it, and it would count as ours."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         if trim is not None:
@@ -86,10 +86,10 @@ def return_freed_memory() -> None:
 
 
 def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
-    """Let the C library give back freed blocks of this size and more at once, for good.
+    """Make glibc return each freed block of `nbytes` or more to the system at once, from now on.
 
-    Otherwise, after glibc has freed one large block, it keeps all that are smaller, and the gaps
-    between them: 14 to 22 MB of a prompt's arrays.
+    By default, after glibc has freed a large block, it keeps smaller freed blocks and the gaps between
+    them: 14 to 22 MB after a prompt.
     """
     if sys.platform == "linux" and (tune := getattr(ctypes.CDLL(None), "mallopt", None)):
         for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
@@ -97,9 +97,9 @@ def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """Array of zeros whose pages are allocated when written, and freed when it is dropped.
+    """Return zeros whose pages are allocated when written, and freed when the array is deleted.
 
-    The allocator of the C library would keep some of what is freed.
+    The C library's allocator would keep some of the freed memory.
     """
     nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
     if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_NBYTES:
@@ -112,10 +112,10 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
 
 
 def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Bytes of zeros that will be filled at once and soon dropped.
+    """Return zeros as from `own_pages`, but in huge pages, for arrays that are filled at once.
 
-    As from `own_pages`, but in huge pages, the last if it fills half of one: the system gives one in a
-    tenth of the time of 512 small ones. The C library gives less than one, and keeps little of it.
+    The system allocates a huge page (2 MiB) in a tenth of the time of 512 small pages. The array's last
+    page is huge if the array fills half of it. An array below 2 MiB comes from the C library.
     """
     nbytes = int(np.prod(shape))
     if not hasattr(mmap, "MADV_HUGEPAGE") or nbytes < HUGE_PAGE:
@@ -127,27 +127,27 @@ def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Bytes of zeros that begin at a page; pages are allocated when written."""
+    """Return zero bytes that begin at a page boundary; pages are allocated when written."""
     nbytes = int(np.prod(shape))
     memory = _anonymous(max(1, nbytes))  # an empty map cannot be made
     return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Ask for huge pages under memory that will be filled once and then read in full often."""
+    """Ask the system for huge pages, for memory that is filled once and then often read in full."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         _advise(address, nbytes, HUGE_PAGE, mmap.MADV_HUGEPAGE)
 
 
 def free_pages(array: npt.NDArray[Any]) -> None:
-    """Give back the pages inside a contiguous array of `own_pages`; what was there is lost."""
+    """Return the pages of a contiguous array of `own_pages` to the system; its values are lost."""
     # Elsewhere the pages would stay, or the array may be memory of the C library.
     if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
         _advise(array.ctypes.data, array.nbytes, mmap.PAGESIZE, mmap.MADV_DONTNEED)
 
 
 def _advise(address: int, nbytes: int, unit: int, advice: int) -> None:
-    """Give the system advice on the whole units in some memory."""
+    """Call madvise on the part of a memory range that consists of whole units of `unit` bytes."""
     start = -(-address // unit) * unit
     length = (address + nbytes - start) // unit * unit
     advise = getattr(ctypes.CDLL(None), "madvise", None)
@@ -156,7 +156,7 @@ def _advise(address: int, nbytes: int, unit: int, advice: int) -> None:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """Map private memory, since shared memory would not count as ours. Raises MemoryError."""
+    """Map anonymous private memory; shared memory would not count as ours. Raises MemoryError."""
     try:
         if not hasattr(mmap, "MAP_ANONYMOUS"):
             return mmap.mmap(-1, nbytes)
@@ -166,7 +166,7 @@ def _anonymous(nbytes: int) -> mmap.mmap:
 
 
 def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn:
-    """Raise OutOfMemoryError that says what an allocation was for and what to do."""
+    """Raise an OutOfMemoryError that says what the memory was for and what the user can do."""
     if isinstance(error, OutOfMemoryError):
         try:
             raise error
@@ -178,7 +178,7 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
 
 
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:
-    """Folder of the cgroup that accounts for this process's memory, and its version, 1 or 2."""
+    """Return the folder of this process's memory cgroup, and the cgroup version (1 or 2)."""
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
         version = 1 if controllers else 2
@@ -194,7 +194,7 @@ def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] |
 
 
 def _own_groups(proc: Path, root: Path) -> tuple[list[Path], int]:
-    """Return folders of the cgroups that this process is in, from its own upwards, and their version."""
+    """Return the folders of this process's cgroup and its parents, and the cgroup version."""
     own = memory_cgroup(proc, root)
     if own is None:
         return [], 2
@@ -204,7 +204,7 @@ def _own_groups(proc: Path, root: Path) -> tuple[list[Path], int]:
 
 
 def _limited_groups(proc: Path, root: Path) -> list[tuple[int, int]]:
-    """Limit and bytes left of each limited cgroup that this process is in, of version 1 or 2."""
+    """Return (limit, bytes left) of each of this process's cgroups that has a memory limit."""
     groups, version = _own_groups(proc, root)
     return [found for group in groups for found in _limited(group, version)]
 

@@ -1,4 +1,4 @@
-"""Files in the system's page cache, and how to take them out."""
+"""Removes files from the system's page cache, so that the next read comes from the device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stem_edge.errors import InputError
 
 
 def files_in(root: Path) -> list[Path]:
-    """Return all files in a folder and the folders in it, sorted."""
+    """Return the paths of all files in a folder and its subfolders, sorted."""
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
 def drop_pages(paths: Iterable[Path]) -> None:
-    """Take files out of the page cache, except for pages that a process has mapped and touched.
+    """Remove files from the page cache, except for pages that a process has mapped and touched.
 
-    Raises InputError if the system has no call for that. A file system in memory keeps all pages.
+    Raises InputError if the system has no call for this. Has no effect on a file system in memory.
     """
     if not hasattr(os, "posix_fadvise"):
         raise InputError(

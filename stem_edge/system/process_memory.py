@@ -1,4 +1,4 @@
-"""Memory of a process by kind: anonymous, shared, and mapped files of backbone, tables and libraries.
+"""Measures a process's memory by kind: anonymous, shared, or mapped files (backbone, tables).
 
 "Uses 5 GB" says little, because the kinds behave differently: too much anonymous memory gets a
 process killed, while the system takes back pages of files whenever it likes.
@@ -21,10 +21,10 @@ SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes of a process by kind, and bytes in swap; None if the system does not tell.
+    """Resident bytes of a process by kind, and its bytes in swap; None if unknown.
 
-    Systems other than Linux tell less: anonymous is what would be free if the process ended (USS), or all
-    where psutil may not ask, and the rest is in other files.
+    On other systems than Linux, `anonymous` is the memory that the process's end would free (USS), or all
+    memory if psutil may not read USS. `other_files` is the rest.
     """
 
     anonymous: int  # of no file: Python's objects, buffers of the engine, KV cache, row cache
@@ -37,16 +37,16 @@ class Memory:
 
     @property
     def resident(self) -> int:
-        """Bytes in memory: the sum of all kinds except swap."""
+        """Bytes in RAM: the sum of all kinds except swap."""
         return sum(self.kinds().values()) - (self.swap or 0)
 
     @property
     def unevictable(self) -> int:
-        """Anonymous memory and swap, which `memory=` of stem_edge.load limits."""
+        """Bytes of anonymous memory and swap. `memory=` of stem_edge.load limits them."""
         return self.anonymous + (self.swap or 0)
 
     def kinds(self) -> dict[str, int]:
-        """Return kind -> bytes, for the kinds that are known."""
+        """Return kind of memory -> bytes, without the kinds that are unknown."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -54,7 +54,7 @@ class Memory:
 class MemoryReader:
     """Reads the memory of one process. Methods raise OSError when the process has ended.
 
-    tables, backbone: files and folders whose mapped pages are of these kinds.
+    tables, backbone: files and folders whose mapped pages count as tables or as backbone.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MemoryReader:
             self._process: Any = psutil.Process(pid)  # Any, because systems differ in its methods
 
     def memory(self) -> Memory:
-        """Return memory by kind. Takes milliseconds, and tens of them with gigabytes mapped."""
+        """Return the process's memory by kind. Takes milliseconds, tens if gigabytes are mapped."""
         with _psutil_errors():
             # Linux kernels can be built without smaps.
             if psutil.LINUX and hasattr(self._process, "memory_maps"):
@@ -102,7 +102,7 @@ class MemoryReader:
         return "libraries" if in_bin or LIBRARY.search(path) else "other_files"
 
     def unevictable(self) -> int:
-        """Return anonymous memory and swap, on Linux in microseconds."""
+        """Return bytes of anonymous memory and swap; fast on Linux."""
         if not psutil.LINUX:
             return self.memory().unevictable
         # Not strictly ASCII, because a program may choose any bytes as its name.
@@ -117,7 +117,7 @@ class MemoryReader:
 
 @contextmanager
 def _psutil_errors() -> Iterator[None]:
-    """Raise errors of psutil as OSError."""
+    """Convert errors of psutil in the `with` block to OSError."""
     try:
         yield
     except psutil.Error as error:
@@ -125,9 +125,9 @@ def _psutil_errors() -> Iterator[None]:
 
 
 def _as_shown(folder: Path) -> list[str]:
-    """Return a folder and what its links stand for (in a hub's cache, all files) as /proc shows it.
+    """Return the paths of a folder and of the targets of its links, spelled as in /proc.
 
-    Only newlines, which would end its line, are escaped.
+    In a hub's cache, all files are links. /proc escapes only newlines, because they would end a line.
     """
     links = (path for path in folder.rglob("*") if path.is_symlink())
     return [str(path.resolve()).replace("\n", "\\012") for path in (folder, *links)]

@@ -1,4 +1,4 @@
-"""The processor: what Linux tells of it, and a digest by which files made for it are named."""
+"""The processor's features, and a digest of them that names files made for this processor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_digest() -> str:
-    """Digest of the processor's name and features, by which kernels are chosen."""
+    """Return a hash of the processor's name and features, which decide the kernels that run."""
     fields = cpu_info()
     words = [" ".join(sorted(fields.get(name, []))) for name in ("model name", "flags", "Features")]
     # Its name by the platform, for which Python runs a program, is needed only where nothing else is known.
@@ -18,7 +18,7 @@ def cpu_digest() -> str:
 
 
 def cpu_info() -> dict[str, list[str]]:
-    """Fields of /proc/cpuinfo for the first processor, name -> words; none without the file."""
+    """Return the fields of /proc/cpuinfo for the first processor: name -> words."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
