@@ -1,7 +1,7 @@
 """AltUp (arXiv 2301.13310) and LAuReL (arXiv 2411.07501) in the reference model, as Gemma 3n has them.
 
-A token has several hidden states, its streams. Before a layer, coefficients predict all of them from
-all of them; the layer computes one, the active stream; what it changed corrects the others.
+A token has several hidden states, called streams. Before a layer, each stream is predicted as a mix
+of all streams. The layer computes one, the active stream. Its change then corrects all streams.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stem_edge.numerics.quantize import F32
 if TYPE_CHECKING:
     from stem_edge.numerics.matrix import Matrix
 
-LEAST_SQUARE = 1e-5  # a mean square that is below counts as this much, where magnitudes are matched
+LEAST_SQUARE = 1e-5  # lower bound of a mean square that is divided by
 
 
 def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32:
-    """Streams [T, hidden_width] of embedded tokens [T, dim], all of the same magnitude."""
+    """Return the streams [T, hidden_width] of embedded tokens x [T, dim], of equal magnitude."""
     streams = [x]
     for name in _between(config, "altup_in"):
         streams.append(_matched(linear(x, backbone, name), x))
@@ -30,7 +30,7 @@ def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32
 
 
 def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe: Observer) -> F32:
-    """Mean [T, dim] of the streams [T, hidden_width], each after its own product."""
+    """Return the mean [T, dim] of the streams, of which all but the first are projected before."""
     first, *others = np.split(x, config.streams, axis=-1)
     total = first
     for name, stream in zip(_between(config, "altup_out"), others, strict=True):
@@ -40,7 +40,7 @@ def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe:
 
 
 def predicted(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """Streams [T, streams, dim] that are predicted from those before the layer [T, hidden_width]."""
+    """Predict the streams [T, streams, dim] from x [T, hidden_width], those before the layer."""
     streams = x.reshape(len(x), config.streams, config.dim)
     routed = _routed(config, weights, streams[:, config.active_stream])
     mixing = linear(routed, weights, "altup_predict").reshape(-1, config.streams, config.streams)
@@ -50,7 +50,7 @@ def predicted(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32
 def corrected(
     config: ModelConfig, weights: Mapping[str, Matrix], streams: F32, computed: F32
 ) -> F32:
-    """Predicted streams [T, streams, dim], corrected by what the active one became [T, dim]."""
+    """Correct the predicted streams by `computed` [T, dim], the active stream after the layer."""
     factors = 1 + linear(_routed(config, weights, computed), weights, "altup_correct")
     change = computed - streams[:, config.active_stream]
     return np.asarray(streams + factors[..., None] * change[:, None], np.float32)
@@ -59,7 +59,7 @@ def corrected(
 def laurel(
     config: ModelConfig, at: str, weights: Mapping[str, Matrix], x: F32, observe: Observer
 ) -> F32:
-    """The input x [T, dim] of attention, plus the norm of its product of low rank."""
+    """Return x [T, dim] plus the norm of a low-rank projection of x; x is attention's input."""
     observe(at + "laurel_in", x)
     low = linear(x, weights, "laurel_in")
     observe(at + "laurel_out", low)
@@ -67,17 +67,17 @@ def laurel(
 
 
 def _routed(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """Input of the coefficients [T, streams]; x: a stream [T, dim]."""
+    """Return the router's output [T, streams], which gives coefficients. x: a stream [T, dim]."""
     scaled = rms_norm(x, weights["altup_norm"], config.norm_eps) / np.float32(config.dim)
     return np.asarray(np.tanh(linear(scaled, weights, "altup_router")), np.float32)
 
 
 def _matched(x: F32, like: F32) -> F32:
-    """x [T, dim] with the magnitude that `like` has at each position."""
+    """Scale x [T, dim] at each position to the magnitude (root mean square) of `like`."""
     magnitude = np.sqrt(np.maximum(mean_square(x), np.float32(LEAST_SQUARE)))
     return np.asarray(x * np.sqrt(mean_square(like)) / magnitude, np.float32)
 
 
 def _between(config: ModelConfig, end: str) -> list[str]:
-    """Names of the matrices between the embedding or the head and each stream but the first."""
+    """Return the names of the matrices at one end ("altup_in" or "altup_out") of later streams."""
     return [f"streams.{stream}.{end}" for stream in range(1, config.streams)]

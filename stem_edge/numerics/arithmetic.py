@@ -20,9 +20,9 @@ Observer = Callable[[str, F32], None]
 
 
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
-    """x [T, K] times the transpose of a matrix [N, K], piece by piece, plus its bias.
+    """Return x [T, K] times the transpose of the matrix `name` [N, K], plus its bias, if any.
 
-    With a range, a vector of two steps, input and result are rounded to int8 multiples of these.
+    If weights has "NAME.range", two steps, input and result are rounded to int8 multiples of them.
     """
     matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
     if (ranged := weights.get(name + ".range")) is not None:
@@ -38,7 +38,7 @@ def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
 
 
 def on_grid(x: F32, step: float) -> F32:
-    """Round x to multiples of a step from -128 to 127, halves to even; 0: leave x as it is."""
+    """Round x to int8 multiples of `step`, ties to even. A step of 0 leaves x as it is."""
     if not step:
         return x
     return np.asarray(
@@ -47,7 +47,7 @@ def on_grid(x: F32, step: float) -> F32:
 
 
 def pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:
-    """Rows of a matrix that have these ids, each read once."""
+    """Return the rows of a matrix for these token ids. A row that occurs twice is read once."""
     tokens, places = np.unique(token_ids, return_inverse=True)
     rows = np.concatenate([matrix.rows(token, token + 1) for token in tokens.tolist()])
     return np.asarray(rows[places], np.float32)
@@ -90,7 +90,7 @@ def logistic(x: F32) -> F32:
 
 
 def sparse_gate(gate: F32, deviations: float) -> F32:
-    """Part of a gate [T, K] that exceeds its mean by `deviations` standard deviations; 0 elsewhere."""
+    """Return max(0, gate - cutoff), where cutoff = mean + deviations * std of each gate [T, K]."""
     above = gate - gate.mean(axis=-1, keepdims=True)
     least = np.float32(deviations) * np.sqrt(mean_square(above))
     return np.asarray(np.maximum(above - least, 0), np.float32)
@@ -132,7 +132,7 @@ def attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
 
 
 def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:
-    """Return for each token the first of the last `window` tokens of its document."""
+    """Return where each token's window begins: `window` tokens back, but in the same document."""
     starts, document = list[int](), 0
     for place, token in enumerate(token_ids):
         starts.append(max(document, place + 1 - window))
@@ -141,13 +141,13 @@ def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) ->
 
 
 def trailing_means(rows: F32, starts: Sequence[int]) -> F32:
-    """Means [T, K] of rows [T, K] from those in `starts` on."""
+    """Return the means [T, K] of rows[starts[t]] to rows[t], for each position t."""
     means = [rows[start : place + 1].mean(axis=0) for place, start in enumerate(starts)]
     return np.stack(means)
 
 
 def mixture(scores: F32, rows: F32) -> F32:
-    """Sums [T, K] of a token's rows [T, n * K], with the softmax of scores [T, n] as their shares."""
+    """Sum each token's n rows [T, n * K], weighted by the softmax of scores [T, n], to [T, K]."""
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     return np.asarray((shares[:, None] @ rows.reshape(*scores.shape, -1))[:, 0], np.float32)

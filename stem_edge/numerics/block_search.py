@@ -1,9 +1,9 @@
-"""Search for scales and zero points that give a block less error than its range does.
+"""Search for scales and zero points that give a block less error than those from its min and max.
 
-Round to nearest lets the greatest value of a block decide its scale. Here some scales around that
-one are tried, each refined to the least-squares scale of the codes that it leads to, and the best
-is kept, as the k-quants of llama.cpp do. Errors may be weighted by input channel, because a channel
-with large inputs needs more exact weights.
+Round to nearest takes the scale from a block's greatest value. The search tries some scales around
+it, refines each one to the least-squares scale for its codes, and chooses the best, as llama.cpp
+does for k-quants. Errors can be weighted by input channel, because a channel with large inputs
+needs more exact weights.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def search_blocks(
 ) -> Rounded:
     """Quantize [N, K] so that the weighted sum of squared errors in each block is small.
 
-    weights: importance [K] of the input channels, zero or more. Default: all alike. The sum is
-    never greater than with the scales of the blocks' ranges, up to float32 rounding.
+    weights: importance [K] of the input channels, zero or more. Default: all alike. The error is
+    never greater than that of round to nearest, up to float32 rounding.
     """
     blocks = cut(matrix, block)
     by_block = None if weights is None else cut(weights[None], block)[0]
@@ -45,7 +45,7 @@ def search_blocks(
 
 
 def least_error_scales(blocks: F32, bits: int) -> F32:
-    """Find scales of symmetric blocks, as RecordLayout.pack takes them."""
+    """Find the scales [N, G] with the least squared error for symmetric blocks [N, G, block]."""
     return search_scales(blocks, bits)[0]
 
 
@@ -55,7 +55,7 @@ def search_scales(
     """Find scales [N, G] and zero points [N, G] for blocks [N, G, block]; weights are [G, block].
 
     Symmetric blocks get the zero point 2**(bits-1). A block of zeros gets the scale 0. Also returns
-    which blocks [N, G] lie on a grid of 4 bits, and have its scale.
+    a mask [N, G]: True for blocks that 4 bits hold exactly, by a scale of grid_scales.
     """
     rows, groups, block = blocks.shape
     scales, zeros = np.empty((2, rows, groups), np.float32)
@@ -89,10 +89,10 @@ def search_scales(
 
 
 def grid_scales(blocks: F32) -> F32:
-    """Return the scale [N, G] of blocks [N, G, block] that are multiples -8 to 7 of it; 0 of others.
+    """Return the scale [N, G] of each block if its values are multiples -8 to 7 of one; else 0.
 
-    Training for 4 bits leaves such weights, which a search would miss by a rounding. Those that were
-    rounded when they were saved are the multiples, rounded alike.
+    Training for 4 bits leaves such weights, and a search would find their scale only approximately.
+    Values may deviate from the multiples by the rounding of the format that they were saved in.
     """
     peaks = extremes(blocks)
     found, rounded = np.zeros_like(peaks), np.zeros_like(peaks)
@@ -118,10 +118,10 @@ def grid_scales(blocks: F32) -> F32:
 
 
 def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
-    """Return the scale [n] that gives values from codes [n, block] by rounding; 0 without one.
+    """Return scales [n] for which codes * scale rounds to values [n, block]; 0 where none exists.
 
-    Each value leaves an interval for the scale. Of what all allow, a float16 is taken if there is
-    one, because that is what Q4_0 has, else the middle. near [n]: the scales but for rounding.
+    Each value allows an interval of scales. From their intersection, the float16 next to the middle
+    is taken, because Q4_0 has float16 scales; else the middle. near [n]: approximate scales.
     """
     bits = np.abs(values).view(np.int32)
     union = np.bitwise_or.reduce(bits, axis=1, keepdims=True)
@@ -139,7 +139,7 @@ def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
 
 
 def _symmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
-    """Yield the inverse scales [N, G] of each candidate, and the zero point of all."""
+    """Yield candidates: inverse scales [N, G], and the zero point that all blocks share."""
     half = np.full(1, 1 << (bits - 1), np.float32)
     sign = -np.sign(extremes(units))
     for offset in OFFSETS:
@@ -157,10 +157,10 @@ def _asymmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
 
 
 class _Best:
-    """Best scales so far for units [N, G, block], which lie within -1..1.
+    """Best scales so far for blocks of units [N, G, block], which are values within -1..1.
 
-    With d the codes less the zero point, the best scale is sum(w u d) / sum(w d d), and the error
-    that it leaves is smallest where sum(w u d)**2 / sum(w d d) is greatest.
+    With units u, weights w and d = codes - zero point, the best scale is sum(w u d) / sum(w d d).
+    Its error is smallest where the gain sum(w u d)**2 / sum(w d d) is greatest.
     """
 
     def __init__(self, units: F32, weights: F32 | None, bits: int) -> None:
@@ -172,7 +172,7 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Take the scale fitted to the codes of this candidate where it has more gain."""
+        """Fit scales to the codes of this candidate, and use them where they have more gain."""
         codes = self._code(inverse, zero)
         weighted = codes
         if self._weights is not None:
@@ -185,9 +185,9 @@ class _Best:
         np.maximum(gain, self._gain, out=self._gain)
 
     def settle(self, inverse: F32, zero: F32) -> None:
-        """Take this candidate unchanged where it leaves a smaller error.
+        """Use this candidate's own scales where their error is smaller than the best one's.
 
-        The gains cannot tell: errors much smaller than the values are lost in their rounding.
+        Gains cannot decide this, because their rounding hides errors much smaller than the values.
         """
         best = self._loss(reciprocals(self.scales), self.scales, self.zeros)
         scale = reciprocals(inverse)

@@ -1,7 +1,7 @@
 """Operations of sampling on logits: penalties, top-k and top-p filters, probabilities.
 
-The largest are found exactly without sorting the vocabulary, so that a step over 128,256 logits takes well
-under a millisecond.
+The largest logits are found exactly without sorting the vocabulary, so that a step over 128,256
+logits takes well under a millisecond.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -
 
 
 def apply_penalties(logits: F32, answer: Sequence[int], presence: float, frequency: float) -> None:
-    """Make tokens of the answer less probable: once, and for each time that it has them.
+    """Subtract presence + frequency * count from the logit of each token that the answer contains.
 
-    As OpenAI describes presence_penalty and frequency_penalty.
+    These are OpenAI's presence_penalty and frequency_penalty.
     """
     ids, counts = np.unique(np.asarray(answer, np.int64), return_counts=True)
     logits[ids] -= (presence + frequency * counts).astype(np.float32)
@@ -93,7 +93,7 @@ def candidates(
     """Ids that survive top_k, top_p and min_p, and their probabilities.
 
     The filters apply in this order, each to what the previous one kept. None, 0 and a top_p of 1 keep
-    everything. Ids ascend, so that filters that keep everything change no choice.
+    everything. Ids ascend, so a filter that removes nothing does not change the sampled token.
     """
     peak = logits.max()
     if top_k:

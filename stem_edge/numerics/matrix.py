@@ -37,7 +37,7 @@ class ArrayMatrix:
 
 
 class IndexedMatrix:
-    """A Matrix whose row i is row index[i] of another: rows that tokens share."""
+    """A Matrix whose row i is row index[i] of another matrix, for tokens that share rows."""
 
     def __init__(self, matrix: Matrix, index: I32) -> None:
         self.matrix, self.index = matrix, index

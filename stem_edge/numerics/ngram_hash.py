@@ -1,9 +1,8 @@
-"""Hashes of n-grams: from the ids of a text to the rows of a table that each position takes.
+"""Hashes of n-grams: which rows of an n-gram table each position of a text looks up.
 
-Which rows a position needs is known from ids alone, before any layer runs. A table has several *heads*;
-each takes one row at every position, chosen by the last n ids. The heads' rows lie one head after
-another. So the key of a position is one row number a head, and all that must be kept of a text are its
-last ids.
+The rows depend on token ids alone, so they are known before any layer runs. A table consists of
+several *heads*, stored one after another. Each position looks up one row of each head, chosen by
+a hash of the last n token ids. The keys of a position are these row numbers.
 """
 
 from __future__ import annotations
@@ -24,24 +23,22 @@ from stem_edge.numerics.quantize import I32, I64
 
 
 class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """Keys of one table of n-grams. Raises ValueError if impossible.
+    """Hash function of one n-gram table. Raises ValueError for impossible parameters.
 
-    The ids of an n-gram, newest first, are multiplied by numbers of their own and mixed: by exclusive
-    or (Engram, arXiv 2601.07372), or by a sum (LongCat, arXiv 2601.21204). The rest by a head's size is
-    its row.
+    Each id of an n-gram is multiplied by a multiplier. The products are mixed by exclusive or
+    (Engram, arXiv 2601.07372) or summed (LongCat, arXiv 2601.21204). The result modulo a head's
+    size is the row in that head.
     """
 
-    vocab_size: int  # ids that a text may have
+    vocab_size: int  # token ids are below this
     orders: tuple[int, ...]  # n, of each head
     sizes: tuple[int, ...]  # rows of each head
     mixing: Literal["xor", "sum"]
-    # For each head as many as its n-gram has ids, newest first.
+    # For each head, a multiplier for each id of its n-gram, newest first.
     multipliers: tuple[tuple[int, ...], ...]
-    filler: int  # id that stands for those before the beginning of a text
-    end: int | None = (
-        None  # id that ends a document: the next one does not see it, nor what is before
-    )
-    classes: int | None = None  # that ids are mapped to before they are mixed; None: they are not
+    filler: int  # id used for positions before the beginning of a text
+    end: int | None = None  # id that ends a document; later n-grams do not reach back to it
+    classes: int | None = None  # number of classes that ids are mapped to first; None: no mapping
 
     def __post_init__(self) -> None:
         heads = len(self.orders)
@@ -66,22 +63,22 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def heads(self) -> int:
-        """Rows that a position takes."""
+        """Number of heads, and so of rows that a position looks up."""
         return len(self.orders)
 
     @cached_property
     def rows(self) -> int:
-        """Rows of the table."""
+        """Number of rows of the table."""
         return sum(self.sizes)
 
     @cached_property
     def symbols(self) -> int:
-        """Numbers that are mixed: ids, or classes of ids."""
+        """Number of distinct inputs of the hash: ids, or classes of ids."""
         return self.vocab_size if self.classes is None else self.classes
 
     @cached_property
     def memory(self) -> int:
-        """Last ids of a text that its next position looks at."""
+        """Number of earlier ids that the hash of a position needs."""
         return max(self.orders) - 1
 
     @cached_property
@@ -91,9 +88,9 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def keys(
         self, ids: npt.ArrayLike, before: npt.ArrayLike = (), class_of: I32 | None = None
     ) -> I64:
-        """Return the row of each head at each position, int64 [T, heads].
+        """Return the row numbers of each position of `ids`, int64 [T, heads].
 
-        before: ids of the text before these, at least the last `memory` of them; () at its beginning.
+        before: ids before `ids`, at least the last `memory`; () at the beginning of a text.
         class_of: the class of each id [vocab_size], if the hash has classes. Raises InputError.
         """
         text = np.concatenate([self._checked(before)[-self.memory :], self._checked(ids)])
@@ -113,7 +110,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return total
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
-        """Return for each distance the numbers that positions past.. see there, [T] each."""
+        """Return the ids or classes [T] that are 0 to `memory` places before positions past..."""
         at, symbols, filler = np.arange(len(text)), text, self.filler
         if self.classes is not None:
             if class_of is None or class_of.shape != (self.vocab_size,):
@@ -143,7 +140,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def hash_of(model: Description) -> NgramHash:
-    """Return the keys of a model's n-grams; those of Engram have the tables of all its layers."""
+    """Return the hash of a model's n-grams. Engram's hash has the heads of all Engram layers."""
     sizes, order = model.ngram_sizes, model.ngram_order
     if not model.ngram_multipliers:
         return input_hash(model.vocab_size, order, sizes, model.ngram_end)
@@ -166,9 +163,9 @@ def hash_of(model: Description) -> NgramHash:
 
 
 def input_hash(vocab_size: int, order: int, sizes: Sequence[int], end: int | None) -> NgramHash:
-    """Return the keys of n-grams beside the input embedding, as LongCat has them.
+    """Return the hash of LongCat's n-grams, whose rows are averaged with the input embedding.
 
-    Tables of the same length of n-grams are next to each other, and those of the shortest are first.
+    sizes: rows of each table, sorted by the length of its n-grams.
     """
     each = len(sizes) // (order - 1)
     orders = tuple(length for length in range(2, order + 1) for _ in range(each))

@@ -1,4 +1,4 @@
-"""Rows of n-grams in the reference model: beside the input embedding, and by gates into some layers."""
+"""N-gram rows in the reference model: averaged with the input embedding, or gated into layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_ngrams(
     rows: F32,
     observe: Observer,
 ) -> F32:
-    """x [T, dim] after the tokens' rows of n-grams [T * lookups, width] were added before a layer."""
+    """Return x [T, dim], combined before a layer with n-gram rows [T * lookups, width]."""
     rows = rows.reshape(len(x), -1)
     if config.stem_ffn == "engram":
         of_layers = np.split(rows, len(config.stem_layers), axis=1)
@@ -34,10 +34,10 @@ def with_ngrams(
 
 
 def _engram(config: ModelConfig, weights: Mapping[str, Matrix], x: F32, both: F32) -> F32:
-    """Sum by which Engram changes x [T, dim]: v + SiLU(convolution of norm(v)), v the gated values.
+    """Return what Engram adds to x [T, dim]: v + SiLU(convolution(norm(v))), v = gated values.
 
-    both: keys and values [T, 2 * dim] of the tokens' rows. A convolution adds up each channel of the
-    last `engram_kernel` tokens that are ngram_order apart.
+    both: keys and values [T, 2 * dim] from the tokens' rows. The convolution sums over
+    `engram_kernel` tokens that are `ngram_order` apart, separately for each channel.
     """
     keys, values = np.split(both, 2, axis=1)
     query = rms_norm(x, weights["engram_query_norm"], config.norm_eps)

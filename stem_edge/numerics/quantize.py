@@ -3,9 +3,9 @@
 A matrix [N, K] is cut along K into blocks; a block of `bits`-bit codes shares one float32 scale and
 one zero point: `value = (code - zero_point) * scale`. Symmetric blocks all have the zero point
 2**(bits-1), which need not be stored. Codes and zero points of 4 and 2 bits are packed two and four
-to a byte, the first in the lowest bits, each row from a whole byte on.
+to a byte, the first in the lowest bits. Each row begins with a new byte.
 
-quantizing.py makes them.
+quantizing.py quantizes matrices to such blocks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def fitting_block(width: int, wanted: int) -> int:
 
 
 def zero_points(rows: int, groups: int, bits: int) -> U8:
-    """Zero points [rows, ceil(groups*bits/8)] of symmetric codes, packed as codes are."""
+    """Return the packed zero points [rows, ceil(groups*bits/8)] of symmetric blocks."""
     middle = {8: 0x80, 4: 0x88, 2: 0xAA}[bits]
     return np.full((rows, -(-groups * bits // 8)), middle, np.uint8)
 
 
 def unpack_codes(packed: U8, bits: int) -> U8:
-    """Undo pack_codes; the rest of a last byte becomes codes, too."""
+    """Unpack bytes to codes. Unused bits of a row's last byte become codes, too."""
     if bits == 8:
         return packed
     count, mask = 8 // bits, np.uint8((1 << bits) - 1)
@@ -54,7 +54,7 @@ def unpack_codes(packed: U8, bits: int) -> U8:
 
 
 def pack_codes(codes: U8, bits: int) -> U8:
-    """Pack codes [..., K] into bytes [..., ceil(K*bits/8)]; the rest of a last byte is 0."""
+    """Pack codes [..., K] into bytes [..., ceil(K*bits/8)]. Unused bits of the last byte are 0."""
     if bits == 8:
         return codes
     count = 8 // bits

@@ -1,4 +1,4 @@
-"""Making of blocks as quantize.py reads them, with scales of their range (round to nearest).
+"""Quantize matrices to the blocks of quantize.py by round to nearest, with scales from min and max.
 
 block_search.py finds better scales.
 """
@@ -22,7 +22,7 @@ class Rounded(NamedTuple):
 
 
 def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Rounded:
-    """Quantize [N, K] with a zero point for each block, so that its range takes all codes.
+    """Quantize [N, K] with a zero point for each block, so that its range uses all codes.
 
     As in MLAS, the range is widened to include zero, which stays exact.
     """
@@ -56,10 +56,10 @@ def reciprocals(scales: F32) -> F32:
 
 
 def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tuple[U8, F32]:
-    """Encode blocks [N, G, block] to the nearest codes [N, K*bits/8], and scales [N, G] for them.
+    """Return the nearest packed codes [N, K*bits/8] for blocks [N, G, block], and their scales.
 
-    zeros: unpacked zero points, one for all blocks or [N, G]. Scales too small to divide by
-    become 0.
+    zeros: unpacked zero points, one for all blocks or [N, G]. The scales [N, G] are returned
+    unchanged, except that scales too small to divide by become 0.
     """
     inverse = reciprocals(scales)
     scaled = blocks * inverse[:, :, None]

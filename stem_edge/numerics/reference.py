@@ -44,7 +44,7 @@ def forward(
     """Logits float32 [T, V] of token_ids from an empty context.
 
     backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> a row per token, [V, row width];
-    observe: is given the input of each group of matrices.
+    observe: called with the name and the input of each group of matrices.
     """
     x = hidden_states(config, backbone, tables, token_ids, observe)
     return head_forward(config, backbone, x, observe)
@@ -75,7 +75,7 @@ def _embedded(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Se
 
 
 class Tokens:
-    """State of a sequence that layers need beside its hidden states."""
+    """State of a sequence that layers need in addition to its hidden states."""
 
     def __init__(
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
@@ -106,7 +106,7 @@ def layer_forward(
     tokens: Tokens,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Hidden states [T, hidden_width] after one layer, of x before it, from an empty context.
+    """Return the hidden states [T, hidden_width] after one layer; x are those before the layer.
 
     Reads only this layer's tensors, so that a model can be run in the memory of one layer.
     """
@@ -150,7 +150,7 @@ def _attended(
     tokens: Tokens,
     observe: Observer,
 ) -> F32:
-    """x [T, dim] plus attention; with a LAuReL, both and its result are divided by sqrt(2)."""
+    """Return x [T, dim] + attention; with LAuReL, (x + attention + LAuReL) / sqrt(2)."""
     at = f"layers.{layer}."
     normed = rms_norm(x, weights["attention_norm"], config.norm_eps)
     observe(at + "qkv", normed)
@@ -187,7 +187,7 @@ def head_forward(
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:
-    """Return the two steps of a matrix with a range, as `linear` takes them."""
+    """Return the input and output steps of a matrix with int8 activations, for `linear`."""
     return ArrayMatrix(np.array(config.ranges[name], np.float32))
 
 
@@ -229,7 +229,7 @@ def _ffn(
 ) -> F32:
     """W_down (SiLU(gate) * up) of x [T, dim]; FFN_TERMS says what gate and up are.
 
-    With experts, the row is a mixture of the token's rows. With a sparsity, gates are cut before the activation.
+    With row experts, a token's rows are mixed to one. Sparse layers use sparse_gate.
     """
     at = f"layers.{layer}."
     observe(at + "gate", x)
@@ -262,9 +262,9 @@ def _ple(
     tokens: Tokens,
     observe: Observer,
 ) -> F32:
-    """Sum by which per-layer embeddings change x [T, dim]: norm(W_out (act(W_gate x) * p)).
+    """Return what per-layer embeddings add to x [T, dim]: norm(W_out (act(W_gate x) * p)).
 
-    p = (norm(W_context x0 / sqrt(dim)) + row) / sqrt(2), with x0 before the first layer.
+    p = (norm(W_context x0 / sqrt(dim)) + row) / sqrt(2), with x0 the input of the first layer.
     """
     at, scale = f"layers.{layer}.", np.float32(config.ple_scale)
     if tokens.ple is None:

@@ -9,7 +9,7 @@ from stem_edge.numerics.quantize import F32, I64
 
 
 def rope_tables(rope: Rope, positions: int, start: int = 0) -> tuple[F32, F32]:
-    """Cosines and sines [positions - start, head_dim / 2], float32, of positions from `start` on.
+    """Cosines and sines, float32 [positions - start, head_dim / 2], of start to positions - 1.
 
     Computed in float32 throughout, as trainers do, because at large positions the rounding of the
     angle is part of what the model was trained with.
@@ -18,7 +18,7 @@ def rope_tables(rope: Rope, positions: int, start: int = 0) -> tuple[F32, F32]:
 
 
 def rope_tables_at(rope: Rope, positions: I64) -> tuple[F32, F32]:
-    """Return what rope_tables returns, [T, head_dim / 2], of positions [T] in any order."""
+    """Return cosines and sines, [T, head_dim / 2] each, of positions [T] in any order."""
     frequencies, factor = rope_frequencies(rope)
     angles = np.outer(positions.astype(np.float32), frequencies).astype(np.float32)
     return np.cos(angles) * factor, np.sin(angles) * factor
@@ -35,8 +35,7 @@ def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
 
 
 def frequency_factors(rope: Rope) -> F32 | None:
-    """Divisors [head_dim / 2] by which RoPE scaling lowers frequencies, infinite for those that
-    become 0; None without scaling."""
+    """Divisors [head_dim / 2] of the frequencies by RoPE scaling (inf: to 0); None if unscaled."""
     if rope.scaling is None:
         return None
     with np.errstate(divide="ignore"):
