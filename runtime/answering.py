@@ -1,4 +1,4 @@
-"""One sequence at a time through a loaded bundle: its edits, its logits, its answer."""
+"""Calls on a loaded bundle that run one sequence at a time: logits, text generation, and edits."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Answering(ModelText):
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
         """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.
 
-        edits: made by stem_edge.make_edit, or paths of edit files. They apply in their order, after
-            those of an enclosing `edited`. Each uses the bundle's own rows. If two change the same row,
-            the later one wins.
+        edits: results of stem_edge.make_edit, or paths of edit files. They apply in the given order, after
+            the edits of an enclosing `edited`. Each edit copies rows of the bundle as they are without edits.
+            If two edits change the same row, the later edit wins.
 
-        A call keeps the edits that it began with, to its end. The prompt must contain the source of at
-        least one edit with scope "positions".
+        A call uses the edits that are in effect when it begins, until it ends. The prompt must contain the
+        source of at least one edit with scope "positions".
 
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
@@ -76,16 +76,16 @@ class Answering(ModelText):
 
     @property
     def kv_nbytes(self) -> int:
-        """Bytes of keys and values in use, by running calls and by cached prompts."""
+        """Bytes of the KV caches of running calls and of cached prompts."""
         return self._prefixes.nbytes
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Edits that the next call applies, in their order."""
+        """The edits that the next call applies, in the order of application."""
         return () if self._open_edits is None else self._open_edits.all
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
-        """Logits float32 [T, V] of every position, from an empty context.
+        """Return the logits, float32 [T, V], of all T tokens, computed from an empty context.
 
         stem_ids: see generate. Raises InputError for no ids, ids out of range, or more ids than the
         context holds.
@@ -104,9 +104,9 @@ class Answering(ModelText):
     def logits_chunks(
         self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None
     ) -> Iterator[F32]:
-        """Yield the result of `logits` in pieces [n, V], in order, for texts too long to hold it.
+        """Yield the result of `logits` in consecutive pieces [n, V], which need less memory.
 
-        Each piece overwrites the one before. Raises InputError at once, as `logits` does.
+        Each piece overwrites the previous one. Raises InputError before iteration starts, as `logits` does.
         """
         pieces = list[F32]()
         request = self.request(token_ids, stem_ids=stem_ids, score=pieces.append)
@@ -121,19 +121,19 @@ class Answering(ModelText):
         stem_ids: Sequence[StemId] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generator[Chunk]:
-        """Continue a text or token ids; yield each chunk as soon as its text is certain.
+        """Continue a text or token ids; yield each chunk as soon as its text can no longer change.
 
         Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
         top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, seed,
-        logprobs, skip_special_tokens, and grammar, schema or regex: which texts the answer may be.
-        What is not given of temperature, top_k, top_p, min_p and repetition_penalty is the model's own.
+        logprobs, skip_special_tokens. One of grammar, schema and regex restricts the generated text.
+        temperature, top_k, top_p, min_p and repetition_penalty default to the model's own values.
 
-        stem_ids: for each token of the prompt, the rows that it looks up: a token id, or several ids
-        for the mean of their rows. By default, each token looks up its own. Rows looked up by given
-        ids are the bundle's, unedited; edits (see edited) then apply to generated tokens only.
+        stem_ids: for each token of the prompt, the token id whose rows it looks up, or several ids to use
+        the mean of their rows. By default, each token looks up its own rows. With stem_ids, the prompt
+        reads the bundle's rows without edits, and edits (see edited) apply to generated tokens only.
 
-        Raises InputError at once for a bad option or prompt, RowReadError while iterating when
-        flash fails.
+        Raises InputError at once for a bad option or prompt. Raises RowReadError while iterating when
+        a read from flash fails.
         """
         request = self.request(prompt, params, stem_ids=stem_ids, **options)
         return Loop(self.engine, self._prefixes, self.stepping).run(request, self._recorder)
@@ -147,7 +147,7 @@ class Answering(ModelText):
         score: Callable[[F32], None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Request:
-        """Make a request for a scheduler; other arguments, and errors at once, as for generate.
+        """Make a request for a scheduler. Takes the arguments of `generate`, and checks them.
 
         score: called for each step of the prompt with its logits, float32 [n, V]. The answer then has no tokens.
         """
@@ -180,7 +180,7 @@ class Answering(ModelText):
         stem_ids: Sequence[StemId] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> str:
-        """Return the whole generated text; arguments as for generate."""
+        """Return all generated text as one string. Takes the arguments of `generate`."""
         chunks = self.generate(prompt, params, stem_ids=stem_ids, **options)
         return "".join(chunk.text for chunk in chunks)
 
@@ -198,13 +198,13 @@ class Answering(ModelText):
         stem_ids: Sequence[StemId] | None = None,
         changes: Changes | None = None,
     ) -> Lookups:
-        """Return what a call looks up; with the edits of one that begins now, unless given others."""
+        """Return the table lookups of one call. changes: the edits; default: those in effect now."""
         if self._open_edits is None and stem_ids is None:
             return Lookups(self.engine, Changes(), prompt)
         return self._opened_edits().lookups(prompt, stem_ids, changes)
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InputError for a grammar that no answer can follow; what is compiled is kept."""
+        """Compile and cache a grammar. Raises InputError if no answer can match it."""
         self._grammars.open(grammar)
 
     @cached_property
@@ -214,7 +214,7 @@ class Answering(ModelText):
         return Grammars(self._text, self.config.eos_ids, self.config.vocab_size)
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return token ids of a text to continue, or given ones, that fit the context. Raises InputError."""
+        """Return a prompt as token ids that fit the context. Raises InputError."""
         self.engine.check_usable()
         held, most = self.plan.context_length, self.config.max_context
         if isinstance(prompt, str):
@@ -237,8 +237,8 @@ class Answering(ModelText):
     def close(self) -> None:
         """Release memory, threads and files; closing twice is fine.
 
-        Any thread may call it: a step under way is completed, and later uses of the model raise
-        InputError. In a forked process it does nothing, because the model is its parent's.
+        Any thread may call it. A step that is running completes first. Later uses of the model raise
+        InputError. In a forked process it does nothing, because the parent process owns the model.
         """
         first, self._closed = not self._closed, True
         self._close_chat()

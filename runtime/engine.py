@@ -1,13 +1,13 @@
-"""The engine: token ids in, logits out, with rows read from flash while the backbone computes.
+"""The engine: token ids in, logits out. It reads rows from flash while the backbone computes.
 
 Token ids go to the backbone. Row ids go to `Rows`: they say which rows a token looks up
-(its own unless an edit changes that).
+(its own rows, unless an edit changes that).
 
-Calls go one way: engine -> Rows -> cache and store for rows, engine -> backend for logits. A
+Calls go one way: engine -> Rows -> row cache and table store, and engine -> backend for logits. A
 step begins with the layers that need no rows, so that on slow flash they run while records arrive.
 
-Backend and rows are not thread-safe. The engine lets one caller at a time use them, for
-a whole step: from the choice of slots until the backbone has read them.
+Backend and rows are not thread-safe. The engine lets one caller at a time use them for
+a whole step: from choosing slots until the backbone has read the slots.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLOSED = "this model is closed; load it again"
 
 
 class Step(NamedTuple):
-    """Tokens to process at once."""
+    """The tokens that one step processes."""
 
     token_ids: I64  # [T]
     row_ids: I64  # [T], the rows that they look up, or [T, ...] of several (RowKeys)
@@ -50,12 +50,12 @@ class Step(NamedTuple):
 
 
 class Guesses:
-    """Drafts for one answer; this base class makes no drafts."""
+    """Source of drafts for one answer. This base class never drafts."""
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
-        """Return guesses at what follows the prompt and answer so far: at most `room` tokens.
+        """Return up to `room` drafts. seen: token ids of the prompt and answer so far.
 
-        `seen` begins with the `seen` of the previous call.
+        `seen` must begin with the `seen` of the previous call.
         """
         return []
 
@@ -65,11 +65,11 @@ Speculation: TypeAlias = Callable[[Context], Guesses]  # begins the guesses of a
 
 
 class Engine:
-    """Runs steps, one at a time. Several contexts may take turns; threads wait for each other.
+    """Runs steps, one at a time. Threads may share it: each waits until the engine is free.
 
-    All methods but `release` and `close` raise InputError after `close`, and in a process forked from the
-    one that loaded the model, because its threads do not exist there; OutOfMemoryError when an
-    allocation fails.
+    All methods except `release` and `close` raise InputError after `close`, and in a process forked from
+    the process that loaded the model, because the model's threads do not exist there. They raise
+    OutOfMemoryError when an allocation fails.
     """
 
     def __init__(
@@ -87,17 +87,17 @@ class Engine:
 
     @property
     def chunk_tokens(self) -> int:
-        """Most tokens of one step: its distinct rows must all be in slots at once."""
+        """Maximum tokens per step. The distinct rows of a step must all be in slots at once."""
         return min(self.planned_chunk, self.rows.step_tokens)
 
     @property
     def logit_tokens(self) -> int:
-        """Most tokens of a step that gives the logits of each, which may be large."""
+        """Maximum tokens of a step that returns logits for every token; such logits can be large."""
         return min(self.planned_logits, self.chunk_tokens)
 
     @property
     def forked(self) -> bool:
-        """Tell whether this process was forked from the one that loaded the model."""
+        """True if this process was forked from the process that loaded the model."""
         return os.getpid() != self._process
 
     def check_usable(self) -> None:
@@ -111,7 +111,7 @@ class Engine:
             raise InputError(CLOSED)
 
     def in_turn(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, run with sole use of backend and rows; see this class for errors.
+        """Run `call` with exclusive use of backend and rows; return its result.
 
         Not a context manager: an interrupt at the start of its __exit__ would leave the lock held.
         """
@@ -133,7 +133,7 @@ class Engine:
                     self._release()
 
     def open_context(self, length: int, prompt: PromptKey = NO_PROMPT) -> Context:
-        """Open an empty context for up to `length` tokens."""
+        """Open an empty context with space for `length` tokens."""
         return self.in_turn(lambda: Context(self.backend.open_context(length), prompt))
 
     def step(
@@ -145,13 +145,13 @@ class Engine:
         prefill: bool = False,
         apart: bool = False,
     ) -> F32:
-        """Process a step's tokens, as many of each context; return logits [step.logits, V].
+        """Process one step of tokens in each of the contexts; return logits [step.logits, V].
 
-        At most chunk_tokens. contexts: see Backend.begin. following: the next step, whose rows may be read
-        while this one computes. prefill: the tokens are part of a prompt. apart: see Backend.begin.
+        A step has at most chunk_tokens tokens. contexts, apart: see Backend.begin. following: the next step,
+        whose rows may be read while this step computes. prefill: the tokens are part of a prompt.
 
-        The next step of these contexts overwrites the logits. When it raises, they are as before, and the step
-        can be tried again.
+        The next step of these contexts overwrites the logits. When it raises, the contexts are unchanged, and
+        the step can be tried again.
         """
 
         def run() -> F32:
@@ -180,11 +180,11 @@ class Engine:
         self.rows.expect(step.row_ids, step.logits, step.later)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Row ids int64 [n] that stand for lookups [n] until they are released."""
+        """Return new row ids, int64 [n], for lookups [n]. They are valid until `release`."""
         return self.in_turn(lambda: self.rows.make(lookups))
 
     def release(self, row_ids: Sequence[int]) -> None:
-        """Give back ids from `make`; takes no lock, so generators may do it when collected."""
+        """Release row ids from `make`. Takes no lock, so a generator's cleanup may call it."""
         self.rows.release(row_ids)
 
     def steps(
@@ -195,10 +195,10 @@ class Engine:
         computed: int = 0,
         every: bool = False,
     ) -> list[Step]:
-        """Return the steps of ids in chunks, with logits of the last id, or of `every` one.
+        """Split a prompt into steps. They return logits of the last token, or of all if `every`.
 
-        row_ids [T]: the rows that they look up; default: their own. computed: how many of the ids the
-        context has processed already; the others take the same steps as in a fresh context.
+        row_ids [T]: rows that the tokens look up; default: each token's own. computed: number of leading ids
+        that the context has already processed; the rest is split at the same places as in a fresh context.
         """
         tokens = np.asarray(token_ids, np.int64)
         own = tokens if row_ids is None else np.asarray(row_ids)
@@ -214,14 +214,14 @@ class Engine:
         return steps
 
     def starts(self, tokens: int, *, every: bool = False) -> list[int]:
-        """Return where `steps` of this many ids begin in an empty context."""
+        """Return the position at which each step begins when an empty context gets `tokens` tokens."""
         return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
 
     def close(self) -> None:
-        """End the prefetcher's thread, close the table store, release the backbone.
+        """Stop the prefetching thread, close the table store, and release the backbone.
 
-        Waits for a step under way. Called by a signal handler that interrupts a step, it leaves the
-        release to the end of that step. In a forked process it does nothing.
+        Waits for a running step. If a signal handler that interrupted a step calls this, the engine is
+        released when that step ends. In a forked process it does nothing.
         """
         if self.forked:
             return
@@ -236,7 +236,7 @@ class Engine:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.backend))
 
     def _release(self) -> None:
-        """Release everything; may be interrupted and called again."""
+        """Close rows and backend. Can be called again if it was interrupted."""
         try:
             self.rows.close()
         finally:
@@ -245,11 +245,11 @@ class Engine:
 
 
 def starts_of(tokens: int, size: int) -> list[int]:
-    """Return where steps of up to `size` begin, so that logits are the same for any size from 4 on.
+    """Return where steps of up to `size` tokens begin. Any size from 4 on gives the same logits.
 
-    They are the same up to rounding after a window has dropped tokens, and with a float16 KV cache on onnxruntime.
-    Kernels compute tokens in pairs and round an unpaired one differently. So chunks are even, and
-    the last one has more than one token unless the prompt itself is a single token.
+    After a window has dropped tokens, or with a float16 KV cache on onnxruntime, logits may differ by rounding.
+    Kernels compute tokens in pairs and round an unpaired token differently. So step sizes are even, and
+    the last step has more than one token unless the prompt itself is a single token.
     """
     if size >= LEAST_CHUNK:
         size -= size % 2
@@ -260,9 +260,9 @@ def starts_of(tokens: int, size: int) -> list[int]:
 
 
 def _not_finite(logits: F32, positions: Sequence[int], tokens: int) -> BackendError:
-    """Return the error for logits [B * n, V] of the last n of `tokens` tokens of each context.
+    """Return the error for logits [B * n, V], of the last n tokens of each context, that are not finite.
 
-    It refuses -inf, too: no finite weights give it on purpose, so a token chosen by such logits would mean nothing.
+    -inf is an error, too: finite weights never produce it on purpose, so a token chosen from it means nothing.
     """
     wrong = ~np.isfinite(logits)
     place, wanted = int(wrong.any(axis=1).argmax()), len(logits) // len(positions)

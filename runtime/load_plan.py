@@ -1,4 +1,4 @@
-"""Plan of a load: an engine's loader, the context that fits, and memory."""
+"""Planning of a load: the engine's loader, the context length that fits, and memory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from stem_edge.system.memory import available_memory, own_memory
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
-    """Read the tokenizer. Raises BundleError; MemoryPlanError if even that exceeds the memory.
+    """Read the tokenizer. Raises BundleError; MemoryPlanError if it exceeds the memory limit.
 
-    Where memory was limited, all of it is read now, because later there might be no room.
+    With a memory limit, it reads the whole tokenizer now, because later there might be no room.
     """
     path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, _limit(options)
     text = TextCodec(path, size, limit, _kept_tokenizer(bundle, options))
@@ -39,7 +39,7 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
 
 def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
-    """Return where the checked tokenizer belongs; None without a cache folder."""
+    """Return the path for the cached copy of the checked tokenizer; None without a cache folder."""
     if options.weights != "prepared":  # an export that judges its work keeps nothing
         return None
     file, size = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size
@@ -49,19 +49,19 @@ def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
 
 
 def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
-    """Return the memory for texts on their way to ids."""
+    """Return how much memory tokenizing a text may take."""
     return TextRoom(plan.text, max(plan.total, _limit(options)))
 
 
 def _limit(options: LoadOptions) -> int:
-    """Return the most that this process may take."""
+    """Return the maximum bytes of memory of this process."""
     if options.memory is not None:
         return parse_size(options.memory)
     return own_memory() + available_memory()
 
 
 def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
-    """Return the memory of now. later: bytes that this process will take beside the model."""
+    """Measure memory. later: bytes that this process will need in addition to the model."""
     available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
@@ -75,10 +75,10 @@ def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
 def loader_of_kv(
     bundle: Bundle, engine: str, options: LoadOptions, later: int
 ) -> tuple[EngineLoader, Room, MemoryPlan]:
-    """Return the engine's loader for keys and values of the type asked for, the memory beside it, and its plan.
+    """Choose the KV cache type; return the engine's loader, the memory for it, and its memory plan.
 
-    "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
-    later: bytes that this process will take beside the model. Raises MemoryPlanError.
+    "auto" is the engine's usual type, unless only a smaller type (SMALL_KV) fits a context that is long enough.
+    later: bytes that this process will need in addition to the model. Raises MemoryPlanError.
     """
     usual = loader(bundle, engine, options)  # first, because it imports the engine's library
     room = _room(bundle, options, later)
@@ -97,5 +97,5 @@ def loader_of_kv(
 def plan_load(
     bundle: Bundle, needs_at: Callable[[int], Needs], options: LoadOptions, room: Room
 ) -> MemoryPlan:
-    """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
+    """Choose a context length and plan memory for it. needs_at: context length -> memory needs."""
     return plan_memory(bundle.path, options.contexts(bundle), needs_at, room)

@@ -1,4 +1,4 @@
-"""Loading a bundle: plan its memory, open backbone and tables, fill the row cache."""
+"""Loading of a bundle: plan memory, open the backbone and the tables, fill the row cache."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def load(
 
 
 def load_with(path: str | Path, options: LoadOptions) -> Model:
-    """Load a bundle as `load` does, also with options that are no keywords of it."""
+    """Load a bundle as `load` does. LoadOptions has more options than `load` has keywords."""
     try:
         return _load(open_or_make(path, options), options)
     except MemoryError as error:
@@ -97,7 +97,7 @@ def load_with(path: str | Path, options: LoadOptions) -> Model:
 
 
 def open_or_make(path: str | Path, options: LoadOptions | None = None) -> Bundle:
-    """Open a bundle as `load` does; of a checkpoint, it is made first."""
+    """Open a bundle as `load` does. If path is a checkpoint, first make a bundle from it."""
     options = options or LoadOptions()
     if os.path.exists(Path(path) / MANIFEST):  # noqa: PTH110 - Path.exists raises for long names
         return options.open(path)
@@ -132,8 +132,8 @@ def _assemble(
 ) -> Model:
     """Open the backbone and the tables as planned, and fill the row cache.
 
-    Under a limit, the row cache also gets what the open backbone turns out to leave. later: bytes that this
-    process will take beside the model.
+    With a memory limit, the row cache also gets the memory that is left once the backbone is open. later: bytes that
+    this process will need in addition to the model.
     """
     format, cache_dir = bundle.manifest.table_format, options.cache_dir
 
@@ -203,7 +203,7 @@ def _assemble(
 def _open_prefixes(
     bundle: Bundle, engine: Engine, plan: MemoryPlan, options: LoadOptions
 ) -> Prefixes:
-    """Open the cache of prompts, in memory and in the folder of `prompt_cache`, if there is one."""
+    """Open the prefix cache in memory, and the folder of `prompt_cache` if that option is set."""
     # A device's memory is taken at once, not as a context fills.
     keep, folder = options.keep_prefixes and plan.device is None, None
     if keep and options.prompt_cache:
@@ -214,7 +214,7 @@ def _open_prefixes(
 
 
 def _open_and_fill(loader: EngineLoader, fill_slots: Callable[[], None]) -> Backend:
-    """Open the backbone and fill the slots at the same time."""
+    """Open the backbone and fill the row cache at the same time."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = fill_slots
         # Where no thread can start, the slots are filled after the backbone is open instead.

@@ -1,4 +1,4 @@
-"""A loaded bundle as callers see it: text or token ids in; text, token ids or logits out."""
+"""The public Model class: a loaded bundle that generates text and computes logits."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 class Model(Answering):
     """A loaded bundle. Use it as a context manager, or call close().
 
-    Threads may share it: their steps alternate. generate_many decodes several prompts together. Keys
-    and values of earlier prompts are cached, so a prompt that begins like one of them computes only the
-    rest, with the same tokens (docs/python.md). A forked process cannot use it. It stays usable after
-    OutOfMemoryError.
+    Threads may share it: their steps alternate. generate_many decodes several prompts together. The KV
+    caches of earlier prompts are kept: a prompt that begins like an earlier prompt computes only the
+    rest, and yields the same tokens (docs/python.md). A forked process cannot use it. It stays usable
+    after OutOfMemoryError.
     """
 
     def conversation(
         self, messages: Messages = (), *, template_arguments: Mapping[str, Any] | None = None
     ) -> Conversation:
-        """Begin a conversation, or go on from messages; arguments as for chat_prompt. Raises InputError."""
+        """Start a conversation, or continue one. Takes arguments of chat_prompt. Raises InputError."""
         from stem_edge.runtime.conversations.conversation import Conversation
 
         length = self.plan.context_length
@@ -47,22 +47,22 @@ class Model(Answering):
         stem_ids: Iterable[Sequence[StemId] | None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generator[tuple[int, Chunk]]:
-        """Continue many prompts, several at a time; yield (number of the prompt, chunk) as they come.
+        """Continue many prompts, several at a time; yield (prompt number, chunk) as they come.
 
         The tokens are those of generate, except for rounding: kernels may round a step of several
-        sequences differently. That can change a token if two are almost equally probable.
+        sequences differently. That can change a token if two tokens are almost equally probable.
 
-        prompts: an iterable of any length. They begin in their order, each once there is a place.
+        prompts: an iterable of any length. Prompts begin in order, each when a place becomes free.
             Nothing decodes while the iterable waits for its next prompt.
         params: for all prompts, or one for each.
         options: as for generate, for all prompts.
-        sequences: largest number that decodes together; fewer do if memory is short.
+        sequences: most sequences that decode together; fewer do if memory is short.
         exact: compute the bits of plain decoding. That is as slow as one prompt after the other, unless
-            preparing found that batches have the same bits. Default: as loaded.
+            preparing the bundle found that batches compute the same bits. Default: as loaded.
         stem_ids: as for generate, for each prompt.
 
-        A sequence that fails ends with a chunk that has finish_reason "error" and its `error`; the
-        others go on. Raises InputError at once for bad options, and for a bad prompt in a list.
+        A sequence that fails ends with a chunk that has finish_reason "error" and its `error`; the other
+        sequences continue. Raises InputError at once for bad options, and for a bad prompt in a list.
         """
         from stem_edge.runtime.scheduling.many import numbered, params_of_each, requests
 
@@ -84,9 +84,9 @@ class Model(Answering):
         stem_ids: Iterable[Sequence[StemId] | None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[str]:
-        """Return the text of each prompt, in their order; arguments as for generate_many.
+        """Return the text generated for each prompt, in order. Arguments: see generate_many.
 
-        Raises the first error of any of them.
+        Raises the first error of any prompt.
         """
         from stem_edge.runtime.scheduling.many import texts
 
@@ -98,9 +98,9 @@ class Model(Answering):
     def scheduler(
         self, sequences: int = 8, *, exact: bool | None = None, steady: bool = False
     ) -> Scheduler:
-        """Make a scheduler, for callers that step it themselves and submit what `request` makes.
+        """Make a scheduler. The caller submits results of `request`, and calls its `step`.
 
-        Model.stats has the figures of all its requests. Raises InputError, OutOfMemoryError.
+        Model.stats has the metrics of all its requests. Raises InputError, OutOfMemoryError.
 
         steady: tokens do not depend on how many requests run; nothing is drafted.
         """
@@ -135,9 +135,9 @@ class Model(Answering):
         save_messages(Path(path), conversation.messages)
 
     def load_conversation(self, path: str | Path) -> Conversation:
-        """Return the conversation of a file that save_conversation wrote.
+        """Return the conversation that save_conversation wrote to a file.
 
-        Its next turn computes the prompt, unless `prompt_cache` has it. Raises InputError for any other file.
+        Its next turn computes the whole prompt, unless `prompt_cache` has it. Raises InputError for any other file.
         """
         from stem_edge.runtime.conversations.file import load_messages
 
@@ -145,5 +145,5 @@ class Model(Answering):
         return self.conversation(load_messages(Path(path)))
 
     def forget_prefixes(self) -> None:
-        """Drop the cached keys and values of earlier prompts."""
+        """Drop the cached KV caches of earlier prompts."""
         self._prefixes.forget()

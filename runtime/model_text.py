@@ -1,4 +1,4 @@
-"""Text of a loaded bundle, before and after its layers: prompts, tokens, chat templates, tools."""
+"""The text methods of a loaded bundle: tokenizing, detokenizing, chat prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ModelText:
-    """Text, token ids and chat prompts: the part of a Model that computes nothing."""
+    """The methods of a Model that need no computation: text, token ids, chat prompts."""
 
     def __init__(self, bundle: Bundle, text: TextCodec) -> None:
         self.bundle, self._text = bundle, text
@@ -42,13 +42,13 @@ class ModelText:
 
     @property
     def config(self) -> ModelConfig:
-        """The model description."""
+        """The model's configuration."""
         return self.bundle.manifest.model
 
     def chosen(self, params: SamplingParams, otherwise: Mapping[str, float] = {}) -> SamplingParams:
-        """Return params with a value for all that the caller left to the model.
+        """Return params in which the model's own values replace missing ones.
 
-        otherwise: for a model that names no temperature of its own; default: greedy.
+        otherwise: values for a model that has no temperature of its own; default: greedy.
         """
         own = self.bundle.manifest.sampling
         return params.resolved({} if own is None else own.values(), otherwise)
@@ -60,10 +60,10 @@ class ModelText:
         add_special_tokens: bool = True,
         special_tokens_in_text: bool = False,
     ) -> list[int]:
-        """Token ids of a text, begin-of-text included if the model was trained with it.
+        """Return the token ids of a text, with begin-of-text if the model was trained with it.
 
-        special_tokens_in_text: read the names of special tokens in the text as these tokens; by
-        default they are ordinary text, except in what chat_prompt returns.
+        special_tokens_in_text: convert names of special tokens in the text to these tokens. By default
+        they are ordinary text, except in results of chat_prompt.
         """
         return self._text.encode(
             text,
@@ -72,7 +72,7 @@ class ModelText:
         )
 
     def limit_texts(self, memory: int) -> None:
-        """Let this process take so much for texts on their way to tokens, instead of what load allows."""
+        """Set the memory limit, in bytes, of this process for tokenizing, in place of load's limit."""
         if self._text.room is not None:
             self._text.room = self._text.room._replace(limit=memory)
 
@@ -85,9 +85,9 @@ class ModelText:
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> ChatPrompt:
-        """Text of a conversation for generate or tokenize, by the bundle's chat template.
+        """Render messages with the bundle's chat template; return a text for generate or tokenize.
 
-        tools: what the model may call, in OpenAI's form; template_arguments: variables of the
+        tools: functions that the model may call, in OpenAI's format; template_arguments: variables of the
         template, such as {"enable_thinking": False}.
         """
         return self.chat.prompt(
@@ -105,14 +105,14 @@ class ModelText:
 
     @property
     def tool_family(self) -> Family | None:
-        """How the model writes calls of tools; None if its chat template is unknown."""
+        """The format in which the model writes tool calls; None if its chat template is unknown."""
         return self.chat.tool_family
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         ids = checked_ids(token_ids, self.config.vocab_size)
         return self._text.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token, which may be a part of a character."""
+        """Return the bytes of a token, which may be part of a character."""
         return self._text.token_bytes(token_id)

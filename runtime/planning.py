@@ -1,4 +1,4 @@
-"""Plans of loads that do not take place, or not yet."""
+"""Plans memory for a load without loading."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def memory_plan(
     memory: int | str | None = None,
     **more: Unpack[MoreKeywords],
 ) -> MemoryPlan:
-    """Plan memory as `load` would, here and now, with these keywords; loads nothing.
+    """Plan memory as `load` would with these keywords, without loading anything.
 
-    It plans for a prepared backbone, even if no load has prepared it yet.
+    It plans for a prepared backbone, even if no load has prepared the backbone yet.
     """
     return plan_with(path, LoadOptions(memory=memory, **more))
 
 
 def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
-    """Plan memory as `memory_plan` does, also with options that are no keywords of it."""
+    """Plan memory as `memory_plan` does. LoadOptions has more options than it has keywords."""
     bundle = options.open(path)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.

@@ -1,1 +1,1 @@
-"""Conversations: turns of messages, and files of them beside their keys and values."""
+"""Conversations with a model, and files that store their messages."""

@@ -1,4 +1,4 @@
-"""A conversation: messages. Each turn adds a question and its answer."""
+"""A conversation is a list of messages. Each turn adds a user message and its answer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stem_edge.text.thoughts import LAST_TOKENS, ThoughtParser
 
 
 class Conversation:
-    """Messages and the turns that add to them, made by Model.conversation; for one thread.
+    """A list of messages, and methods that generate answers. Made by Model.conversation.
 
-    Each of `messages` has a role and a content, and may be changed between turns. A turn renders all
-    of them by the bundle's chat template; without a template, their contents are joined. From the first
-    chunk of an answer on, message and answer are in `messages`. An answer that is cut short (Ctrl-C, a
-    closed iterator, an error) stays as far as it came. Model.stats has the figures of a turn.
+    For one thread. Each of `messages` has a role and a content, and may be changed between turns. Each turn renders all
+    messages with the bundle's chat template. Without a template, it joins their contents. The first chunk
+    of an answer adds the user message and the answer to `messages`. An answer that is cut short (Ctrl-C,
+    a closed iterator, an error) stays as far as it came. Model.stats has the metrics of a turn.
 
-    Thoughts are `thoughts` of chunks, not `text`, and `reasoning_content` of messages. An answer by a
-    grammar has none.
+    Thoughts of the model are in `thoughts` of chunks, not in `text`, and in `reasoning_content` of
+    messages. An answer that follows a grammar has no thoughts.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Conversation:
     def send(
         self, text: str, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Generator[Chunk]:
-        """Answer a message of the user; yield each chunk of the answer. Options as for generate.
+        """Answer a user message; yield each chunk of the answer. Takes the options of `generate`.
 
-        Raises InputError at once for a message that does not fit into the context or that the chat
-        template refuses, and what Model.generate raises. Such a message is not kept.
+        Raises InputError at once for a message that exceeds the context or that the chat template refuses,
+        and every error of Model.generate. A message that raises InputError is not added to `messages`.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         return self._begin(asked, params, options)
@@ -58,14 +58,14 @@ class Conversation:
     def retry(
         self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Generator[Chunk]:
-        """Answer the last message of the user again; arguments and errors as for send.
+        """Answer the last user message again. Arguments and errors are those of `send`.
 
-        The first chunk of the new answer replaces the old one.
+        The first chunk of the new answer replaces the old answer.
         """
         return self._begin(self.messages[: self._last_question() + 1], params, options)
 
     def undo(self) -> str:
-        """Remove the last message of the user and its answer; return that message's content."""
+        """Remove the last user message and its answer; return the content of that message."""
         self.close()
         at = self._last_question()
         content = str(self.messages[at]["content"])
@@ -96,7 +96,7 @@ class Conversation:
     def _keep(
         self, asked: list[Object], chunks: Generator[Chunk], parser: ThoughtParser | None
     ) -> Generator[Chunk]:
-        """Hand out an answer, and keep what was handed out."""
+        """Yield the chunks of an answer, and add each to `messages` as it is yielded."""
         answer: Object | None = None
         try:
             for chunk in chunks:
@@ -116,7 +116,7 @@ class Conversation:
             chunks.close()
 
     def prompt(self, messages: list[Object]) -> list[int]:
-        """Return the token ids of messages, with the beginning of an answer where a template has one."""
+        """Return the token ids of messages and, if the template has one, of the start of an answer."""
         model = self._text
         self._engine.check_usable()
         if model.has_chat_template:
@@ -136,7 +136,7 @@ class Conversation:
         return ids
 
     def close(self) -> None:
-        """End an answer that is not complete; the conversation can go on."""
+        """Stop an answer that is still being generated. The conversation can continue."""
         if self._answer is not None and (answer := self._answer()) is not None:
             answer.close()
 

@@ -1,4 +1,4 @@
-"""A conversation as a file: its messages as JSON, which only their user can read."""
+"""Conversation files: messages as JSON, readable only by the user who saved them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_NBYTES = 8 << 20
 
 
 def save_messages(path: Path, messages: Messages) -> None:
-    """Write messages to a file, in place of an older one. Raises InputError if that fails."""
+    """Write messages to a file, replacing an existing one. Raises InputError if writing fails."""
     try:
         data = json.dumps({"messages": messages}, indent=1).encode()
         write_whole(path, data, durable=True, mode=0o600)
@@ -23,7 +23,7 @@ def save_messages(path: Path, messages: Messages) -> None:
 
 
 def load_messages(path: Path) -> Messages:
-    """Read the messages of a saved conversation. Raises InputError for any other file."""
+    """Read the messages of a saved conversation. Raises InputError for any other kind of file."""
     try:
         data = read_file(path.resolve(), MOST_NBYTES)
         messages: Messages = json.loads(data)["messages"]

@@ -1,1 +1,1 @@
-"""Bundles that are made of checkpoints when these are loaded, and the safety check of bundles."""
+"""Bundles that `load` makes from checkpoints, and the safety check of bundles."""

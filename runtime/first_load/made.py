@@ -1,12 +1,12 @@
-"""Bundles of checkpoints that are loaded as they are: made once, in the user's cache folder.
+"""Bundles that `load` makes from checkpoints: made once, in the user's cache folder.
 
-    made/<key>/made.json   what the bundle is made of, by which version, and which it is; last used when it was written to
+    made/<key>/made.json   source, version and name of the bundle; its time of change is the last use
     made/<key>/<name>/     the bundle
-    made/<key>.lock        locked by the process that makes or removes it
+    made/<key>.lock        locked by the process that makes or removes the bundle
 
-The key is that of the checkpoint's path and the engine. A bundle takes the place of an older one if a file that
-exports of the checkpoint read has another size or time of change, or if another version made that. An export that fails
-leaves nothing. It runs in a process of its own, whose memory does not count for the model.
+The key depends on the checkpoint's path and the engine. A bundle is made again if a file of the checkpoint has
+another size or time of change, or if another version of this package made the bundle. A failed export leaves no
+files. An export runs in a separate process, so its memory does not count for the model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAKING_NBYTES = 10**9  # of a folder's bundle, in a process of its own: 934 MB w
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a bundle is made of, and by what."""
+    """The checkpoint files, engine and package version from which a bundle is made."""
 
     path: str
     files: dict[str, tuple[int, int]]  # size and time of change
@@ -63,9 +63,9 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
-    """Open the bundle of a checkpoint, which is made first if it is not there; or any other bundle.
+    """Open a bundle. For a checkpoint, first make its bundle unless that is in the cache folder.
 
-    One on a hub is fetched. Raises CheckpointError, ExportError, and what opening a bundle raises.
+    Fetches a checkpoint from a hub. Raises CheckpointError, ExportError, and the errors of opening a bundle.
     """
     if is_checkpoint(checkpoint := Path(path)):
         return _open(checkpoint, options)
@@ -103,14 +103,14 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
 
 
 def name_of(source: Source) -> str:
-    """Return the name of a bundle's folder, by which a server calls the model."""
+    """Return the name of a bundle's folder, which is also the model's name in a server."""
     path = Path(source.path)
     name = _plain_name(shown_name(path).rpartition("/")[2].removesuffix(SUFFIX), MADE)
     return MADE if name.casefold() == RECORD else name
 
 
 def made_of(root: Path) -> Source | None:
-    """Return what the bundle in a folder was made of; None without a finished one."""
+    """Return the source of the bundle in a folder; None if the folder has no complete bundle."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         data = disk.read_file(root / RECORD, MAX_RECORD_NBYTES)
         found = msgspec.json.decode(data, type=Source)
@@ -120,7 +120,7 @@ def made_of(root: Path) -> Source | None:
 
 
 def remove(root: Path) -> bool:
-    """Delete a folder with a bundle that was made; False while a process makes it. Raises OSError."""
+    """Delete a folder with a made bundle; False if a process is still making it. Raises OSError."""
     making = disk.update(_lock(root))
     try:
         if not lock(making):
@@ -132,7 +132,7 @@ def remove(root: Path) -> bool:
 
 
 def _provide(root: Path, source: Source, show: bool | None) -> None:
-    """Make the bundle unless it is there. Raises CheckpointError, ExportError."""
+    """Make the bundle unless the folder has it. Raises CheckpointError, ExportError."""
     if made_of(root) != source:
         waiting = partial(tell, f"waiting for the process that makes {root}", show)
         try:
@@ -181,15 +181,15 @@ def _manifest(bundle: Path) -> str:
 
 
 def _lock(root: Path) -> Path:
-    """Return the file beside the folder that stays when the folder goes, so that all lock the same one."""
+    """Return the path of the lock file. It is outside the folder, so it outlasts the folder."""
     return root.with_suffix(LOCK)
 
 
 def _plain_name(text: str, otherwise: str) -> str:
-    """Turn any text into the name of a file or folder that every system takes unchanged.
+    """Turn any text into a file or folder name that is valid on every system.
 
-    Separators, control characters and reserved ones become `_`; dots and spaces at the end are cut off.
-    otherwise: the name of a text of which nothing is left, such as `..`, and of a device.
+    Replaces separators, control characters and reserved ones by `_`; removes dots and spaces at the end.
+    otherwise: the name to use if nothing is left of the text (such as `..`), or if it names a device.
     """
     plain = "".join(c if c.isprintable() and c not in RESERVED else "_" for c in text)
     name = unicodedata.normalize("NFC", plain).rstrip(". ")

@@ -1,4 +1,4 @@
-"""The process that makes a bundle of a checkpoint, or fetches one: its memory does not count for the model."""
+"""Runs a separate process that makes a bundle or fetches a checkpoint, to keep its memory apart."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MAX_MESSAGE_CHARS = 2000
 
 
 def make(checkpoint: str, bundle: Path, engine: EngineName, show: bool | None) -> None:
-    """Export a checkpoint. Raises what the export raised, and ExportError."""
+    """Export a checkpoint in a separate process. Raises the errors of the export, and ExportError."""
     _run(checkpoint, str(bundle), engine, show)
 
 
 def fetched(name: str, show: bool | None) -> str:
-    """Return the path of a checkpoint on a hub, of which what is needed is fetched. Raises HubError, ExportError."""
+    """Fetch a checkpoint's files from a hub; return its path. Raises HubError, ExportError."""
     return _run(name, "", "", show).removesuffix("\n")
 
 
 def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
-    """Return what the worker prints; its progress goes to stderr."""
+    """Run the worker process and return its stdout. Its progress goes to stderr."""
     command = module_command(WORKER, checkpoint, bundle, engine, str(show))
     try:
         status, said = run_worker(command)
@@ -57,7 +57,7 @@ def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
 
 
 def refusal(output: bytes) -> StemEdgeError:
-    """Return the error that a worker printed last, as a StemEdgeError of the same class."""
+    """Convert the last line that a worker printed into the StemEdgeError that it names."""
     name, _, message = printable(last_line(output)[:MAX_MESSAGE_CHARS]).partition(": ")
     kind = getattr(errors, name, ExportError)
     known = isinstance(kind, type) and issubclass(kind, StemEdgeError)

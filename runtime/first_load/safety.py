@@ -1,7 +1,7 @@
-"""The safety check of a bundle: everything that can be checked without running it.
+"""The safety check of a bundle: every check that does not run the model.
 
-A bundle counts as safe if every file is as exported, and none contains anything that could mislead the native
-libraries that read it. That is no proof, and it says nothing about the text that the model will write.
+A bundle counts as safe if every file is as exported, and no file contains anything that could mislead the
+native libraries that read it. That is no proof, and it says nothing about the text that the model will write.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def check_safety(
     path: str | Path,
     tables: str | None = None,
 ) -> Safety:
-    """Check all files that the manifest lists; nothing reads others.
+    """Check all files that the manifest lists. No other file of the bundle is ever read.
 
-    tables: URL of its tables, if their shards are elsewhere; they are then left out, and the result says so. Raises
-    BundleError if there is no such folder.
+    tables: URL of the bundle's table shards, if they are not in its folder. Remote shards are not checked, and
+    the result says so. Raises BundleError if the bundle's folder does not exist.
     """
     root = bundle_folder(path, shards=tables is None)
     try:
@@ -91,7 +91,7 @@ def check_safety(
 
 
 def _parts(bundle: Bundle) -> Iterator[Check]:
-    """Yield checks of what is in the files."""
+    """Yield a description and a check function for each part of the bundle."""
     if bundle.manifest.backbone is not None:
         prefill = bundle.manifest.has_prefill
         yield "weights of the model", lambda: separate(bundle, prefill=prefill, kv="fp32")
@@ -108,7 +108,7 @@ def _parts(bundle: Bundle) -> Iterator[Check]:
 
 
 def _wrong(root: Path, parts: Iterable[Check], checked: list[str]) -> list[str]:
-    """Run checks; append those that pass to `checked`, and return the failures."""
+    """Run checks; append passed ones to `checked`, and return the messages of failures."""
     bad = []
     for right, check in parts:
         try:
@@ -127,6 +127,6 @@ def _has_chat_template(path: Path) -> bool:
 
 
 def _within(root: Path, error: StemEdgeError) -> str:
-    """Return an error's message with paths relative to the bundle."""
+    """Return an error's message with paths relative to the bundle's folder."""
     text = " ".join(str(error).split())
     return text.removeprefix(f"{root}: ").removeprefix(f"{root}{os.sep}")

@@ -1,1 +1,1 @@
-"""Structured output: which tokens a JSON Schema, a regular expression or a grammar allows next."""
+"""Structured output: restricts tokens by a JSON Schema, a regular expression or a grammar."""

@@ -1,4 +1,4 @@
-"""Constraints on answers, token by token."""
+"""Compiled grammars, and the constraints that they put on each token of an answer."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _MOST = np.where(
 
 
 class Grammars:
-    """Compiled grammars of one bundle. Any thread may use it.
+    """Compiles and caches grammars for one bundle. Thread-safe.
 
-    eos_ids: tokens that end an answer. vocab_size: rows of the model, at least the tokenizer's tokens.
+    eos_ids: tokens that end an answer. vocab_size: logits of a step; at least the tokenizer's size.
     """
 
     def __init__(self, codec: TextCodec, eos_ids: Collection[int], vocab_size: int) -> None:
@@ -56,10 +56,10 @@ class Grammars:
         self._lock = Lock()
 
     def open(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint of a new answer, which begins with the first token generated.
+        """Return the constraint of a new answer. It applies from the first generated token on.
 
-        Raises InputError without llguidance, and for a grammar that it does not support, that is
-        malformed, that no text matches, or that would take too long.
+        Raises InputError if llguidance is not installed, or if the grammar is malformed, unsupported,
+        matches no text, or would take too long.
         """
         with self._lock:
             if self._vocabulary is None:
@@ -74,7 +74,7 @@ class Grammars:
         return GrammarConstraint(copy, vocabulary.vocab_size, lambda: self._forget(grammar))
 
     def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
-        """Keep a grammar unless it is too large; drop the least recently used ones for it."""
+        """Cache a grammar unless it is too large; evict the least recently used grammars."""
         if len(grammar.text) > MAX_COMPILED_CHARS:
             return
         self._compiled[grammar] = compiled
@@ -85,7 +85,7 @@ class Grammars:
             self._compiled.popitem(last=False)
 
     def _forget(self, grammar: Grammar) -> None:
-        """Drop a grammar that has become too large in use: its states, up to 100 MB, are shared."""
+        """Remove a grammar that grew too large: all its constraints share up to 100 MB of states."""
         with self._lock:
             self._compiled.pop(grammar, None)
 
@@ -94,11 +94,11 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """Tokens that may follow in one answer. Use it in one thread at a time.
+    """Restricts the tokens of one answer to a grammar. Use it in one thread at a time.
 
     failed: called when the grammar has become too large.
-    Every method raises InputError once the grammar has become too ambiguous to follow, and for a
-    panic of the library.
+    Every method raises InputError once the grammar has become too ambiguous to follow, and when the
+    library panics.
     """
 
     def __init__(self, matcher: LLMatcher, size: int, failed: Callable[[], None]) -> None:
@@ -108,9 +108,9 @@ class GrammarConstraint:
         self._address = self._bits.ctypes.data
 
     def mask(self, logits: F32) -> None:
-        """Set the logits [vocabulary] of tokens that may not follow to -inf, in place.
+        """Set the logits [vocabulary] of all tokens that the grammar forbids to -inf, in place.
 
-        The tokens that end an answer may follow where the grammar is complete.
+        End tokens are allowed once the grammar is complete.
         """
         with panics_refused(_STUCK):
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.size)
@@ -125,15 +125,15 @@ class GrammarConstraint:
         np.minimum(logits, self._most.reshape(-1)[: logits.size], out=logits)
 
     def accept(self, token_id: int) -> None:
-        """Take the token that was chosen. Raises InputError for one that may not follow."""
+        """Advance the grammar by a chosen token. Raises InputError if the grammar forbids it."""
         with panics_refused(_STUCK):
             self._matcher.consume_token(token_id)
             self._check()
 
     def forced(self, most: int) -> list[int]:
-        """Return tokens that must follow, at most `most`; an empty list where there is a choice.
+        """Return up to `most` tokens that must follow; [] if the grammar leaves a choice.
 
-        They split the text that must follow as the tokenizer does. They are not accepted yet.
+        They split the forced text as the tokenizer does. This call does not accept them.
         """
         if most <= 0 or self.ended:
             return []
@@ -143,7 +143,7 @@ class GrammarConstraint:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """True if the grammar allows nothing more except the end of the answer."""
         with panics_refused(_STUCK):
             return self._matcher.is_stopped()
 
@@ -156,7 +156,7 @@ class GrammarConstraint:
 
 
 def _compile(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
-    """Return a matcher at the beginning of a text, to copy."""
+    """Compile a grammar; return a matcher in its initial state, to be copied for each answer."""
     module = library()
     limits = module.LLParserLimits(
         max_grammar_size=MAX_SYMBOLS, initial_lexer_fuel=MAX_FUEL, verbose_errors=False
@@ -191,10 +191,10 @@ def _source(grammar: Grammar) -> str:
 
 
 def _lark_of(gbnf: str) -> str:
-    """Return a grammar of llama.cpp as llguidance converts it.
+    """Convert a grammar in llama.cpp's format (GBNF) to Lark, with llguidance's converter.
 
-    llguidance reads text by lexemes and takes the longest that fits; GBNF reads by characters. So a
-    grammar may allow fewer texts than in llama.cpp, but never others.
+    llguidance splits text into lexemes and takes the longest match; GBNF reads single characters. So a
+    grammar may allow fewer texts than in llama.cpp, but never more.
     """
     from llguidance.gbnf_to_lark import gbnf_to_lark
 

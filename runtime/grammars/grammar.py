@@ -1,4 +1,4 @@
-"""Grammars as users write them, which say what texts a model may answer with."""
+"""Grammars as users write them. A grammar describes the texts that an answer may be."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Grammar:
-    """Texts that an answer may be. Compiling it shows whether it is valid.
+    """A set of texts that an answer may be. Compiling it shows whether it is valid.
 
-    Raises InputError for an empty or too large one.
+    Raises InputError if its text is empty or too long.
     """
 
     kind: Literal["json_schema", "regex", "lark", "gbnf"]  # language of the text
@@ -34,9 +34,9 @@ class Grammar:
 
     @classmethod
     def of_schema(cls, schema: object) -> Self:
-        """Return the grammar of JSON texts that a JSON Schema allows.
+        """Return the grammar of the JSON texts that a JSON Schema allows.
 
-        schema: a dict or bool, or a str of JSON; members come in the order of its properties.
+        schema: a dict or bool, or JSON as a str. Answers have members in the order of its properties.
         """
         try:
             value = json.loads(schema) if isinstance(schema, str) else schema
@@ -51,11 +51,11 @@ class Grammar:
 
     @classmethod
     def of_regex(cls, regex: str) -> Self:
-        """Return the grammar of texts that match a regular expression as a whole."""
+        """Return the grammar of texts that a regular expression matches in full."""
         return cls("regex", regex)
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Return the grammar written in Lark, or in GBNF, which is known by "::="."""
+        """Return the grammar that a text in Lark or GBNF describes; a text with "::=" is GBNF."""
         lark = cls("lark", text)  # refuses what is too long to search
         return cls("gbnf", text) if _GBNF_RULE.search(text) else lark

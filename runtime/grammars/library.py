@@ -1,4 +1,4 @@
-"""llguidance, imported when a grammar is first used, and its errors in one line."""
+"""Imports llguidance when the first grammar is used, and shortens its errors to one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _starting = threading.Lock()  # because threading.stack_size is for the whole pr
 
 
 def library() -> Any:
-    """Return the module. Raises InputError that says how to install it."""
+    """Return the llguidance module. Raises InputError that says how to install it."""
     try:
         return import_module("llguidance")
     except ImportError:
@@ -36,7 +36,7 @@ def library() -> Any:
 
 
 def one_reason(message: str) -> str:
-    """Return a message of the library in one line, without the stack and the grammar's text."""
+    """Reduce an llguidance error message to one line, without its stack and the grammar's text."""
     message = re.split(r"<backtrace>|\n[ \t]*+\d++ \| |; following ", message)[0]
     message = " ".join(message.split())
     if len(message) > 2 * MAX_REASON:  # the reason comes last; and searching takes little time so
@@ -47,9 +47,9 @@ def one_reason(message: str) -> str:
 
 @contextmanager
 def panics_refused(what: str) -> Iterator[None]:
-    """Turn errors of the library into InputError; its message begins with `what`.
+    """Convert errors of llguidance in this block to InputError, whose message begins with `what`.
 
-    Its panics derive from BaseException, so they would end the thread that calls it.
+    Its panics derive from BaseException, so they would otherwise end the calling thread.
     """
     try:
         yield
@@ -60,9 +60,9 @@ def panics_refused(what: str) -> Iterator[None]:
 
 
 def guarded(call: Callable[[], T], what: str) -> T:
-    """Return the result of a call that compiles, made in a thread with a large stack.
+    """Run a call that compiles in a thread with a large stack; return its result.
 
-    Raises InputError for a panic of the library, too.
+    Raises InputError if the library panics.
     """
     future: Future[T] = Future()
 

@@ -1,5 +1,5 @@
-"""Checks of JSON Schemas: llguidance refuses what it does not enforce, but not all that it enforces wrongly
-or so slowly that one request takes a core for minutes.
+"""Checks of JSON Schemas, for keywords that llguidance enforces wrongly, or so slowly that one request
+occupies a core for minutes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _JSON = re.compile(r"%json\s*+")
 
 
 def prepared(text: str) -> str:
-    """Return a JSON Schema in the form of an object.
+    """Return a JSON Schema, given as JSON text, as JSON text of an object.
 
-    Raises InputError, naming the keyword, for what llguidance would enforce wrongly or too slowly.
+    Raises InputError, naming the keyword, for keywords that llguidance enforces wrongly or too slowly.
     """
     schema = json.loads(text)
     if isinstance(schema, bool):
@@ -38,7 +38,7 @@ def prepared(text: str) -> str:
 
 
 def check_lark(lark: str) -> None:
-    """Raise InputError for a Lark grammar that is too long, and for schemas in it as `prepared` does."""
+    """Check a Lark grammar's length and its embedded JSON Schemas. Raises InputError."""
     at = size = 0
     while found := _JSON.search(lark, at):
         size += found.end() - at

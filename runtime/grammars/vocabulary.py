@@ -1,4 +1,4 @@
-"""A bundle's tokenizer as llguidance needs it: the bytes of each token, and how a text is split."""
+"""A bundle's tokenizer in the form that llguidance needs: bytes of each token, text splitting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SPLIT = 4096
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer. Special tokens follow only where a grammar names them."""
+    """The tokenizer interface of llguidance. Only a grammar that names a special token allows it."""
 
     bos_token_id = None
 
@@ -48,7 +48,7 @@ class _Tokens:
         return self._splits(text) or self._longest(text.encode())
 
     def _splits(self, text: str) -> list[int]:
-        """Return the tokens of a text; an empty list if the tokenizer would change the text."""
+        """Return the token ids of a text; [] if their bytes do not join to the same text."""
         before = len(self._encoded(self._begin))
         ids = self._encoded(self._begin + text)[before:]
         joined = b"".join(self.tokens[token_id] for token_id in ids)
@@ -58,7 +58,7 @@ class _Tokens:
         return self._codec.encode(text, add_special_tokens=False, special_tokens_in_text=False)
 
     def _longest(self, text: bytes) -> list[int]:
-        """Split a text into the longest tokens from left to right, as far as there are tokens for it."""
+        """Split bytes greedily into the longest tokens, left to right; stop where no token matches."""
         ids, at = list[int](), 0
         while at < len(text):
             ends = range(min(len(text), at + MAX_TOKEN), at, -1)
@@ -71,10 +71,10 @@ class _Tokens:
 
 
 def vocabulary_of(codec: TextCodec, eos_ids: Collection[int], vocab_size: int) -> LLTokenizer:
-    """Return a bundle's vocabulary, of `vocab_size` ids.
+    """Return a bundle's vocabulary of `vocab_size` ids in the form that llguidance needs.
 
-    eos_ids: tokens that may follow a finished answer. Raises InputError if there are none, and for a
-    tokenizer if its tokens have no own bytes.
+    eos_ids: tokens that end an answer. Raises InputError if there are none, or if the tokenizer's
+    tokens have no bytes of their own.
     """
     if not eos_ids:  # llguidance would guess one
         raise InputError(

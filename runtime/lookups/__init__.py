@@ -1,4 +1,4 @@
-"""Choosing what tokens look up: edits in effect, places of words in a prompt, ids given by callers.
+"""Chooses which rows tokens look up, from edits in effect, words in a prompt, and callers' ids.
 
-Reading the records that edits compose belongs to rows.
+The rows package reads the records from which edits compose rows.
 """

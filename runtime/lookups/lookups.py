@@ -1,4 +1,4 @@
-"""Token ids from callers, and what they look up: their own records, unless an edit or call says else."""
+"""Checks token ids from callers, and maps them to row ids. Edits and callers can change the map."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> l
 
 
 def check_text(config: ModelConfig, ids: list[int], where: str = "") -> None:
-    """Check that no id stands for something other than text. Raises InputError, as checked_ids."""
+    """Raise InputError if an id stands for something other than text, such as an image."""
     for what, number in config.placeholders.items():
         if number in ids:
             raise InputError(
@@ -53,7 +53,7 @@ def check_text(config: ModelConfig, ids: list[int], where: str = "") -> None:
 
 
 def _as_list(token_ids: object, where: str) -> list[Any]:
-    """List the elements, of any type, of a sequence or an array of one dimension."""
+    """Convert a sequence or a one-dimensional array to a list, with elements of any type."""
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):
         if len(token_ids) > MOST_IDS:  # since listing a huge range would take all memory
             raise InputError(f"{where}{len(token_ids)} token ids; give at most {MOST_IDS}")
@@ -69,19 +69,19 @@ def _as_list(token_ids: object, where: str) -> list[Any]:
 
 
 class Changes:
-    """Edits in effect; in this base class, no edits."""
+    """The edits in effect for a call. This base class has no edits."""
 
     of_token: Mapping[int, RowLookup] = {}  # lookups of tokens that differ from their own records
 
     def of_prompt(self, token_ids: Sequence[int]) -> Mapping[int, RowLookup]:
-        """Return lookups at places of a prompt, where they differ from the tokens' own records."""
+        """Map positions of a prompt to lookups that differ from the tokens' own rows."""
         return {}
 
 
 class Lookups:
-    """Row ids of one call; as a context manager, it owns the records made for them.
+    """The row ids of one call. Use as a context manager: it makes and releases records of edits.
 
-    given: lookups of the prompt's tokens, which then ignore edits. Raises as Changes.of_prompt.
+    given: lookups of the prompt's tokens, which then ignore edits. Raises what Changes.of_prompt raises.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Lookups:
         self._engine.release(made)
 
     def of_token(self, token_id: int) -> int:
-        """Row id of a generated token."""
+        """Return the row id of a generated token."""
         lookup = self._tokens.get(token_id)
         if lookup is None:
             return token_id
@@ -120,7 +120,7 @@ class Lookups:
         return self._of_token[token_id]
 
     def after(self, seen: Sequence[int], drafts: Sequence[int] = ()) -> I64:
-        """Row ids of the last token of prompt and answer so far, and of drafts to follow it."""
+        """Return the row ids of the last token of `seen` and of the drafts that follow it."""
         rows, last = self._engine.rows, len(seen) - 1
         first = max(0, last - rows.before)
         tokens = [*seen[first:], *drafts]

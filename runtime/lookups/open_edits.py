@@ -1,4 +1,4 @@
-"""The edits that calls of a model begin with, and rows that a call names itself."""
+"""The edits that open `with model.edited()` blocks apply, and rows that a call names itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OpenEdits:
-    """The edits of each `with` block that is open, in order; threads share them."""
+    """The edits of all open `with model.edited()` blocks, in order. Threads share them."""
 
     def __init__(self, engine: Engine, text: TextCodec, config: ModelConfig) -> None:
         self._engine, self._text, self._config = engine, text, config
@@ -26,7 +26,7 @@ class OpenEdits:
 
     @contextmanager
     def added(self, edits: tuple[Edit, ...]) -> Iterator[None]:
-        """Add edits for a block. Raises InputError for edits that cannot be applied."""
+        """Add edits while a block runs. Raises InputError for edits that cannot be applied."""
         Overlay(self._text, self._config, edits)  # refuse them here rather than at the first call
         key = object()
         self._entries[key] = edits
@@ -37,11 +37,11 @@ class OpenEdits:
 
     @property
     def all(self) -> tuple[Edit, ...]:
-        """Edits that a call beginning now would have, in their order."""
+        """The edits of a call that begins now, in order of application."""
         return tuple(edit for entry in list(self._entries.values()) for edit in entry)
 
     def now(self) -> Changes:
-        """Return the edits of a call that begins now."""
+        """Return the edits of a call that begins now, resolved to lookups."""
         edits, (known, changes) = self.all, self._latest
         if edits != known:
             changes = Overlay(self._text, self._config, edits)
@@ -54,7 +54,7 @@ class OpenEdits:
         stem_ids: Sequence[StemId] | None,
         changes: Changes | None = None,
     ) -> Lookups:
-        """Return the lookups of a call; default: one that begins now. Raises InputError."""
+        """Return the lookups of a call. changes: default: the current edits. Raises InputError."""
         given = None
         if stem_ids is not None:
             given = given_lookups(self._config, stem_ids, len(prompt))

@@ -1,8 +1,8 @@
-"""Edits in effect: maps from tokens, and places of a prompt, to what they look up.
+"""Edits in effect: maps from tokens, and from positions of a prompt, to the rows that they look up.
 
-Edits are stacked in their order. The rows that an edit looks up are always the bundle's own, whatever
-other edits do to them, so that two edits can exchange two tokens. Where two edits change the same row
-(the same place or token, in the same layer), the later one wins. Lookups given by callers ignore edits.
+Edits are stacked in order. The rows that an edit copies are always the bundle's own, without other
+edits, so that two edits can exchange two tokens. Where two edits change the same row (the same
+position or token, in the same layer), the later edit wins. Edits do not change lookups of callers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stem_edge.tables.rows import Row, RowLookup
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
-    """Return the lookups of `length` tokens by ids from a caller. Raises InputError."""
+    """Convert a caller's stem_ids for `length` tokens to lookups. Raises InputError."""
     if not isinstance(stem_ids, Sequence | np.ndarray):
         raise InputError("stem_ids must be a sequence; give one id, or several, for each token")
     if len(stem_ids) != length:
@@ -49,7 +49,7 @@ def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) 
 
 
 def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
-    """Raise InputError for a token without a record and for a mean of experts."""
+    """Raise InputError if a token has no record, or if a lookup would average experts."""
     greatest = max(tokens_of(lookup), default=0)
     if greatest >= config.vocab_size:
         raise InputError(
@@ -71,7 +71,7 @@ ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 
 
 class Overlay(Changes):
-    """Immutable stack of edits on a bundle of this model.
+    """An immutable stack of edits on a bundle.
 
     Raises InputError for an edit that cannot be applied: see `everywhere` and `check_lookup`.
     """
@@ -86,9 +86,9 @@ class Overlay(Changes):
         }
 
     def of_prompt(self, token_ids: Sequence[int]) -> dict[int, RowLookup]:
-        """Lookups at places of a prompt, where they differ from the tokens' own records.
+        """Map positions of a prompt to lookups, only where these differ from the token's own rows.
 
-        Raises InputError if there are edits at positions and the prompt lacks all their sources.
+        Raises InputError if some edits have scope "positions" and the prompt contains none of their sources.
         """
         placed = self._placed(token_ids)
         places = enumerate(token_ids)
@@ -103,7 +103,7 @@ class Overlay(Changes):
         return found
 
     def _placed(self, token_ids: Sequence[int]) -> list[dict[int, ByLayer]]:
-        """Rows that each edit puts at places of a prompt."""
+        """Return, for each edit, the rows that it sets at positions of a prompt."""
         placed: list[dict[int, ByLayer]] = []
         absent: list[AbsentError] = []
         text = None
@@ -129,11 +129,11 @@ class Overlay(Changes):
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
-    """Rows that an edit puts in place of a token's wherever it occurs; empty for scope positions.
+    """Map token ids to the rows that an edit gives them in every text; empty for scope "positions".
 
-    A source is tokenized in several ways (after a space or not), and only the shortest count, because
-    pieces of words occur in many other words. Raises InputError for a token that would have to look
-    up two things.
+    A source has several tokenizations (after a space or not). Only the shortest ones count, because
+    pieces of words occur in many other words. Raises InputError if one token would have to look up
+    two different rows.
     """
     change = edit.change
     if isinstance(change, NewRows):
@@ -167,7 +167,7 @@ def _of_tokens(
 def at_positions(
     codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None = None
 ) -> dict[int, ByLayer]:
-    """Rows that an edit puts at places of a prompt; empty for scope everywhere.
+    """Map positions of a prompt to the rows that an edit sets there; empty for scope "everywhere".
 
     text: the result of text_of for the prompt, if known. Raises AbsentError if the source is absent.
     """
@@ -187,15 +187,15 @@ def at_positions(
 
 
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
-    """Lookups of the `length` tokens of a source that follows the text `before`."""
+    """Return a lookup for each of the `length` tokens of a source. before: text before it."""
     target = target_tokens(codec, change, length, before)
     return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
 
 
 def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
-    """Token ids of the target after `before` or after a space: the fewest that fit the scheme.
+    """Return token ids of the target, after `before` or a space: the shortest that fits the scheme.
 
-    Fewest, because models know a name better by its whole token than by pieces that other names share.
+    Shortest, because models know a name better by its whole token than by pieces that other names share.
     """
     candidates = [tokens_after(codec, text, change.target) for text in (before, " ")]
     candidates.sort(key=len)

@@ -1,4 +1,4 @@
-"""Finding a text among token ids, and the tokens that a text is split into."""
+"""Finds a text among token ids, and the token ids of a text within a context."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AbsentError(InputError):
 
 
 class Span(NamedTuple):
-    """Tokens start..stop-1 hold a text; `before` is what precedes it in the first of them."""
+    """Tokens start to stop - 1 contain a text. `before`: what precedes the text in the first token."""
 
     start: int
     stop: int
@@ -33,10 +33,10 @@ class Span(NamedTuple):
 
 
 def text_of(codec: TextCodec, token_ids: Sequence[int]) -> TokenText:
-    """Text of token ids, special tokens included, and the start and end of each token in it.
+    """Return the text of token ids, with special tokens, and each token's start and end in it.
 
     A character that is split over several tokens belongs to each of them. A byte that belongs to no
-    character is a lone surrogate, which is in no text that is looked for.
+    character becomes a lone surrogate, which no searched text contains.
     """
     pieces = [codec.token_bytes(token_id) for token_id in token_ids]
     text = b"".join(pieces).decode(errors="surrogateescape")
@@ -51,17 +51,17 @@ def text_of(codec: TextCodec, token_ids: Sequence[int]) -> TokenText:
 
 
 def _spaces(text: str) -> int:
-    """Count of spaces at the beginning of a text."""
+    """Return the number of spaces at the beginning of a text."""
     return len(text) - len(text.lstrip(" "))
 
 
 def find_spans(
     codec: TextCodec, token_ids: Sequence[int], wanted: str, placed: TokenText | None = None
 ) -> list[Span]:
-    """Find all places of a text among token ids, from left to right, but not inside longer words.
+    """Find all occurrences of a text among token ids, left to right, except inside longer words.
 
-    A special token is matched only as a whole, because its name is not text. placed: the result of
-    text_of for the ids, if known. Raises AbsentError, naming similar phrases, if there is no place.
+    A special token matches only as a whole, because its name is not text. placed: the result of
+    text_of for the ids, if known. Raises AbsentError, naming similar phrases, if there is no match.
     """
     text, starts, ends = placed or text_of(codec, token_ids)
     spans = []
@@ -79,7 +79,7 @@ def find_spans(
 
 
 def tokens_after(codec: TextCodec, before: str, text: str) -> list[int]:
-    """Token ids that hold a text which follows `before`. Raises InputError."""
+    """Return the token ids of `text` when it follows the text `before`. Raises InputError."""
     ids = codec.encode(before + text, add_special_tokens=False)
     whole, starts, ends = text_of(codec, ids)
     # Searched from the end, because a decoder may drop a space at the beginning.
@@ -104,7 +104,7 @@ def _places(text: str, wanted: str) -> Iterator[int]:
 
 
 def _parted(left: str, right: str) -> bool:
-    """Return whether a word can end between two characters; either may be missing."""
+    """True if a word can end between two characters; either may be missing."""
     if unicodedata.category(right or " ").startswith("M"):
         return False  # since an accent or a vowel sign is part of the letter before it
     letters = left.isalnum() and right.isalnum()

@@ -1,5 +1,5 @@
-"""Keys and values of earlier prompts; later calls go on from them.
+"""The prefix cache: KV caches of earlier prompts, which later calls continue from.
 
-They are reused only where a call that computes everything gives the same bits: reuse.py says where.
+A call uses them only where it then computes the same bits as without them: see reuse.py.
 The engine computes them, and its backends own their arrays.
 """

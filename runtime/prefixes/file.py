@@ -1,9 +1,9 @@
-"""A prefix as a file: token ids, keys and values as they lie in a context, and what they depend on.
+"""Prefix files: token ids, their keys and values, and a fingerprint of what these depend on.
 
-The format is safetensors. The first tensors have the token ids, where steps began and nothing
-(`messages`), the last one the CRC-32C of all bytes before it. Only tokens that look up their own
-rows are written, so ids and the fingerprint say all.
-Only its user may read a file, because it holds what was asked.
+The format is safetensors. The first tensors contain the token ids, the starts of steps, and nothing
+(`messages`); the last tensor contains the CRC-32C of all bytes before it. Only tokens that look up their
+own rows are written, so ids and fingerprint determine the keys and values.
+Only its user may read a file, because it contains prompts.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ NAMES = {np.dtype(value).str: name for name, value in DTYPES.items()}
 
 
 class UnusableError(ValueError):
-    """A file is not a whole prefix, or its bytes are damaged."""
+    """A file is not a complete prefix file, or its bytes are damaged."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Description of a prefix, as its file has it."""
+    """The data of a prefix file other than keys and values."""
 
     fingerprint: str  # of all that keys and values depend on, beside the ids
     token_ids: list[int]
@@ -63,7 +63,7 @@ class _Tensor:
 
 
 def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -> None:
-    """Write a file of mode 0600 and rename it over an older one. Raises OSError."""
+    """Write a prefix file with mode 0600, replacing an existing one atomically. Raises OSError."""
     tensors = _first(saved) | {f"{n:04}": array for n, array in enumerate(arrays)}
     beside = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
@@ -85,13 +85,13 @@ def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -
 
 
 def _first(saved: Saved) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors before keys and values."""
+    """Return the tensors that come before keys and values in the file."""
     values: dict[str, list[int]] = {IDS: saved.token_ids, STARTS: saved.starts, MESSAGES: []}
     return {name: np.array(values[name], dtype) for name, dtype in FIRST.items()}
 
 
 def _pieces(header: bytes, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[U8]:
-    """Yield the bytes before the checksum; keys and values head by head, without a copy."""
+    """Yield all bytes before the checksum; keys and values head by head, without a copy."""
     yield np.frombuffer(header, np.uint8)
     for array in tensors.values():
         for part in array if array.ndim > 2 else [array]:
@@ -117,9 +117,9 @@ def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 class PrefixFile:
-    """An open file; its header was read. Raises UnusableError, OSError.
+    """An open prefix file, whose header has been read. Raises UnusableError, OSError.
 
-    own: only this user can have written it.
+    own: True if no other user can have written the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,18 +153,18 @@ class PrefixFile:
         self.close()
 
     def fits(self, views: Sequence[npt.NDArray[Any]]) -> bool:
-        """Return whether keys and values of all its tokens are there, in the form of these.
+        """True if the file's keys and values have the types and widths of these arrays.
 
-        views [..., tokens, width] may have fewer tokens.
+        views [..., tokens, width] may have fewer tokens than the file.
         """
         count = len(self.saved.token_ids)
         found = [(tensor.shape, tensor.dtype) for tensor in self._tensors[len(FIRST) : -1]]
         return found == [((*view.shape[:-2], count, view.shape[-1]), view.dtype) for view in views]
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield keys and values, after `check`.
+        """Yield the arrays of keys and values. Call `check` first.
 
-        Each overwrites the one before, because all of them together would take the memory of
+        Each array overwrites the previous one, because all arrays together would take the memory of
         another context.
         """
         tensors = self._tensors[len(FIRST) : -1]
@@ -174,7 +174,7 @@ class PrefixFile:
             yield data.view(tensor.dtype).reshape(tensor.shape)
 
     def check(self) -> None:
-        """Read everything, in pieces, because no context limits what a stranger's file has.
+        """Compare the file's checksum. Reads in pieces, because a file can be larger than memory.
 
         Raises UnusableError for damaged bytes.
         """
@@ -218,7 +218,7 @@ class PrefixFile:
 
 
 def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
-    """Return the tensor that an entry describes, if it begins at this place of the file."""
+    """Return the tensor that a header entry describes. It must begin at byte `at` of the file."""
     tensor = _Tensor(np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), at)
     if entry["data_offsets"] != [at - data, at - data + tensor.nbytes]:
         raise UnusableError("tensors have gaps")
@@ -226,6 +226,6 @@ def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
 
 
 def is_own(found: os.stat_result) -> bool:
-    """Return whether a file or folder is this user's, and no other user can write to it."""
+    """True if this user owns a file or folder, and no other user can write to it."""
     getuid: Callable[[], int] | None = getattr(os, "getuid", None)
     return getuid is None or (found.st_uid == getuid() and not found.st_mode & 0o022)

@@ -1,7 +1,7 @@
-"""The folder in which prefixes outlast their model: found again by their ids, the oldest removed.
+"""The folder of prefix files, which outlast a loaded model. Evicts the oldest files.
 
-Whatever is wrong with it or a file is a miss: the prompt is computed. Several processes may share a
-folder, because files appear whole, under a name that says what is in them.
+Any fault of the folder or of a file is a cache miss: the prompt is computed. Several processes may share
+a folder, because files appear whole, under a name that is a digest of their contents.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ MOST_FILES = 4096
 
 
 class OtherFormError(UnusableError):
-    """A prefix has keys and values of another type or width than a context."""
+    """The keys and values of a prefix have another type or width than those of a context."""
 
 
 class PrefixFolder:
-    """Files of prefixes with one fingerprint. A limit holds for the files of all fingerprints.
+    """The prefix files with one fingerprint. The size limit covers files of all fingerprints.
 
     Other files in the folder are neither counted nor touched.
     """
@@ -63,7 +63,7 @@ class PrefixFolder:
         self._lock = threading.RLock()  # several threads may generate
 
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
-        """Return the file that saves most tokens of a prompt, and how many."""
+        """Return the file that covers most tokens of a prompt, and how many; None if too few."""
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
             return None
@@ -76,9 +76,9 @@ class PrefixFolder:
         return best
 
     def read(self, path: Path, tokens: int, context: BackendContext) -> bool:
-        """Copy the first tokens of a file into an empty context; False if it cannot be used.
+        """Copy the first tokens of a file to an empty context. False: the file is unusable.
 
-        The context is then worth nothing.
+        The context's contents are then undefined.
         """
         with self._lock:
             return self._read(path, tokens, context)
@@ -99,7 +99,7 @@ class PrefixFolder:
         return True
 
     def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
-        """Keep what a context computed of a prompt, if that is worth it and not there yet."""
+        """Save the computed part of a prompt, unless it is too short or already in the folder."""
         found = saved_of(prompt, computed, self._fingerprint, context)
         if found is not None:
             with self._lock:
@@ -126,7 +126,7 @@ class PrefixFolder:
         known[path] = written
 
     def _files(self) -> dict[Path, PromptKey]:
-        """Return the usable files, read at the first call."""
+        """Return the usable files and their prompts. The first call reads them."""
         if self._known is None:
             self._known = {}
             with suppress(OSError):
@@ -150,7 +150,7 @@ class PrefixFolder:
                     yield path, PromptKey(saved.token_ids, {}, saved.starts)
 
     def _is_private(self, *, make: bool = False) -> bool:
-        """Return whether the folder is this user's alone to write to; raises OSError."""
+        """True if only this user can write to the folder. Raises OSError."""
         if make and not self._path.exists():
             make_folders(self._path.parent)
             with suppress(FileExistsError):
@@ -164,7 +164,7 @@ class PrefixFolder:
         return False
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove the files used least recently, and what other processes left unfinished."""
+        """Remove the least recently used files, and files that other processes left unfinished."""
         found = list[tuple[float, int, Path]]()
         for path in self._path.iterdir():
             with suppress(OSError):
@@ -188,12 +188,12 @@ class PrefixFolder:
 
 
 def is_unfinished(temporary: os.stat_result) -> bool:
-    """Return whether a temporary file is so old that no process can still be writing it."""
+    """True if a temporary file is so old that no process can still be writing it."""
     return time.time() - temporary.st_mtime > UNFINISHED_SECONDS
 
 
 def _has(longer: PromptKey, prompt: PromptKey) -> bool:
-    """Return whether one file has all tokens of another, computed in the same steps but the last."""
+    """True if `longer` begins with all of `prompt`, computed in the same steps except the last."""
     count = len(prompt.token_ids)
     steps = sum(at < count for at in prompt.starts) - 1
     alike = same_start(longer.starts, prompt.starts) >= steps
@@ -203,9 +203,9 @@ def _has(longer: PromptKey, prompt: PromptKey) -> bool:
 def saved_of(
     prompt: PromptKey, computed: int, fingerprint: str, context: BackendContext
 ) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
-    """Return what to write of a prompt; None if it is too short, or a window has dropped tokens.
+    """Return what to save of a prompt; None if it is too short, or a window has dropped tokens.
 
-    Up to the first token that looks up other rows than its own.
+    It ends before the first token that looks up other rows than its own.
     """
     count = min([computed, *prompt.lookups])
     count -= count % 2
@@ -215,7 +215,7 @@ def saved_of(
 
 
 def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
-    """Copy the first tokens of a file into an empty context, which may be shorter than the file.
+    """Copy a file's first tokens into an empty context, which may be shorter than the file.
 
     Raises OtherFormError, UnusableError, OSError.
     """
@@ -225,12 +225,12 @@ def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
 
 
 def digest(text: str) -> str:
-    """Return a digest for a file name."""
+    """Return a digest of a text, for use in a file name."""
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARS]
 
 
 def _remove_own(path: Path) -> None:
-    """Remove a regular file, if it is this user's."""
+    """Delete a regular file if this user owns it."""
     with suppress(OSError):
         found = path.lstat()
         if stat.S_ISREG(found.st_mode) and is_own(found):

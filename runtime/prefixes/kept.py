@@ -1,11 +1,11 @@
-"""Contexts of earlier calls, kept in memory for later ones that begin with the same tokens.
+"""The prefix cache in memory: contexts of earlier calls, for calls that begin with the same tokens.
 
-A call takes a context out and gives it back when it ends, so that no two calls share one. Giving
-back takes no lock, because a generator does so when it is collected, which may be in the midst of
-anything. What decoding added is not reused, because it was not computed as a prompt.
+A call takes a context out and gives it back when it ends, so that no two calls share a context.
+Giving back takes no lock, because a generator does it when it is collected, which can interrupt any
+code. Decoded tokens are not reused, because they were not computed as a prompt.
 
 The lock guards the lists alone: code that holds it calls no engine, and reads and writes no files. A
-signal handler may wait for it in the midst of a step, that is, while other threads wait for the engine.
+signal handler may wait for it during a step, that is, while other threads wait for the engine.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MOST_KEPT = 8
 
 
 class Prefixes:
-    """Contexts for the calls of one model, and contexts kept from earlier calls, oldest first.
+    """The contexts of all calls of a model: running calls, and cached contexts, oldest first.
 
-    length: tokens of a context. limit: bytes of the KV caches of all of them, and of batches; kept
-    ones give way, so that only calls at the same time exceed it. keeps: whether contexts are kept.
-    folder: gets contexts that give way, and at the end all that are left.
+    length: tokens of a context. limit: bytes of the KV caches of all contexts and batches; cached
+    contexts are evicted first, so only concurrent calls exceed it. keeps: True to cache contexts.
+    folder: evicted contexts are saved there; `close` saves the others.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Prefixes:
         *,
         whole: bool = False,
     ) -> Context:
-        """Return a context for up to `length` tokens, to be given back; its position is what it has of the prompt.
+        """Return a context for up to `length` tokens. It may already have the prompt's first tokens.
 
-        whole: let kept ones give way as if it were full, rather than as it fills.
+        Its position says how many. Call `give_back` later. whole: make room for a full context now, not as it grows.
         """
         if not self._keeps:
             return self.empty(length)
@@ -77,13 +77,13 @@ class Prefixes:
         return prefix
 
     def empty(self, length: int) -> Context:
-        """Return an empty context. Kept ones give way as if it were full; it is not kept itself."""
+        """Return an empty context that will not be cached. Makes room for a full one at once."""
         return self._lend(self._opened(NO_PROMPT, length), length)
 
     def fits(self, nbytes: int) -> bool:
-        """Return True if `nbytes` bytes fit in addition to calls under way, once all kept contexts are dropped.
+        """True if `nbytes` more bytes fit once all cached contexts are dropped.
 
-        Calls may go on to the ends of their contexts.
+        It assumes that running calls fill their contexts to the end.
         """
         with self._lock:
             self._collect()
@@ -92,13 +92,13 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the KV caches of calls under way, and of kept contexts."""
+        """Bytes of the KV caches of running calls and of cached contexts."""
         with self._lock:
             self._collect()
             return sum(prefix.nbytes for prefix in (*self._kept, *self._calls()))
 
     def make_room(self, context: Context, tokens: int) -> None:
-        """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
+        """Drop cached contexts until `context` can grow by `tokens`. Called before each step."""
         with self._lock:
             self._collect()
             context.reserve(min(context.position + tokens, context.length))
@@ -106,13 +106,13 @@ class Prefixes:
         self._write(dropped)
 
     def forget(self) -> None:
-        """Drop all kept contexts."""
+        """Drop all cached contexts."""
         with self._lock:
             self._collect()
             self._kept.clear()
 
     def close(self) -> None:
-        """Write kept contexts to the folder, if there is one, and drop them."""
+        """Save cached contexts to the folder, if there is one, and drop them."""
         with self._lock:
             self._collect()
             self._keeps = False
@@ -120,7 +120,7 @@ class Prefixes:
         self._write(dropped)
 
     def _borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
-        """Take out the kept context that has most tokens of a prompt; it is to be given back."""
+        """Remove and return the cached context with most tokens of a prompt, and that number."""
         with self._lock:
             self._collect()
             tokens, best = _best(self._kept, prompt)
@@ -131,7 +131,7 @@ class Prefixes:
             return best, tokens
 
     def give_back(self, prefix: Context, *, keep: bool = True) -> None:
-        """Take back a context after its call; takes no lock."""
+        """Return a context after its call. Takes no lock. keep: False to drop the context."""
         if keep and self._keeps and not prefix.joined:  # not closed meanwhile
             self._ended.append(prefix)
 
@@ -163,7 +163,7 @@ class Prefixes:
         return prefix
 
     def _copy_running(self, prefix: Context) -> None:
-        """Copy what a call under way has computed of a prompt, such as another answer to it."""
+        """Copy the prompt's tokens that another running call has computed."""
         with self._lock:
             running = [one for one in self._calls() if one is not prefix]
         if not running:
@@ -177,7 +177,7 @@ class Prefixes:
         self._engine.in_turn(copy)
 
     def _lend(self, prefix: Context, length: int) -> Context:
-        """Let kept contexts give way to one for up to `length` tokens, as far as its prompt goes."""
+        """Register a context for a call of up to `length` tokens; evict others to make room."""
         prefix.length = length
         prefix.reserve(len(prefix.prompt.token_ids) or length)
         with self._lock:
@@ -188,7 +188,7 @@ class Prefixes:
         return prefix
 
     def _copies(self, best: Context, tokens: int, prompt: PromptKey) -> bool:
-        """Tell whether the rest of a context is worth keeping, and there is memory for a copy."""
+        """True if tokens of `best` after the first `tokens` are worth caching in a copy that fits."""
         backend = best.backend
         rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
         worth = rest > min(tokens, STEP_TOKENS) and self.fits(backend.nbytes_of(more))
@@ -204,11 +204,11 @@ class Prefixes:
             return self._engine.open_context(length, prompt)
 
     def _calls(self) -> list[Context]:
-        """Return the contexts of calls under way."""
+        """Return the contexts of running calls."""
         return [context for lent in self._lent if (context := lent()) is not None]
 
     def _collect(self) -> None:
-        """Take back contexts of calls that have ended."""
+        """Move contexts of ended calls to the cache."""
         while self._ended:
             prefix = self._ended.popleft()
             self._lent = frozenset(one for one in self._lent if one() not in (prefix, None))
@@ -217,14 +217,14 @@ class Prefixes:
                 self._kept.append(prefix)
 
     def _evict(self) -> list[Context]:
-        """Take out the oldest contexts until all that remain take no more than the limit."""
+        """Remove and return the oldest cached contexts, until the rest is within the limit."""
         dropped = list[Context]()
         while len(self._kept) > MOST_KEPT or (self._kept and self.nbytes > self.limit):
             dropped.append(self._kept.pop(0))
         return dropped
 
     def _write(self, dropped: list[Context]) -> None:
-        """Write contexts to the folder, if there is one, and drop each."""
+        """Save contexts to the folder, if there is one, and drop each."""
         while dropped:
             prefix = dropped.pop(0)
             if self._folder is not None:
@@ -232,7 +232,7 @@ class Prefixes:
 
 
 def _best(contexts: list[Context], prompt: PromptKey) -> tuple[int, Context | None]:
-    """Return the most tokens of a prompt that a context has, and this context if there are any."""
+    """Return the largest number of a prompt's tokens that a context has, and the context if any."""
     if not contexts:
         return 0, None
     from stem_edge.runtime.prefixes.reuse import reusable_of  # where anything is cached

@@ -1,4 +1,4 @@
-"""The folder of prompts of a loaded model, and what decides whether a file in it can be used."""
+"""Opens the prefix folder of a model, and computes the fingerprint that its files must match."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stem_edge.system.processor import cpu_digest
 
 
 def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> PrefixFolder:
-    """Return the folder that `prompt_cache` names, or the one in the cache folder."""
+    """Open the folder that `prompt_cache` names; True means one in the cache folder."""
     given = options.prompt_cache
     path = (
         Path(given) if isinstance(given, str | Path) else cache_folder(options.cache_dir) / FOLDER
@@ -25,7 +25,7 @@ def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> Prefi
 
 
 def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
-    """Return all that decides keys and values of token ids here, to the last bit."""
+    """Return a text of everything that determines the exact keys and values of given ids."""
     facts: dict[str, object] = {
         **ENGINES[plan.engine].versions,
         "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),

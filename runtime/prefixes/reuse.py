@@ -1,4 +1,4 @@
-"""How much of a computed prompt a later prompt can take over, bit for bit."""
+"""How many tokens of a cached prompt a later prompt can reuse without changing any bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTENTION_BLOCK = 16
 
 
 def reusable_of(context: Context, prompt: PromptKey) -> int:
-    """Return how many tokens a prompt can take over from a context."""
+    """Return how many tokens of a context a prompt can reuse."""
     backend = context.backend
     resumes = backend.resumes(len(prompt.token_ids))
     return reusable(context.prompt, context.computed, prompt, resumes, backend.settled)
@@ -26,16 +26,16 @@ def reusable_of(context: Context, prompt: PromptKey) -> int:
 def reusable(
     kept: PromptKey, computed: int, prompt: PromptKey, resumes: Resumes, settled: int = 0
 ) -> int:
-    """Return how many first tokens of `prompt` have in `kept` the bits that a fresh call gives.
+    """Return how many first tokens of `kept` can serve `prompt` with the same bits as a fresh call.
 
-    computed: tokens of `kept` with keys and values. resumes, settled: of its context.
+    computed: number of tokens of `kept` with keys and values. resumes, settled: see its context.
 
     A fresh call gives the same bits where the same kernels run on the same ids and rows. So
-    - up to there, ids and lookups are the same, and both prompts use the same graph;
-    - two tokens or more are left, because kernels round an unpaired one otherwise (engine.starts_of);
+    - ids and lookups are the same up to there, and both prompts use the same graph;
+    - two tokens or more remain, because kernels round an unpaired token differently (engine.starts_of);
     - "pairs": the number is even, as is the start of every step, so that pairs are the same;
-    - "steps": the tokens of a step choose kernels, too, or what a window has dropped.
-      Then both prompts begin a step there, and all their steps before are the same.
+    - "steps": kernels also depend on a step's tokens, or on tokens that a window has dropped.
+      Then both prompts begin a step there, and all earlier steps are the same.
     """
     if not resumes or not prompt.token_ids or kept.prefill != prompt.prefill:
         return 0
@@ -52,7 +52,7 @@ def reusable(
 
 
 def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
-    """Return up to `found` tokens, such that no unpaired last token is alone in one call only."""
+    """Reduce `found` so that an unpaired last token is alone in both calls or in neither."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
         return found

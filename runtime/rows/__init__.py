@@ -1,1 +1,1 @@
-"""The path of a row: read from flash as token ids arrive, and cached in slots for the backbone."""
+"""Reading of table rows: from flash as token ids arrive, cached in slots for the backbone."""

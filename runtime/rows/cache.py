@@ -1,8 +1,8 @@
-"""The row cache: which records are in which slots, and which slots are reused.
+"""The row cache: maps records to slots, and chooses slots to reuse.
 
-The least frequently used records make room; counts of uses age. The slots are inputs of the graph: an
-engine binds their memory once, and a step passes their numbers. Memory follows from the number of slots,
-not from the length of the tables. Not thread-safe: only the engine's thread may use it.
+The least frequently used records are evicted; counts of uses decay. Slots are inputs of the graph: an
+engine binds their memory once, and a step passes slot numbers. Memory depends on the number of slots,
+not on the length of the tables. Not thread-safe: only the engine's thread may use it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ BUCKETS_PER_SLOT = 2
 
 
 class Found(NamedTuple):
-    """What the cache has of the records that a step needs."""
+    """The result of a cache lookup for a step: slots of cached records, and missing records."""
 
     slots: I32  # [n], EMPTY where a record is in no slot
     missing: Missing
 
 
 class RowCache:
-    """Map of record numbers to the slots of `storage`.
+    """Maps record numbers to the slots of `storage`.
 
-    A hash table with chains: a record's bucket is its number modulo their count. Buckets also count
-    uses. Where there are as many buckets as records, each record has its own.
-    A slot may hold only the first rows of a record, which are enough for most tokens of a prompt.
+    A hash table with chains: a record's bucket is its number modulo the number of buckets. Buckets also
+    count uses. With as many buckets as records, each record has its own bucket.
+    A slot may contain only the first rows of a record, which are enough for most tokens of a prompt.
     """
 
     def __init__(self, storage: Slots, slots: int | None = None) -> None:
@@ -59,9 +59,9 @@ class RowCache:
         self.misses = 0  # records to read
 
     def find(self, records: I64, last: int | None = None) -> Found:
-        """Look up records [n]; EMPTY stands for none.
+        """Look up records [n]. The number EMPTY stands for no record.
 
-        last: of how many of the last records all rows are needed; default: of all.
+        last: for this many records at the end, all rows are needed; default: for all records.
         """
         slots, there = self._look_up(records)
         if there.all() and self._whole[slots].all():
@@ -76,7 +76,7 @@ class RowCache:
         return Found(slots, Missing(numbers, whole))
 
     def _look_up(self, records: I64) -> tuple[I32, Flags]:
-        """Return the slot of each record, and whether it has one; EMPTY has the slot EMPTY."""
+        """Return the slot of each record, EMPTY for EMPTY, and whether it has a slot."""
         slots = self._links[records % self._buckets]
         while True:
             there = self._record_of[slots] == records
@@ -85,7 +85,7 @@ class RowCache:
             slots[other] = self._links[self._buckets + slots[other]]
 
     def use(self, records: I64, found: Found) -> None:
-        """Count one use of each record [n]; found: what `find` returned for them, among others."""
+        """Count one use of each record [n]. found: the result of a `find` that included them."""
         missing = found.missing.numbers.tolist()
         self.misses += (read := len(set(missing).intersection(records.tolist())) if missing else 0)
         self.hits += len(records) - read
@@ -98,7 +98,7 @@ class RowCache:
             self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
 
     def install(self, missing: Missing, contents: U8, keep: I32) -> None:
-        """Write records that `find` found missing, and evict none of the slots `keep`."""
+        """Write missing records into slots, without evicting the slots `keep`."""
         found, there = self._look_up(missing.numbers)
         slots, absent = found.astype(np.intp), ~there  # the others lack only their last rows
         slots[absent] = taken = self._victims(int(absent.sum()), keep)
@@ -114,7 +114,7 @@ class RowCache:
             self._links[bucket] = slot
 
     def _unlink(self, slots: npt.NDArray[np.integer]) -> None:
-        """Empty slots."""
+        """Remove records from slots."""
         links = self._links
         for slot, record in zip(slots.tolist(), self._record_of[slots].tolist(), strict=True):
             at = record % self._buckets
@@ -125,7 +125,7 @@ class RowCache:
         self._record_of[slots] = EMPTY
 
     def _victims(self, count: int, keep: I32) -> npt.NDArray[np.intp]:
-        """Choose `count` slots: empty ones first, then the least used; of these, the longest unused."""
+        """Choose `count` slots: empty slots first, then least used, then least recently used."""
         if self.filled + count <= self.slots:
             self.filled += count
             return np.arange(self.filled - count, self.filled, dtype=np.intp)
@@ -140,19 +140,19 @@ class RowCache:
         return np.argpartition(order, count - 1)[:count]
 
     def forget(self, records: I64) -> None:
-        """Empty the slots of records that nobody will look up again."""
+        """Remove records that will not be looked up again."""
         slots, there = self._look_up(records)
         self._unlink(slots[there])
 
     def uses(self) -> Uses:
-        """Records in slots, and how often each was used lately."""
+        """Return the cached records and how often each was used recently."""
         records = self._record_of[self._record_of != EMPTY]
         return Uses(records, self._count[records % self._buckets])
 
     def expect(self, uses: Uses) -> I64:
-        """Start as if these uses had been seen; return the most used records, best first.
+        """Initialize the counts from earlier uses; return the most used records, best first.
 
-        Together they weigh as much as the uses between two halvings, so that new text soon outweighs them.
+        All these uses together count as much as the uses between two halvings, so new text soon outweighs them.
         """
         total = int(uses.counts.sum(dtype=np.uint64))
         if not total:

@@ -1,8 +1,8 @@
-"""Edits: a store that wraps a store, and adds records that edits make.
+"""A record store that adds the records of edits to a table store.
 
-Records of the table store keep their numbers, and made records are numbered after them. Only their
-lookups are held in memory: each read composes them from records of the store. Equal lookups share one
-number until its last user releases it; a number is never assigned again.
+Records of the table store keep their numbers, and edit records are numbered after them. Only their
+lookups are in memory: each read composes such a record from records of the store. Equal lookups share
+a number until its last user releases it; a number is never assigned again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from stem_edge.tables.rows import RowLookup
 
 
 class EditedStore:
-    """Records of a store and of edits; methods as RowStore has them.
+    """The records of a table store and of edits. Same methods as RowStore.
 
-    Row ids up to the store's last token are token ids; greater ones stand for made records.
+    Row ids up to the store's last token are token ids; greater row ids stand for edit records.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -40,7 +40,7 @@ class EditedStore:
 
     @property
     def made(self) -> int:
-        """Number of made records at present."""
+        """The current number of edit records."""
         return len(self._lookups)
 
     def records_of(self, row_ids: I64) -> I64:
@@ -49,7 +49,7 @@ class EditedStore:
         return np.where(made, row_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Row ids of lookups: a token's own id, or a made record's, valid until released."""
+        """Return row ids of lookups, valid until released: token ids, or ids of edit records."""
         made: list[int] = []
         try:
             made.extend(map(self._make, lookups))
@@ -74,14 +74,14 @@ class EditedStore:
         return number - self.layout.records + self.tokens
 
     def release(self, row_ids: Sequence[int]) -> None:
-        """Give back made records, once for each time `make` returned them.
+        """Release edit records. Call it once for each time that `make` returned a row id.
 
-        Any thread may call it at any time, because it only queues them.
+        Any thread may call it at any time, because it only queues the ids.
         """
         self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
 
     def unused(self) -> I64:
-        """Return numbers without users, if any was released; they stay valid until forgotten."""
+        """Return numbers of edit records without users. They stay valid until `forget`."""
         if not self._released:
             return np.empty(0, np.int64)
         while self._released:
@@ -89,7 +89,7 @@ class EditedStore:
         return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
 
     def forget(self, numbers: I64) -> None:
-        """Forget the lookups of numbers without users; a read of them that is under way fails."""
+        """Delete the lookups of numbers without users. A concurrent read of these numbers fails."""
         for number in numbers.tolist():
             lookup = self._lookups.get(number)
             if lookup is not None and self._numbers.get(lookup) == number:
@@ -98,7 +98,7 @@ class EditedStore:
             self._users.pop(number, None)
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:
-        """Read as the store does; made records are always whole."""
+        """Read records as RowStore.read does. Edit records always contain all rows."""
         stored = np.flatnonzero(numbers < self.layout.records)
         if len(stored) == len(numbers):
             return self.base.read(numbers, whole)

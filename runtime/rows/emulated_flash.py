@@ -1,7 +1,7 @@
-"""Emulated flash: reads of files delayed as if by a slower device.
+"""Emulated flash: delays file reads as a slower device would.
 
-Only delays are emulated, from four stated numbers. Real devices also have caches, background writes
-and heat, and begin reads that are hinted. Figures measured with it must be labelled "emulated".
+Only delays are emulated, from four numbers per device. Real devices also have caches, background writes
+and heat, and begin reads that are hinted. Measurements with it must be labelled "emulated".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stem_edge.tables.shards import ShardGrid
 
 
 class FlashProfile(NamedTuple):
-    """Speed of a device in random reads of tens of KiB."""
+    """The speed of a flash device for random reads of tens of KiB."""
 
     bandwidth: float  # bytes per second
     latency: float  # seconds for one read
@@ -37,7 +37,7 @@ PROFILES: dict[FlashName, FlashProfile] = {
 
 
 class SlowFiles(ShardFiles):
-    """Shards on a device of a profile, which serves one batch of reads after another."""
+    """Shard files on an emulated device, which serves one batch of reads at a time."""
 
     def __init__(self, grids: Sequence[ShardGrid], flash: FlashName) -> None:
         check_flash(flash)
@@ -56,6 +56,6 @@ class SlowFiles(ShardFiles):
 
 
 def check_flash(name: str) -> None:
-    """Raise InputError unless there is such a profile."""
+    """Raise InputError unless a profile has this name."""
     if name not in PROFILES:
         raise InputError(f"emulate_flash is {name!r}; expected one of {', '.join(PROFILES)}")

@@ -1,7 +1,7 @@
-"""Bytes of the shards of a table store in the bundle's folder. remote.py has the same interface.
+"""Reads bytes of table shards in the bundle's folder. remote.py has the same interface.
 
 Files are read by `pread`, which reports a bad disk as an error; a memory map would end the process.
-On Linux posix_fadvise(WILLNEED) for every record lets the kernel read at full queue depth, and the
+On Linux, posix_fadvise(WILLNEED) for every record lets the kernel read at full queue depth, and the
 reads that follow find the pages in memory. Elsewhere a small pool of threads reads.
 """
 
@@ -24,7 +24,7 @@ POOL_THREADS = 8
 
 
 class ByteRange(NamedTuple):
-    """Some bytes of a shard."""
+    """A range of bytes in a shard."""
 
     shard: int  # counted through all arrays
     offset: int
@@ -32,7 +32,7 @@ class ByteRange(NamedTuple):
 
 
 class ShardFiles:
-    """Shards in the bundle's folder, all of them open. Threads may read at once. Raises BundleError."""
+    """The open shard files of a bundle. Threads may read at once. Raises BundleError."""
 
     distant = False  # True if bytes come over a network
     # Advice for bytes that cannot be read, are too few, or are damaged.
@@ -55,13 +55,13 @@ class ShardFiles:
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
 
     def name(self, shard: int) -> str:
-        """Name of a shard in messages."""
+        """Return the name of a shard for messages."""
         return self._paths[shard]
 
     def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
-        """Fill a buffer [nbytes] with each piece; return the bytes read, or the error, of each.
+        """Read each piece into its buffer [nbytes]; return each byte count, or its error.
 
-        Fewer bytes are read only at the end of a shard.
+        A count is less than the buffer's size only at the end of a shard.
         """
         self._nbytes += sum([piece.nbytes for piece in pieces])
         if len(pieces) > 1:
@@ -77,13 +77,13 @@ class ShardFiles:
             return error
 
     def ahead(self, pieces: Sequence[ByteRange]) -> None:
-        """Ask the system to begin reading; returns at once, guarantees nothing."""
+        """Ask the OS to start reading these pieces. Returns at once; guarantees nothing."""
         if hasattr(os, "posix_fadvise"):
             for piece in pieces:
                 self._advise(piece, os.POSIX_FADV_WILLNEED)
 
     def forget(self, piece: ByteRange) -> None:
-        """Make the next read of a piece that was damaged fetch it from where it is stored."""
+        """Drop a damaged piece from the OS's page cache, so that the next read goes to the disk."""
         if hasattr(os, "posix_fadvise"):  # elsewhere its cached copy is read again
             self._advise(piece, os.POSIX_FADV_DONTNEED)
 
@@ -92,11 +92,11 @@ class ShardFiles:
             os.posix_fadvise(self._opened[piece.shard], piece.offset, piece.nbytes, advice)
 
     def counters(self) -> RowCounters:
-        """Bytes read since opening."""
+        """Return the bytes read since opening."""
         return RowCounters(bytes_read=self._nbytes)
 
     def stop(self) -> None:
-        """Reads of files end by themselves."""
+        """Do nothing: reads of local files end by themselves."""
 
     def close(self) -> None:
         """Release files and threads; later reads fail."""

@@ -1,10 +1,10 @@
-"""Rows of n-grams for a server of a large backbone: from ids to gathered vectors.
+"""Rows of n-gram tables, for a server of a large backbone: token ids in, gathered vectors out.
 
     ids -> keys (numerics/ngram_hash.py) -> pages of the table store -> rows -> float32 [T, heads * width]
 
-Which rows a step needs is known from ids alone, so `prefetch` asks the system for them as soon as the
-ids are known, and `rows` finds them in memory. Nothing is kept here: what is used often stays in the
-system's page cache.
+Token ids alone determine the rows of a step. So `prefetch` asks the OS for these rows as soon as the
+ids are known, and `rows` finds them in memory. Nothing is cached here: rows that are used often stay
+in the OS's page cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGES_AT_ONCE = 2048
 
 
 class NgramRows:
-    """Tables of n-grams of one model, opened for reading. Threads may read at once.
+    """The n-gram tables of one model, opened for reading. Threads may read at once.
 
     A context manager; closing releases files. Raises BundleError.
     """
@@ -46,25 +46,25 @@ class NgramRows:
 
     @property
     def memory(self) -> int:
-        """Last ids of a text that its next position needs as `before`."""
+        """Number of preceding token ids on which a token's rows depend. See `before` of `rows`."""
         return max(table.hash.memory for table in self.tables)
 
     def keys(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> I64:
-        """Return the row number of each head at each position, int64 [T, heads]. Raises InputError."""
+        """Return the row number of each head for each token, int64 [T, heads]. Raises InputError."""
         return self._table(table)[0].hash.keys(ids, before, self._class_of)
 
     def prefetch(self, ids: npt.ArrayLike, before: npt.ArrayLike = ()) -> None:
-        """Let the system begin to read what `rows` will want for these ids; returns at once."""
+        """Ask the OS to start reading the rows of these ids. Returns at once."""
         for table, store in zip(self.tables, self._stores, strict=True):
             keys = table.hash.keys(ids, before, self._class_of)
             pages = np.unique(keys // table.rows_per_page)
             store.ahead(pages, np.ones(len(pages), np.bool_))
 
     def rows(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> F32:
-        """Return the rows of all heads at each position, one after another, [T, heads * width].
+        """Return the rows of all heads at each position, concatenated: [T, heads * width].
 
-        ids: of a text [T]. before: ids of the text before these, at least the last `memory` of them.
-        table: its number or name. Raises InputError, RowReadError.
+        ids [T]: token ids. before: the ids that precede them in the text, at least the last `memory` ids.
+        table: number or name of a table. Raises InputError, RowReadError.
         """
         described, store = self._table(table)
         keys = described.hash.keys(ids, before, self._class_of)
@@ -98,7 +98,7 @@ class NgramRows:
 
 
 def _gathered(table: NgramTable, store: RowStore, keys: I64) -> Iterator[tuple[I64, U8]]:
-    """Read the pages of rows, some at a time; yield places in `keys` and their rows [n, row_nbytes]."""
+    """Read pages in batches; yield positions in `keys`, and their rows [n, row_nbytes]."""
     order = np.argsort(keys, kind="stable")
     numbers = keys[order] // table.rows_per_page
     first = np.flatnonzero(np.diff(numbers, prepend=-1))  # of each page's rows in this order
@@ -113,12 +113,12 @@ def _gathered(table: NgramTable, store: RowStore, keys: I64) -> Iterator[tuple[I
 
 
 def open_rows(path: str | Path, *, url: str | None = None) -> NgramRows:
-    """Open tables of n-grams that `stem-edge export --tables-only` wrote. Raises BundleError.
+    """Open n-gram tables that `stem-edge export --tables-only` wrote. Raises BundleError.
 
         with stem_edge.open_rows("rows") as rows:
             rows.prefetch(ids)
             vectors = rows.rows(ids)  # float32 [T, heads * width]
 
-    url: where the shards are, if the folder has descriptions alone, for fsspec; nothing is prefetched then.
+    url: location of the shards if they are not in the folder, for fsspec. Disables prefetching.
     """
     return NgramRows(path, url)

@@ -1,11 +1,11 @@
-"""Shards on a network disk, in object storage or on a web server, read in ranges through fsspec.
+"""Table shards on a network disk, in object storage or on a web server. fsspec reads byte ranges.
 
-A table store's descriptions and index are in the bundle; only its shards are elsewhere, and where a
-record lies in them is arithmetic. Opening requests nothing. The ranges of a step are read at the same
-time. The row store checks each record's crc32c, and repeats a read that failed once.
+A table store's descriptions and index are in the bundle; only its shards are remote, and the place of a
+record in them is computed. Opening sends no request. The ranges of a step are read at the same
+time. The row store checks each record's crc32c, and repeats a failed read once.
 
-fsspec finds credentials and proxies in its own configuration and the environment; a bundle never names
-either. It also caches on disk, if the URL asks for that (blockcache::https://...).
+fsspec takes credentials and proxies from its own configuration and the environment, never from a
+bundle. It also caches on disk if the URL asks for that (blockcache::https://...).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error's words
 
 
 class RemoteShards:
-    """Shards of a table store below a URL; methods as ShardFiles has them. Raises InputError if nothing here can read it."""
+    """The shards of a table store below a URL. Same methods as ShardFiles. Raises InputError."""
 
     distant = True
     if_unreadable = "check the network and the address; credentials are those that fsspec finds"
@@ -99,10 +99,10 @@ class RemoteShards:
         return found[: piece.nbytes]
 
     def ahead(self, pieces: Sequence[ByteRange]) -> None:
-        """Nothing: a network has no cache that could fill."""
+        """Do nothing: remote files have no OS cache to fill."""
 
     def forget(self, piece: ByteRange) -> None:
-        """Wait a moment, because a network may be disturbed for longer than one read."""
+        """Wait a moment before the next read, because a network fault may outlast one read."""
         self._closing.wait(PAUSE_SECONDS)
 
     def counters(self) -> RowCounters:
@@ -117,7 +117,7 @@ class RemoteShards:
 
 
 def _put(answer: bytes | BaseException, buffer: U8) -> int | OSError:
-    """Copy a range into a buffer; any error of the protocol's library becomes an OSError."""
+    """Copy the bytes of a range to a buffer; return their number. Any error becomes an OSError."""
     if isinstance(answer, bytes):
         buffer[: len(answer)] = np.frombuffer(answer, np.uint8)
         return len(answer)
@@ -125,12 +125,12 @@ def _put(answer: bytes | BaseException, buffer: U8) -> int | OSError:
 
 
 def reading_nbytes(layout: RecordLayout) -> int:
-    """Return the bytes that reading takes beside the records that a step wants."""
+    """Return the bytes of memory that remote reading needs in addition to a step's records."""
     return LIBRARY_NBYTES + 3 * READ_AT_ONCE * layout.record_nbytes
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it. Raises InputError."""
+    """Return fsspec's file system for a URL, and the path in it. Raises InputError."""
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError as error:
@@ -148,7 +148,7 @@ def open_url(url: str) -> tuple[Any, str]:
 
 
 def printable_url(url: str) -> str:
-    """Return a URL for messages, without the password and the signature that it may have."""
+    """Return a URL for messages, without passwords and signatures."""
     scheme, mark, rest = url.rstrip("/").partition("://")
     if not mark:
         return one_line(scheme)

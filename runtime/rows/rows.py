@@ -1,9 +1,9 @@
 """Rows of a model: which rows tokens look up, and their slots in the row cache.
 
-`expect(ids)` starts reading what a later step lacks; `slots(ids)` returns the slots of a step. Row ids say
-which rows tokens look up: a token's own id, or one that stands for an edit. Only `Rows` and the store know
-how they become record numbers; engine and backend know tokens and slots. Here are the rows of dense models,
-which have none; table_rows.py has those of tables.
+`expect(ids)` starts reading uncached rows of a later step; `slots(ids)` returns the slots of a step. A row
+id says which rows a token looks up: it is the token's own id, or stands for an edit. Only `Rows` and the
+store convert row ids to record numbers; engine and backend use tokens and slots. `Rows` is for dense
+models, which have no tables; table_rows.py is for models with tables.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Keys: TypeAlias = Callable[[I64, I64, int], I64]
 
 
 class Missing(NamedTuple):
-    """Records to read."""
+    """Records that a step needs and the row cache lacks."""
 
     numbers: I64  # [n], distinct and ascending
     whole: Flags  # [n], False where the rows that prompts need are enough
@@ -44,7 +44,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class RowCounters:
-    """Counts since the model was loaded."""
+    """Row counters since the model was loaded."""
 
     hits: int = 0  # uses of records that were in the row cache
     misses: int = 0
@@ -60,7 +60,7 @@ class RowCounters:
 
 @dataclass(frozen=True)
 class RowKeys:
-    """The rows that tokens look up: by default, each its own."""
+    """How a model maps tokens to rows. By default, each token has its own row."""
 
     of: Keys | None = None
     before: int = 0  # tokens before a step that decide which rows it looks up
@@ -71,7 +71,7 @@ class RowKeys:
 
 
 def keys_of(config: ModelConfig) -> RowKeys:
-    """Keys of a model: of the n-grams that tokens end, of the last tokens of their document, or their own."""
+    """Return how a model maps tokens to rows: by n-grams, by a window of tokens, or by token id."""
     if config.ngram_order:
         from stem_edge.numerics.ngram_hash import hash_of  # for such models alone
 
@@ -96,7 +96,7 @@ def keys_of(config: ModelConfig) -> RowKeys:
 
 
 class Rows:
-    """Rows of a dense model, which has none."""
+    """The rows of a dense model, which has no tables."""
 
     def __init__(self, keys: RowKeys | None = None) -> None:
         self._keys = keys or RowKeys()
@@ -105,48 +105,48 @@ class Rows:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens of a step, whichever they are."""
+        """Maximum tokens of a step, for any choice of tokens."""
         return ANY_NUMBER
 
     @property
     def step_sequences(self) -> int:
-        """Most sequences that can decode in one step."""
+        """Maximum sequences that can decode in one step."""
         return ANY_NUMBER
 
     def ids(self, token_ids: I64, own: I64 | None = None, first: int = 0) -> I64:
-        """Row ids that tokens of a text look up, from the `first` on: [T - first] or [T - first, keys].
+        """Return the row ids of tokens from index `first` on: [T - first] or [T - first, keys].
 
-        own [T]: row ids of the tokens' own rows; default: the token ids. Before the first token must be
-        `before` tokens, or the whole text.
+        own [T]: row ids of the tokens' own rows; default: the token ids. At least `before` tokens, or the
+        whole text, must precede index `first`.
         """
         own, of = token_ids if own is None else own, self._keys.of
         return own[first:] if of is None else of(token_ids, own, first)
 
     def expect(self, row_ids: I64, last: int | None = None, later: I64 = NO_IDS) -> None:
-        """Start reading what the cache lacks for the next step; arguments as for `slots`.
+        """Start reading rows of the next step that are not cached. Takes the arguments of `slots`.
 
-        later: row ids of steps that follow it, which the system may begin to read.
+        later: row ids of steps after the next one, which the OS may start to read.
         """
 
     def slots(self, row_ids: I64, last: int | None = None) -> I32:
-        """Slots of row ids, in the same shape; they stay valid until the next call.
+        """Return the slots of row ids, in the same shape. They stay valid until the next call.
 
-        last: of how many of the last tokens all rows are needed, and not only those that each token of
-        a prompt needs (ModelConfig.prompt_rows). Default: of all.
+        last: this many tokens at the end need all rows; earlier tokens of a prompt need only
+        ModelConfig.prompt_rows rows. Default: all tokens need all rows.
         """
         return np.zeros(len(row_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Row ids int64 [n] that stand for lookups [n] until released. Raises InputError."""
+        """Return row ids, int64 [n], for lookups [n]; valid until released. Raises InputError."""
         if lookups:
             raise InputError("this model is dense: it has no rows to edit; load one with tables")
         return NO_IDS
 
     def release(self, row_ids: Sequence[int]) -> None:
-        """Give back row ids from `make`; safe in any thread."""
+        """Release row ids from `make`. Any thread may call it."""
 
     def counters(self) -> RowCounters:
-        """Counts since loading."""
+        """Return the counts since loading."""
         return RowCounters()
 
     def close(self) -> None:

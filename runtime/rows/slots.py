@@ -1,4 +1,4 @@
-"""Slots: memory for the rows of a row cache, in the form that an engine's graph reads."""
+"""Slots: the memory of a row cache, in the format that an engine's graph reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class Slots(Protocol):
-    """Memory for the rows of `count` records, in numbered slots."""
+    """Memory for `count` records, in numbered slots."""
 
     layout: RecordLayout
     count: int
@@ -26,11 +26,11 @@ class Slots(Protocol):
         """Bytes of one slot."""
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
-        """Put records [n, record_nbytes] into slots [n]."""
+        """Write records [n, record_nbytes] into slots [n]."""
 
 
 class ArraySlots(Slots):
-    """Slots for onnxruntime: codes and scales as in records."""
+    """Slots for onnxruntime: arrays of codes and scales, packed as in records."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count
@@ -47,11 +47,11 @@ class ArraySlots(Slots):
 
     @property
     def slot_nbytes(self) -> int:
-        """Bytes of one slot, with the zero points that dequantizing needs."""
+        """Bytes of one slot, including the zero points for dequantizing."""
         return array_slot_nbytes(self.layout)
 
     def inputs(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the slots as inputs of a graph, by the names of the inputs."""
+        """Return the arrays of the slots, keyed by the names of the graph's inputs."""
         layout = self.layout
         arrays: dict[str, npt.NDArray[Any]] = {}
         for index, layer in enumerate(layout.layers):
@@ -73,7 +73,7 @@ class ArraySlots(Slots):
 
 
 def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:
-    """Write columns of rows [n, columns] to slots [n], one part after the other."""
+    """Split rows [n, columns] into the parts' columns, and write them to slots [n] of each part."""
     start = 0
     for part in parts:
         stop = start + part.shape[1]

@@ -1,6 +1,6 @@
-"""The table store: reads records by number and checks them. Knows where they lie, not which to keep.
+"""The table store reader: reads records by number and checks them. It caches nothing.
 
-Where only the first rows of a record are wanted, the rest of it is zeros.
+A read of only the first rows of a record returns zeros for the other rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shards: TypeAlias = "ShardFiles | RemoteShards"
 
 
 class _Shard(NamedTuple):
-    """Where the records of a shard lie."""
+    """Location and size of the records in a shard."""
 
     grid: ShardGrid
     first: int  # number of its first record
@@ -35,7 +35,7 @@ class _Shard(NamedTuple):
 
 
 class RowStore:
-    """Records of one table store. Threads may read at once. As a context manager, it closes."""
+    """Reads the records of one table store. Threads may read at once. A context manager."""
 
     def __init__(self, tables: TableStore, shards: Shards, prompt_rows: int = 0) -> None:
         self._shards, self.distant = shards, shards.distant
@@ -56,14 +56,14 @@ class RowStore:
         self.splits = 0 < begin < whole
 
     def records_of(self, row_ids: I64) -> I64:
-        """Record numbers of row ids, in the same shape."""
+        """Return the record numbers of row ids, in the same shape."""
         return row_ids if self._index is None else self._index[row_ids].astype(np.int64)
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:
         """Read records uint8 [n, record_nbytes]; ascending numbers [n] are read fastest.
 
         whole [n]: False where only the first rows are needed; default: all True. Raises RowReadError,
-        which names shard and offset, if a record is unreadable or damaged.
+        naming shard and offset, if a record is unreadable or damaged.
         """
         pieces = self._pieces(numbers, whole)
         # A record in one piece is read together with the checksum that follows it.
@@ -76,7 +76,7 @@ class RowStore:
         return buffers[:, :-CRC_NBYTES]
 
     def ahead(self, numbers: I64, whole: Flags) -> None:
-        """Ask the system to begin reading records; returns at once, guarantees nothing."""
+        """Ask the OS to start reading records. Returns at once; guarantees nothing."""
         self._shards.ahead(self._pieces(numbers, whole))
 
     def _pieces(self, numbers: I64, whole: Flags | None) -> list[ByteRange]:
@@ -84,7 +84,7 @@ class RowStore:
         return list(map(self._piece, numbers.tolist(), flags))
 
     def _piece(self, number: int, whole: bool) -> ByteRange:
-        """Find a record. Raises InputError for an unknown number, and after `close`."""
+        """Return the byte range of a record. Raises InputError if there is none, or after `close`."""
         if not self._starts:
             raise InputError("the table store is closed; open it again")
         if not 0 <= number < self.layout.records:
@@ -96,12 +96,12 @@ class RowStore:
         return ByteRange(shard, (number - self._starts[shard]) * sizes[True], sizes[whole])
 
     def where(self, number: int) -> str:
-        """Place of a record, for messages: its shard, and its first byte there."""
+        """Return the location of a record for messages: its shard and byte offset."""
         piece = self._piece(number, whole=True)
         return f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
 
     def _read(self, numbers: list[int], pieces: Sequence[ByteRange], buffers: U8) -> None:
-        """Fill buffers with records, whose numbers are for messages."""
+        """Read pieces into buffers; retry failed reads. numbers: record numbers for messages."""
         grids = [self._places[piece.shard].grid for piece in pieces]
         plain = [g.pieces == 1 and g.layout.row_type == self.layout.row_type for g in grids]
         read = [
@@ -117,14 +117,14 @@ class RowStore:
                 buffers[at, : record.size] = record
 
     def _read_again(self, grid: ShardGrid, number: int, piece: ByteRange, buffer: U8) -> None:
-        """Read once more what failed, because a bus may have been disturbed. Raises RowReadError."""
+        """Retry a failed read once, because the fault may be temporary. Raises RowReadError."""
         self._shards.forget(piece)
         (found,) = self._shards.read([piece], [buffer])
         if fault := self._fault(grid, found, buffer):
             raise RowReadError(f"{self.where(number)}: {fault}")
 
     def _fault(self, grid: ShardGrid, found: int | OSError, buffer: U8) -> str:
-        """Return what is wrong with bytes that were read, and what to do; "" if nothing is."""
+        """Return what is wrong with a read and what to do about it; "" if it is correct."""
         if isinstance(found, OSError):
             return f"{found.strerror or found}; {self._shards.if_unreadable}"
         if found != len(buffer):
@@ -133,7 +133,7 @@ class RowStore:
         return damage and f"{damage}; {self._shards.if_damaged}"
 
     def _converted(self, grid: ShardGrid, read: U8) -> U8:
-        """Return a record without checksums, in the form of this store's layout."""
+        """Remove a record's checksums, and convert it to this store's layout."""
         record = grid.without_checksums(read[None])
         if grid.layout.row_type == self.layout.row_type:
             return record.reshape(-1)
@@ -144,11 +144,11 @@ class RowStore:
         return widen(grid.layout, stored, self.layout).reshape(-1)
 
     def counters(self) -> RowCounters:
-        """Counts since opening."""
+        """Return the counts since opening."""
         return self._shards.counters()
 
     def stop(self) -> None:
-        """Let reads over a network fail soon, including those under way."""
+        """Make network reads fail soon, including running ones."""
         self._shards.stop()
 
     def close(self) -> None:
@@ -172,9 +172,9 @@ def open_store(
 ) -> RowStore:
     """Open the table store in the folder `root`. Raises BundleError if its format differs.
 
-    flash: device whose speed is emulated. prompt_rows: rows of a record that a prompt needs
-    (ModelConfig); 0: all. url: where its shards are, if not in the folder. Raises BundleError when a
-    shard has a wrong size or index, and InputError for a url that nothing here can read.
+    flash: device to emulate the speed of. prompt_rows: number of rows of a record that a prompt needs
+    (ModelConfig); 0: all. url: location of the shards, if not in the folder. Raises BundleError when a
+    shard has a wrong size or index, and InputError for a url that fsspec cannot open.
     """
     tables = open_table_store(root)
     if tables.format != format:
@@ -186,7 +186,7 @@ def open_store(
 
 
 def open_shards(tables: TableStore, url: str | None, flash: FlashName | None = None) -> Shards:
-    """Open shards in the store's folder, or below a url. Raises BundleError, InputError."""
+    """Open shards in the store's folder, or below a URL. Raises BundleError, InputError."""
     if url is not None:
         from stem_edge.runtime.rows.remote import RemoteShards  # for tables elsewhere alone
 

@@ -23,7 +23,7 @@ Ids: TypeAlias = "int | slice | npt.ArrayLike"
 
 
 class Tables:
-    """Read-only tables of a bundle; a context manager. Its arrays are copies and outlive it."""
+    """The tables of a bundle, read-only; a context manager. Its arrays are copies."""
 
     def __init__(self, root: Path) -> None:
         tables = open_table_store(root)
@@ -33,16 +33,16 @@ class Tables:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """STEM layers, ascending."""
+        """The numbers of STEM layers, ascending."""
         return self.layout.layers
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of tokens, of STEM layers, and of values in a row."""
+        """(tokens, STEM layers, values in a row)."""
         return self._store.tokens, len(self.layers), self.layout.row_width
 
     def __getitem__(self, key: tuple[Ids, int]) -> F32:
-        """Rows of ids in a STEM layer (by its number in the model): [n, width], or [width] for one.
+        """Return rows of ids in a STEM layer of the model: [n, width], or [width] for one id.
 
         Raises InputError for an id or layer that the tables do not have.
         """
@@ -54,7 +54,7 @@ class Tables:
         return rows if tokens.ndim else rows[0]
 
     def _token_ids(self, ids: Ids) -> npt.NDArray[np.integer]:
-        """Convert to one id or a flat array of ids."""
+        """Convert ids to an array: a single id, or one dimension."""
         if isinstance(ids, slice):
             return np.arange(self._store.tokens)[ids]
         try:
@@ -74,7 +74,7 @@ class Tables:
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
-        """Return packed records [n, record_nbytes] of ids [n], in the form that graphs take."""
+        """Return packed records [n, record_nbytes] of ids [n], in the layout that graphs read."""
         tokens = self._store.tokens
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < tokens:
             raise InputError(

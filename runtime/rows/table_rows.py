@@ -1,10 +1,10 @@
-"""Slots of rows from tables, and the reading of records that the cache lacks.
+"""Rows of a model with tables: fills row cache slots with records from the table store.
 
-`expect` starts a thread that reads what a later step lacks. `slots` waits for that read, and itself reads
-what was not expected. Only `slots` changes the cache, in the caller's thread and between two computations,
-so the graph never reads a slot that is being written. At most one read is under way. No record is read
-twice for a step unless the thread fails: then `slots` reads again, except over a network, and reports what
-still fails.
+`expect` starts a thread that reads records of a later step that the cache lacks. `slots` waits for that
+read, and itself reads all other missing records. Only `slots` changes the cache, in the caller's thread
+and between two computations, so the graph never reads a slot that is being written. At most one read runs
+at a time. No record is read twice for a step unless the thread fails: then `slots` reads again, except over
+a network, and raises an error that persists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Asked(NamedTuple):
-    """What the cache was asked last, and its answer."""
+    """The last lookup in the row cache, and its result."""
 
     row_ids: I64
     last: int | None
@@ -45,9 +45,9 @@ class Asked(NamedTuple):
 
 
 class TableRows(Rows):
-    """Rows of a model with tables. Without `overlap`, `expect` does nothing.
+    """The rows of a model with tables. Without `overlap`, `expect` does nothing.
 
-    Only the engine's thread may use it, except for `release`. Closes the store.
+    Only the engine's thread may use it, except for `release`. `close` also closes the store.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class TableRows(Rows):
 
     @property
     def made(self) -> int:
-        """Number of records made by edits at present."""
+        """The current number of edit records."""
         return 0 if self._edits is None else self._edits.made
 
     def _fitting(self, rows_before: int = 0) -> int:
-        """Most tokens whose rows fit into the slots."""
+        """Return the maximum number of tokens whose rows fit into the slots."""
         if self.cache.slots >= self.store.layout.records + self.made:
             return ANY_NUMBER  # any tokens fit
         return (self.cache.slots - rows_before) // self._keys.rows_per_token
@@ -95,9 +95,9 @@ class TableRows(Rows):
                 self._pool.submit(self.store.ahead, *self._find(records, 0).missing)
 
     def slots(self, row_ids: I64, last: int | None = None) -> I32:
-        """Raises RowReadError or MemoryError; the cache then is still right, and can be asked again.
+        """Return the slots of row ids. There must be a slot for each distinct record.
 
-        The distinct records must not outnumber the slots.
+        Raises RowReadError or MemoryError. The cache is still valid then, and the call can be repeated.
         """
         asked = self._ask(row_ids, last)
         self.cache.use(self._new(asked.records), asked.found)
@@ -107,7 +107,7 @@ class TableRows(Rows):
         return asked.found.slots.reshape(row_ids.shape)
 
     def _ask(self, row_ids: I64, last: int | None) -> Asked:
-        """Look up a step in the cache, unless that was the last question and nothing has changed."""
+        """Look up a step's records in the cache; repeat the last result if nothing has changed."""
         asked = self._asked
         if asked is None or asked.last != last or not np.array_equal(asked.row_ids, row_ids):
             records = self.store.records_of(row_ids)
@@ -118,18 +118,18 @@ class TableRows(Rows):
         return self.cache.find(records.ravel(), last if self.store.splits else None)
 
     def _new(self, keys: I64) -> I64:
-        """Those of the tokens' keys that earlier steps did not have, in a line."""
+        """Return the row keys that a step's tokens add to those of earlier steps: one dimension."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
     def _install(self, missing: Missing, records: U8, asked: Asked) -> Asked:
-        """Put records into slots, and return the new answer for a step."""
+        """Write records into slots, and return the updated lookup of the step."""
         self._asked = None
         self.cache.install(missing, records, asked.found.slots)
         asked = self._asked = asked._replace(found=self._find(asked.records, asked.last))
         return asked
 
     def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the read under way, and install those of its records that a step needs."""
+        """Wait for the running read, and install those of its records that this step needs."""
         if self._reading is None:
             return asked
         read, call = self._reading
@@ -150,7 +150,7 @@ class TableRows(Rows):
         return asked
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Make row ids as Rows.make does, and forget the records released since the last call."""
+        """Make row ids as Rows.make does, and first drop edit records that were released."""
         if lookups and not self._keys.editable:
             raise InputError(
                 "rows of this model belong to n-grams, and edits say which rows tokens look up; load it "
@@ -171,7 +171,7 @@ class TableRows(Rows):
         return made
 
     def _forget_unused(self, edits: EditedStore) -> None:
-        """Empty the slots of made records without users; an interrupt may end it anywhere."""
+        """Empty the slots of edit records without users. An interrupt may stop it at any point."""
         gone = edits.unused()
         if not len(gone):
             return
@@ -198,7 +198,7 @@ class TableRows(Rows):
             self._stall_seconds += time.perf_counter() - started
 
     def close(self) -> None:
-        """Wait for the read under way, end the thread, close the store."""
+        """Wait for the running read, stop the thread, and close the store."""
         self.store.stop()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

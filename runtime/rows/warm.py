@@ -1,7 +1,7 @@
-"""Warm start of the row cache: rows of the most used tokens are read before the first prompt.
+"""Warm start of the row cache: reads the most used tokens' rows before the first prompt.
 
-Uses were counted in earlier runs with the bundle, and saved in the user's cache folder, or else by the
-exporter in a text. Saved counts show what was used, not in which order.
+Uses were counted in earlier runs with the bundle and saved in the user's cache folder, or counted in
+a text by the exporter. Saved counts reveal which tokens were used, but not in which order.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def fill(
     batch_size: int,
     seconds: float = math.inf,
 ) -> None:
-    """Read records into empty slots, in order, until the slots are full or the time is up.
+    """Read records in order into empty slots, until the slots are full or `seconds` have passed.
 
-    The memory plan counts a batch of `batch_size` records. Raises RowReadError.
+    batch_size: records per read; the memory plan includes one batch. Raises RowReadError.
     """
     deadline, wanted = time.perf_counter() + seconds, records[: cache.slots]
     for start in range(0, len(wanted), batch_size):
@@ -56,7 +56,7 @@ def fill(
 
 
 def known_uses(bundle: Bundle, store: RowStore, cache_dir: str | Path | None) -> Uses | None:
-    """Counted uses of records, if there are any."""
+    """Return how often records were used earlier; None if nothing was counted."""
     model = bundle.manifest.model
     path = uses_file(cache_folder(cache_dir), bundle)
     uses = read_uses(path, model.records)
@@ -72,7 +72,7 @@ def known_uses(bundle: Bundle, store: RowStore, cache_dir: str | Path | None) ->
 
 
 def keep_uses(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> None:
-    """Save the counts of the cached records; a folder that cannot be written is ignored."""
+    """Save the use counts of cached records. Ignores a folder that cannot be written."""
     if cache.hits + cache.misses:
         records, counts = cache.uses()
         stored = records < cache.layout.records  # not made by edits, which no other run has
@@ -82,11 +82,11 @@ def keep_uses(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> 
 
 
 def uses_file(root: Path, bundle: Bundle) -> Path:
-    """Path of the saved counts of a bundle."""
+    """Return the path of a bundle's saved use counts."""
     return root / COUNTS / f"{bundle_key(bundle)}.npy"
 
 
 def bundle_key(bundle: Bundle) -> str:
-    """Name of a bundle's files in the cache folder: a digest of its manifest, which names all contents."""
+    """Return a digest of a bundle's manifest. It names the bundle's files in the cache folder."""
     digest = hashlib.sha256(read_plain(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES, "manifest"))
     return digest.hexdigest()[:KEY_CHARS]
