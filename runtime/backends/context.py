@@ -12,7 +12,7 @@ from stem_edge.tables.rows import RowLookup
 
 @dataclass(frozen=True)
 class PromptKey:
-    """All that the keys and values of a prompt follow from, in one loaded model."""
+    """Everything that determines a prompt's keys and values in one loaded model."""
 
     token_ids: Sequence[int]
     lookups: Mapping[int, RowLookup]  # at places that do not look up their token's own record
@@ -20,7 +20,7 @@ class PromptKey:
 
     @property
     def prefill(self) -> bool:
-        """Tell whether the graph for prompts computes it, where there is one."""
+        """True if the prompt is long enough for the graph for prompts, in models that have this graph."""
         return len(self.token_ids) >= PREFILL_FROM
 
 
@@ -33,7 +33,7 @@ def in_steps(tokens: int) -> int:
 
 
 class Context:
-    """A sequence's keys and values, with the prompt that it computed or is computing."""
+    """KV cache of one sequence, with the prompt whose keys and values it holds or computes."""
 
     def __init__(self, backend: BackendContext, prompt: PromptKey = NO_PROMPT) -> None:
         self.backend, self.prompt = backend, prompt
@@ -45,16 +45,16 @@ class Context:
 
     @property
     def room(self) -> int:
-        """Tokens that still fit."""
+        """Number of tokens that still fit into the context."""
         return self.length - self.position
 
     @property
     def together(self) -> int:
-        """Tokens that the next step may have if each is to get the bits of a step of its own."""
+        """Largest next step that can give each token the same bits as single-token steps."""
         return min(self.room, self.backend.together(self.position))
 
     def rewind(self, position: int) -> None:
-        """Go back to a position, or to the start if its window has left the KV cache."""
+        """Go back to a position, or to 0 if the KV cache no longer has the tokens in its sliding window."""
         self.position = position if position >= self.backend.earliest else 0
 
     @property
@@ -64,37 +64,37 @@ class Context:
 
     @property
     def useful(self) -> bool:
-        """True if a later prompt may go on from here: no window has dropped the prompt."""
+        """True if a later prompt can reuse this context: no sliding window has dropped its prompt."""
         gone = max(self.backend.settled, self.backend.earliest)
         return self.computed > 0 and self.computed >= gone
 
     @property
     def growth(self) -> int:
-        """Bytes that its call may still take beyond those counted."""
+        """Bytes that the current call may still add to `nbytes`."""
         tokens = min(in_steps(self.length), self.backend.length)
         return max(0, self.backend.nbytes_of(tokens) - self.nbytes)
 
     def go_on(self, prompt: PromptKey, tokens: int) -> None:
-        """Become the context of another prompt; its first `tokens` tokens are here."""
+        """Continue with another prompt, whose first `tokens` tokens this context has computed already."""
         self.rewind(tokens)  # first, because another thread may copy from here
         self.prompt = prompt
 
     def copy(self, other: Context, tokens: int) -> None:
-        """Take over the first tokens of another context into this one, which is empty."""
+        """Copy keys and values of another context's first tokens into this context, which is empty."""
         if arrays := other.backend.kept(tokens) if tokens else []:
             self.backend.restore(arrays, tokens)
             self.position = tokens
 
     def settle(self) -> None:
-        """Count the memory that the context has, once its call has ended."""
+        """Update `nbytes` to the memory that the context really uses, after its call has ended."""
         self.backend.rest()
         self.nbytes, self.reserved = self.backend.nbytes, 0
         self.reserve(self.position)
 
     def reserve(self, tokens: int) -> None:
-        """Count the memory that the context takes once it has `tokens` tokens.
+        """Raise `nbytes` to the memory that the context needs for `tokens` tokens.
 
-        Never less than before, because going back to an earlier position frees none.
+        It never decreases here, because going back to an earlier position frees no memory.
         """
         if tokens > self.reserved:
             self.reserved = in_steps(tokens)

@@ -1,4 +1,4 @@
-"""The engines: what is known of each before its library is imported, and how it loads a bundle.
+"""The list of engines: each entry names an engine and loads bundles, and imports its library late.
 
 An engine is a folder with a module `loader`, and an entry in ENGINES. Everything else goes
 through EngineEntry, EngineLoader, Slots, Backend and Needs.
@@ -37,21 +37,21 @@ class EngineLoader(Protocol):
         """Costs of decoding steps, if they were measured; known after `prepare`."""
 
     def prepare(self) -> None:
-        """Do the work that only a first load needs; `needs` may be others then."""
+        """Do the work that only a first load needs. It may change what `needs` returns."""
 
     def needs(self, context: int) -> Needs:
         """Return the memory needed for `context` tokens; may be called before `prepare`."""
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
-        """Allocate slots in the form that this engine's graph reads; `open` puts the backbone over them."""
+        """Allocate row cache slots in this engine's format. A backbone that `open` loads reads them."""
 
     def open(self) -> Backend:
-        """Load the backbone, over slots unless the model is dense. Raises BackendError."""
+        """Load the backbone; it reads rows from the slots, if there are any. Raises BackendError."""
 
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """An engine, named as its folder and as its backbone in the manifest."""
+    """An engine. Its name is also the name of its folder, and names the engine in a manifest."""
 
     name: EngineName
     install: str  # command that installs it
@@ -61,17 +61,17 @@ class EngineEntry:
 
     @property
     def folder(self) -> str:
-        """Package with the engine's modules."""
+        """Full name of the package with the engine's modules."""
         return f"stem_edge.runtime.backends.{self.name}"
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of what computes with it; name -> "" for what is not installed."""
+        """Versions of all packages that affect results: name -> version, "" if not installed."""
         found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
         return found | {self.name: self.version()}
 
     def loader(self, bundle: Bundle, options: LoadOptions) -> EngineLoader:
-        """Return what loads a bundle, with options that the engine has; it imports the library."""
+        """Import the engine's library, and return a loader of the bundle. The engine must have the options."""
         found: EngineLoader = import_module(f"{self.folder}.loader").loader(bundle, options)
         return found
 
@@ -112,12 +112,12 @@ ENGINES: dict[str, EngineEntry] = {
 
 
 def engine_names() -> tuple[str, ...]:
-    """Values of the option `engine`."""
+    """Return the values that the option `engine` accepts."""
     return (AUTO, *ENGINES)
 
 
 def choose_engine(bundle: Bundle, wanted: str = AUTO) -> EngineName:
-    """Return the engine for a bundle; "auto" is that of its backbone.
+    """Return the engine for a bundle. For "auto", this is the engine that its backbone is made for.
 
     Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.
     """
@@ -141,7 +141,7 @@ def check_installed(bundle: Bundle, engine: str) -> None:
 
 
 def loader(bundle: Bundle, engine: str, options: LoadOptions) -> EngineLoader:
-    """Return what loads a bundle on an engine.
+    """Return a loader of a bundle for an engine.
 
     Raises InputError for options that the engine lacks, BackendError if it cannot load the bundle.
     """

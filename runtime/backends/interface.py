@@ -1,4 +1,4 @@
-"""The interface of a loaded backbone."""
+"""The interface of a loaded backbone, its contexts and its drafter; each engine implements it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32
 
-# Tokens. Prompts must be cut without a piece of one token, which smaller chunks cannot guarantee.
+# Fewest tokens in a chunk of a prompt: smaller chunks could leave a last chunk of one token.
 LEAST_CHUNK = 4
 DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the bundle again"
 LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
-SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
-MOST = max(SIZES)  # tokens of a step
-BEFORE = 64  # tokens before the steps that are measured
-# Where a call may go on from kept keys and values and get the bits of a fresh call: at the start of
+SIZES = (2, 4, 8)  # sizes of multi-token decoding steps, in tokens: measured, and then used
+MOST = max(SIZES)  # tokens of the largest such step
+BEFORE = 64  # tokens in the context before the steps that are measured
+# Where a call may go on from cached keys and values and get the bits of a fresh call: at the start of
 # a pair of tokens, only where a fresh call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
 # From so many tokens on, the graph for prompts is the faster one: from 13 with SmolLM2-135M; from 8 with 1B
@@ -39,7 +39,7 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class BackendContext(Protocol):
-    """Keys and values of one sequence."""
+    """KV cache of one sequence."""
 
     length: int  # tokens it can hold
 
@@ -52,10 +52,10 @@ class BackendContext(Protocol):
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, that a step can go back to; later ones may not need all."""
+        """Earliest position, other than 0, that a step can go back to."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where a prompt of `tokens` tokens may go on from what this context has computed."""
+        """Return at which positions a prompt of `tokens` tokens may reuse this context."""
 
     @property
     def settled(self) -> int:
@@ -65,40 +65,40 @@ class BackendContext(Protocol):
         """Free the logits of the latest step."""
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
-        """Return keys and values of the first tokens as views, an array for each layer and kind.
+        """Return views of the first tokens' keys and values, two arrays for each layer.
 
-        Empty if this context has dropped some of them.
+        The list is empty if this context has dropped some of these tokens.
         """
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
-        """Copy what `kept` returned for `tokens` tokens into this context, which is empty."""
+        """Fill this empty context with the arrays that `kept` returned for `tokens` tokens."""
 
     def together(self, position: int) -> int:
-        """Return the most tokens of a step at a position that drops what steps of one token would."""
+        """Return the largest step at a position that evicts the same tokens as single-token steps."""
 
 
 class BackendDrafter(Protocol):
-    """Drafts of a model's own assistant in one context, whose keys and values it reads."""
+    """Drafts tokens with a model's own assistant, which reads the keys and values of one context."""
 
     def draft(self, token_id: int, position: int, count: int) -> list[int]:
-        """Return the most probable tokens after the one at a position.
+        """Return `count` draft tokens to follow `token_id`, the token at `position`.
 
-        That one is not computed yet, and the one before was among those with logits in the context's last
-        step. Raises BackendError.
+        `token_id` has not been computed yet. The context's last step gave logits of the token before it.
+        Raises BackendError.
         """
 
 
 class BackendPlaces:
-    """Memory in which sequences that decode together lie side by side, in places 0, 1, ...
+    """Memory with numbered places (0, 1, ...) for the KV caches of sequences that decode together.
 
-    This base class is for backends whose sequences decode together wherever they lie.
+    This base class does nothing; it serves backends that need no such memory.
     """
 
     def join(self, context: BackendContext, tokens: int) -> None:
-        """Move a context's first tokens to the next place. Raises OutOfMemoryError; all is then as before."""
+        """Move a context's first tokens to the next place. If it raises OutOfMemoryError, nothing has moved."""
 
     def leave(self, place: int, tokens: int) -> None:
-        """Move a context's first tokens back to its own memory, and the last context to this place."""
+        """Move a context's first tokens back to its own memory. The last context moves to its place."""
 
 
 class Backend(Protocol):
@@ -110,11 +110,11 @@ class Backend(Protocol):
     def open_places(self, size: int, length: int) -> BackendPlaces | None:
         """Return places for up to `size` contexts of up to `length` tokens. Raises OutOfMemoryError.
 
-        None if this backend cannot step several sequences together.
+        Returns None if this backend cannot decode several sequences in one step.
         """
 
     def open_drafter(self, context: Any) -> BackendDrafter | None:
-        """Return what drafts in a context of this backend; None if no assistant is loaded."""
+        """Return a drafter for a context of this backend; None if no assistant is loaded."""
 
     def begin(
         self,
@@ -125,25 +125,25 @@ class Backend(Protocol):
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step: the layers before any row.
+        """Start a step: run the layers that need no row yet.
 
-        contexts [B]: of this backend; several must be in adjacent places, in this order. token_ids [B, T]: the
-        next tokens of each. positions [B]: of each context's first one.
+        contexts: B contexts of this backend; if B > 1, they lie in adjacent places, in this order. token_ids
+        [B, T]: the next tokens of each context. positions [B]: position of each context's first token here.
 
-        prefill: use the graph for prompts, if the backend has one. apart: give each token the bits of a
-        step of its own, if the backend can for T of SIZES and up to `together` tokens.
+        prefill: use the graph for prompts, if the backend has one. apart: give each token the same bits as
+        single-token steps, if the backend can; it cannot if T is not in SIZES or exceeds `together`.
         """
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """Complete the step with the remaining layers; its tokens' rows are in slots [B * T].
+        """Complete the step: run the other layers, with the tokens' rows in slots `slot_ids` [B * T].
 
-        Where rows are means, slots [B * T, window] are of the last tokens, EMPTY for those that lack.
+        In models whose rows are means over a window of tokens, slot_ids is [B * T, window]; EMPTY: no token.
+        Returns logits [B * logits, V]: of the last `logits` tokens of each context. The next step of these
+        contexts may overwrite them. Layers that borrow K and V run for these tokens only, so the slots of
+        the other tokens may lack the rows of these layers (ModelConfig.prompt_rows).
 
-        Layers that borrow K and V run for the last `logits` tokens of each context alone: slots of the
-        others may lack the rows of these layers (ModelConfig.prompt_rows).
-        Returns logits [B * logits, V] of the last tokens of each; the next step of these contexts may
-        overwrite them. Raises BackendError; the step can then be tried again, together or one by one, as it can
-        after logits that are not finite, and other contexts are intact.
+        Raises BackendError. Afterwards, or if logits are not finite, the step can be tried again, for all
+        contexts or for one at a time. Other contexts are not affected.
         """
 
     def close(self) -> None:

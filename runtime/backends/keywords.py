@@ -1,4 +1,4 @@
-"""Types of the keywords of stem_edge.load, for functions that take or pass them on."""
+"""Types of the keywords of stem_edge.load, for functions that accept them or pass them on."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class MoreKeywords(TypedDict, total=False):
 
 
 class LoadKeywords(MoreKeywords, total=False):
-    """Keywords of stem_edge.load, complete, for functions that pass them on."""
+    """All keywords of stem_edge.load, for functions that pass them on."""
 
     memory: int | str | None

@@ -1,12 +1,12 @@
-"""The memory plan: the memory that a model will take, and the row cache slots that fit beside it.
+"""The memory plan: how much memory a model will take, and how many row cache slots fit as well.
 
-A backend states its Needs: bytes in any case, per token of a chunk and per slot, in memory of this process
-and of a device, if there is one, which has no slots. The plan has the largest chunk that leaves room for a useful row cache,
-then as many slots as fit; choose_plan tries context lengths.
+A backend states its Needs: fixed bytes, bytes for each token of a prompt chunk and bytes for each slot. A device
+has needs of its own, without slots. The plan takes the largest chunk that leaves room for a useful row
+cache, then as many slots as fit. plan_memory tries context lengths.
 
-It counts the anonymous memory of this process with one generation, or as many sequences at a time as
-asked for, each with a full context, because the system cannot reclaim that: what is taken already,
-and what loading and generating will add. Weights that are read in place from their files do not count.
+The plan counts anonymous memory of this process, because the system cannot reclaim it: what the process
+has taken, and what loading and generating will add if each sequence fills its context. Weights that are
+read in place from their files do not count.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DEFAULT_CACHE_NBYTES = 256 << 20
 # A longer context is taken only if it leaves room; a shorter one only if this one does not fit.
 USUAL_CONTEXT = 4096
 SHORTEST_CONTEXT = 128
-# Of what a limit leaves beside process and weights, a long context takes at most this share, because
-# rows that the cache lacks cost time in every text, and room for long texts serves only those.
+# A long context takes at most this share of the memory that process and weights leave: rows missing
+# from the cache slow down every text, and room for long texts serves long texts only.
 CONTEXT_SHARE = 0.5
 
 
@@ -54,14 +54,14 @@ class Part:
     later: int = 0  # of the weights: graphs that are opened when they are first needed
 
     def activations(self, chunk: int, sequences: int) -> int:
-        """Bytes of a chunk's activations, or of a step with a token and its logits of each sequence."""
+        """Bytes of activations: of a prompt chunk, or of a step that decodes all sequences, if larger."""
         step = sequences * (self.chunk_token + self.logits) if sequences > 1 else 0
         return self.fixed + max(chunk * self.chunk_token, step)
 
 
 @dataclass(frozen=True)
 class DeviceNeeds:
-    """Needs on a device that holds weights, KV cache and activations."""
+    """Memory needed on a device, which holds weights, KV cache and activations."""
 
     needs: Part
     limit: int | None  # bytes that may be taken; None without a limit
@@ -70,7 +70,7 @@ class DeviceNeeds:
 
 @dataclass(frozen=True)
 class Needs:
-    """Memory that a loader needs for its backbone, and the choices that it follows from."""
+    """Memory that a loader needs for its backbone, and the settings that determine it."""
 
     footprint: Footprint
     context_length: int
@@ -83,19 +83,19 @@ class Needs:
 
     @property
     def records(self) -> int:
-        """Records that a row cache could hold."""
+        """Number of records in the model's tables; 0 without tables."""
         tables = self.footprint.tables
         return 0 if tables is None else tables.records
 
     def rows(self, tokens: int) -> int:
-        """Most rows that a step of so many tokens looks up, some for tokens before it."""
+        """Most rows that a step of `tokens` tokens looks up; some models also need rows of earlier tokens."""
         model = self.footprint.model
         return tokens * model.lookups + max(0, model.row_window - 1)
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory when planning begins, in bytes, and what was asked for."""
+    """Memory in bytes when planning begins, and the limits that the user chose."""
 
     process: int  # taken by this process, and what it will take beside the model
     available: int  # that this process may take besides
@@ -106,12 +106,12 @@ class Room:
 
     @property
     def limit(self) -> int:
-        """Most that this process may take."""
+        """Most bytes that this process may take."""
         return self.process + self.available if self.memory is None else self.memory
 
     @property
     def share(self) -> int:
-        """The limit asked for, or without one, as much as a plan takes of the available memory."""
+        """Bytes to plan with: the user's limit, or else a share of the available memory."""
         share = self.process + int(self.available * SHARE_OF_MACHINE)
         return share if self.memory is None else self.memory
 
@@ -134,7 +134,7 @@ class DevicePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Planned bytes in the memory of this process, and the numbers that they follow from."""
+    """Planned bytes in the memory of this process, and the numbers that determine them."""
 
     engine: EngineName  # that runs the backbone
     provider: str  # onnxruntime's execution provider
@@ -155,9 +155,9 @@ class MemoryPlan:
     preparing: str = ""  # what preparing takes; empty: it is done, or not wanted
 
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
-        """Return the plan with the slots that fit under a limit, once the backbone is open; no fewer than planned.
+        """Return the plan with more slots, if they fit under a limit now that the backbone is open.
 
-        opened: bytes that the process has taken and will take beside the model, without slots.
+        opened: bytes of this process without slots: taken, and still to be taken beside the model.
         """
         taken, slot = max(0, opened - self.process), needs.footprint.slot_nbytes
         weights = max(taken, min(taken + needs.host.later, self.weights))
@@ -167,7 +167,7 @@ class MemoryPlan:
         return replace(self, weights=weights, slots=self.slots + more, row_cache=cached)
 
     def more_slots(self, needs: Needs) -> int:
-        """Return the most slots that `measured` may add: as many as the weights were expected to take."""
+        """Return the most slots that `measured` may add: as many as fit in the bytes planned for weights."""
         left = needs.footprint.model.records - self.slots
         return max(0, min(left, self.weights // needs.footprint.slot_nbytes))
 
@@ -178,16 +178,16 @@ class MemoryPlan:
 
     @property
     def kv_nbytes(self) -> int:
-        """Bytes of keys and values, here or on the device."""
+        """Bytes of keys and values, in this process or on the device."""
         return self.kv_cache if self.device is None else self.device.kv_cache
 
     @property
     def text(self) -> int:
-        """Bytes for a prompt on its way to ids; one at a time is."""
+        """Bytes for tokenizing a prompt; prompts are tokenized one at a time."""
         return PROMPT_NBYTES * self.context_length
 
     def parts(self) -> list[tuple[str, int]]:
-        """Name and bytes of each part."""
+        """Name and bytes of each part of the plan."""
         computing, shared = self.computing(self), list[tuple[str, int]]()
         if self.device is not None:
             computing = computing[2:]  # weights, keys and values are on the device
@@ -214,11 +214,11 @@ class MemoryPlan:
 def plan_memory(
     path: object, lengths: Sequence[int], needs_at: Callable[[int], Needs], room: Room
 ) -> MemoryPlan:
-    """Return the plan of the first of these context lengths that fits and leaves room for rows.
+    """Return the plan for the longest of some contexts that fits and leaves room for rows.
 
-    lengths: in descending order; the last one is taken if it fits. needs_at: context length -> needs; called
-    for the chosen one last. Raises MemoryPlanError, which names the path, if none fits; InputError for
-    impossible numbers of slots.
+    lengths: context lengths in descending order; the last one need not leave room. needs_at: context
+    length -> needs; called last for the chosen length. Raises MemoryPlanError with the path if no length
+    fits, and InputError for an impossible number of slots.
     """
     for length in lengths[:-1]:
         try:
@@ -247,7 +247,7 @@ def _plan_of(path: object, needs: Needs, room: Room) -> MemoryPlan:
 def _least(needs: Needs, room: Room) -> MemoryPlan:
     """Return the plan with the largest chunk under the limit and the fewest slots.
 
-    It exceeds the limit if nothing fits. Raises InputError for an impossible number of slots.
+    If no plan fits, it exceeds the limit. Raises InputError for an impossible number of slots.
     """
     slots, records, sequences = room.slots, needs.records, room.sequences
     fewest = min(max(needs.rows(LEAST_CHUNK), sequences * needs.rows(1)), records)
@@ -263,7 +263,7 @@ def _least(needs: Needs, room: Room) -> MemoryPlan:
 
 
 def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
-    """Return the plan for `chunk` tokens in a chunk and `slots` slots, at most one a record."""
+    """Return the plan for chunks of `chunk` tokens and `slots` slots, at most one slot for each record."""
     footprint, host, sequences = needs.footprint, needs.host, room.sequences
     slots, tables, device = min(slots, needs.records), footprint.table_format, None
     if slots < needs.records:  # all rows of a chunk must be resident at once
@@ -306,7 +306,7 @@ def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
 
 
 def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this model") -> str:
-    """Return the error message if a plan does not fit, else ""."""
+    """Return an error message if the plan exceeds a limit, else ""."""
     whose = "memory" if room.memory is not None else "available memory"
     limit, total, parts = room.limit, plan.total, plan.parts()
     advice, device = "shorten the context", plan.device
@@ -324,15 +324,15 @@ def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this mo
 
 
 def contexts(longest: int) -> list[int]:
-    """Return the lengths to try for a model of this longest context, in descending order."""
+    """Return the context lengths to try, in descending order: `longest`, and smaller powers of two."""
     powers = (1 << bits for bits in range(SHORTEST_CONTEXT.bit_length() - 1, longest.bit_length()))
     return sorted({longest, *powers}, reverse=True)
 
 
 def _leaves_room(plan: MemoryPlan, limit: int) -> bool:
-    """Return whether the context takes no more than its share, and chunks of prompts are whole.
+    """Return True if the context keeps to its share of memory, and prompt chunks have full size.
 
-    On a device whose memory is unknown it does not.
+    False if a device's memory is unknown.
     """
     if plan.chunk_tokens < min(CHUNK_TOKENS, plan.slots):
         return False

@@ -106,14 +106,14 @@ class LoadOptions:
         return bundle
 
     def guesses_ahead(self, costs: StepCosts | None) -> bool:
-        """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""
+        """Return True if the model drafts tokens: the user asked for it, or "auto" and drafts are exact."""
         if self.speculate == "auto":
             return costs is not None and costs.same_bits
         return bool(self.speculate)
 
     @property
     def cpus(self) -> int:
-        """Threads that compute the backbone."""
+        """Number of threads that compute the backbone."""
         return self.threads or usable_cpus()
 
     @property
@@ -122,10 +122,7 @@ class LoadOptions:
         return None if self.device_memory is None else parse_size(self.device_memory)
 
     def contexts(self, bundle: Bundle) -> list[int]:
-        """Return the context lengths to choose from: tokens of prompt and answer together.
-
-        Raises InputError.
-        """
+        """Return the context lengths (prompt and answer, in tokens) to choose from. Raises InputError."""
         longest, context = bundle.manifest.model.max_context, self.context_length
         if context is None:
             return contexts(longest)
@@ -135,22 +132,22 @@ class LoadOptions:
 
     @property
     def grows(self) -> bool:
-        """Whether the row cache gets what the open backbone leaves of a limit."""
+        """True if the row cache gets the memory under a limit that the backbone leaves once it is open."""
         return self.memory is not None and self.slots is None and not self.resident
 
     def row_slots(self, bundle: Bundle) -> int | None:
-        """Return the slots asked for; None: as many as fit."""
+        """Return the number of row cache slots that the user chose; None: as many as fit."""
         return bundle.manifest.model.records if self.resident else self.slots
 
 
 def check_sequences(sequences: int) -> None:
-    """Raise InputError unless a step can have this many sequences, each with a token."""
+    """Raise InputError unless one step can decode this many sequences."""
     if not 1 <= sequences <= CHUNK_TOKENS:
         raise InputError(f"sequences is {sequences}; expected 1 to {CHUNK_TOKENS}")
 
 
 def _check_prompt_cache(folder: Path) -> None:
-    """Raise InputError for a folder that prompts must not be kept in."""
+    """Raise InputError for a folder that cannot hold cached prompts."""
     if "\0" in str(folder):
         raise InputError(
             f"prompt_cache is {str(folder)!r}; expected a name without null characters"

@@ -1,4 +1,4 @@
-"""Times of steps of several tokens beside a step of one, and whether they compute the same bits."""
+"""Measures multi-token steps: their time, and whether they compute the bits of single-token steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = 4  # the fastest of these counts, because whatever else the machine doe
 
 
 def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
-    """Measure steps over made-up tokens with these slots, after all but the last MOST tokens.
+    """Time steps of 1 to MOST made-up tokens; the tokens before the last MOST are context.
 
     Raises what a step raises.
     """
@@ -30,7 +30,7 @@ def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
 
 
 class MeasuredSteps:
-    """Steps over made-up tokens, all of which begin at one position. Raises what a step raises."""
+    """Runs steps over made-up tokens, all from the same position. Raises what a step raises."""
 
     def __init__(self, backend: Backend, token_ids: I64, slots: I32) -> None:
         self._backend, self._ids, self._slots = backend, token_ids, slots
@@ -44,7 +44,7 @@ class MeasuredSteps:
         return self._backend.finish(self._slots[places], count if logits is None else logits)
 
     def same_bits(self) -> bool:
-        """Return whether a token's logits are the same in a step of several as in a step alone."""
+        """Return True if multi-token steps give the same logits, bit for bit, as single-token steps."""
         alone = [self._step(self._before + n, 1).copy() for n in range(MOST)]
         return all(
             np.array_equal(self._step(self._before, size), np.concatenate(alone[:size]))
@@ -52,7 +52,7 @@ class MeasuredSteps:
         )
 
     def costs(self, *, same_bits: bool) -> StepCosts:
-        """Return times of steps, and whether steps of several sequences compute the same bits."""
+        """Time steps of each size, and check whether steps of several sequences compute the same bits."""
         least = dict.fromkeys((1, *SIZES), np.inf)
         for _ in range(ROUNDS):
             for size in least:
@@ -70,7 +70,7 @@ class MeasuredSteps:
         )
 
     def _same_in_batches(self) -> bool:
-        """Return whether each of several sequences has the logits that it has alone."""
+        """Return True if a sequence gets the same logits in a batch as alone, bit for bit."""
         before, alone = self._before, self._step(self._before, 1).copy()
         token, slot = self._ids[None, before : before + 1], self._slots[before : before + 1]
         with contextlib.suppress(OutOfMemoryError):  # a device takes memory at once

@@ -1,1 +1,1 @@
-"""The ggml engine: its loader, the graphs and slots of its backbone, the trial of the library."""
+"""The ggml engine: its loader, its graphs, its row cache slots, and a trial run of the library."""

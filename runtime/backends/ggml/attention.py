@@ -1,4 +1,4 @@
-"""Attention of one layer as operators of ggml; stem_edge.numerics.reference has the mathematics."""
+"""Attention of one layer in ggml operators; stem_edge.numerics.reference has the mathematics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stem_edge.runtime.backends.ggml.layer import GgmlLayer
 
 
 def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return attention over x [dim, T], already normed, as [dim, T].
+    """Return attention over normed hidden states x [dim, T], as [dim, T].
 
-    A layer that borrows keys and values reads those that its lender has stored in this step.
+    A layer that borrows keys and values reads the ones that an earlier layer has stored in this step.
     """
     graph, config, own, sequences = layer.graph, layer.config, layer.shape, layer.inputs.sequences
     if own.kv_layer == layer.number:
@@ -31,9 +31,9 @@ def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
-    """Return heads [head_dim, heads, T] of q or k after RoPE, and before it the norm, if any.
+    """Return heads [head_dim, heads, T] of q or k, after the norm, if any, and RoPE.
 
-    Not by ggml's RoPE alone: it multiplies angles up, so their error grows with the position.
+    ggml's RoPE serves only to turn by 90 degrees: the error of its angles grows with the position.
     """
     graph, config, inputs = layer.graph, layer.config, layer.inputs
     cut = _heads(layer, layer.product("w" + part, x), heads)
@@ -50,7 +50,7 @@ def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
 
 
 def _values(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return values of all heads after the norm, if there is one."""
+    """Return the values (v) of all heads, after the norm if the model has one."""
     product = layer.product("wv", x)
     if not layer.config.v_norm:
         return product
@@ -63,7 +63,7 @@ def _heads(layer: GgmlLayer, x: Tensor, heads: int) -> Tensor:
 
 
 def _store(layer: GgmlLayer, number: int, cache: Tensor, new: Tensor) -> None:
-    """Store keys or values of all heads in the cells of the tokens of one sequence."""
+    """Write the new keys or values of sequence `number`, all heads, to their tokens' cells."""
     graph, own, inputs = layer.graph, layer.shape, layer.inputs
     width, each = own.n_kv_heads * own.head_dim, inputs.count // len(inputs.sequences)
     new = graph.columns(new, ggml_types.F32, width, number * each, each)
@@ -74,7 +74,7 @@ def _store(layer: GgmlLayer, number: int, cache: Tensor, new: Tensor) -> None:
 
 
 def _mixed(layer: GgmlLayer, number: int, q: Tensor) -> Tensor:
-    """Return attention of the tokens of one sequence as [head_dim, n_heads, tokens]."""
+    """Return attention for the tokens of sequence `number`, as [head_dim, n_heads, tokens]."""
     graph, config, own, inputs = layer.graph, layer.config, layer.shape, layer.inputs
     one, each = inputs.sequences[number], inputs.count // len(inputs.sequences)
     head = own.head_dim * ggml_types.F32.nbytes
@@ -90,7 +90,7 @@ def _mixed(layer: GgmlLayer, number: int, q: Tensor) -> Tensor:
 
 
 def _stored(layer: GgmlLayer, cache: Tensor, kind: TensorType, cells: int) -> Tensor:
-    """Return keys or values [head_dim, cells, n_kv_heads] of the cells that are attended to."""
+    """Return a view [head_dim, cells, n_kv_heads] of the first cells of a layer's keys or values."""
     own = layer.shape
     head = kind.row_nbytes(own.head_dim)
     sizes, strides = (own.head_dim, cells, own.n_kv_heads), (head * own.n_kv_heads, head)

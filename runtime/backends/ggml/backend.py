@@ -1,15 +1,15 @@
 """The backbone on ggml: a graph for each shape of a step, over weights in the mapped file.
 
-Data that outlives a step lies in memory owned by Python, which ggml's tensors point into: weights
-in the mapped file, rows in the slots of the row cache, keys and values, and the hidden state
-between the layers before the first row and the others. Intermediate results share scratch memory. A
-step fills inputs, runs its graph and reads logits.
+Python owns all memory that outlives a step, and ggml's tensors point into it: weights in the mapped
+file, rows in the row cache's slots, keys and values, and the hidden states that the early layers pass
+to the layers that need rows. Intermediate results share scratch memory. A step fills inputs, runs its
+graphs and reads logits.
 
-| file | has |
+| file | contents |
 |---|---|
 | graph.py | wrappers of ggml's arenas, graphs and buffers |
 | weights.py, slots.py | weights and rows, and the memory that their tensors point into |
-| kv_cache.py | keys and values, and which of them a token sees |
+| kv_cache.py | keys and values, and the mask of those that a token attends to |
 | layer.py, attention.py | a layer as operators |
 | layers.py | FFNs, experts and per-layer embeddings; all layers, embedding and head |
 | steps.py | steps of one sequence or several, and their graphs |
@@ -57,13 +57,13 @@ class GgmlContext(BackendContext):
 
     @property
     def settled(self) -> int:
-        return self.kv.earliest  # because a token's cell follows from its position
+        return self.kv.earliest  # because a token's position determines its cell
 
     def rest(self) -> None:
-        """Do nothing: logits belong to graphs."""
+        """Do nothing: the graphs own the logits, not the context."""
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes of a token]."""
+        """Return views [tokens, bytes per token], two for each layer; see BackendContext."""
         return self.kv.kept(tokens)
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
@@ -74,7 +74,7 @@ class GgmlContext(BackendContext):
 
 
 class GgmlBackend:
-    """A loaded model, and its steps. Raises BackendError after `close`."""
+    """A loaded model that runs steps. Raises BackendError after `close`."""
 
     def __init__(self, model: GgmlModel) -> None:
         self._open: GgmlSteps | None = GgmlSteps(model)
@@ -90,11 +90,11 @@ class GgmlBackend:
         return GgmlContext(self._steps.model, length)
 
     def open_places(self, size: int, length: int) -> BackendPlaces:
-        """Return places that need no memory.
+        """Return places that need no memory: contexts decode together without being moved.
 
-        A token's logits can be rounded differently than in a step alone: ggml chooses kernels by the
-        number of tokens of a step. On x86 with AVX-512 they were the same bits with weights in Q8_0,
-        Q5_0 and Q4_0, and with K-quants up to 7 tokens, but not in F32 or F16.
+        ggml chooses kernels by the number of tokens, so a batch can round logits differently than a
+        single-token step. On x86 with AVX-512, the bits were the same with Q8_0, Q5_0 and Q4_0 weights,
+        and with K-quants up to 7 tokens, but not with F32 or F16.
         """
         return BackendPlaces()
 
@@ -119,6 +119,6 @@ class GgmlBackend:
         return self._steps.finish(slot_ids, logits)
 
     def close(self) -> None:
-        """Release the model; it is freed once no context uses it any more."""
+        """Release the model; its memory is freed when no context uses it any more."""
         self._open = None
         return_freed_memory()

@@ -1,7 +1,7 @@
 """Wrappers of ggml: arenas that describe tensors, graphs over them, memory for inputs and results.
 
-Handles are freed when their owner is collected, in the order of references. A context refers to the
-weights, so closing a model in the midst of a generation frees nothing that is still read.
+Each ggml handle is freed when its Python owner is collected. A context refers to the weights, so
+closing a model during a generation frees nothing that is still read.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED
 
 
 def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> None:
-    """Free a handle when its owner is collected, but not at exit.
+    """Free a ggml handle when its owner is collected, but not at exit.
 
-    A daemon thread may still compute with it then, and the system frees the memory anyway.
+    At exit a daemon thread may still compute with the handle, and the system frees the memory anyway.
     """
     weakref.finalize(owner, free, handle).atexit = False
 
 
 class Arena:
-    """Memory for the descriptions, without data, of some tensors and a graph over them."""
+    """Memory for descriptions of tensors, without their data, and for a graph over them."""
 
     def __init__(self, ggml: Ggml, tensors: int) -> None:
         self.ggml = ggml
@@ -48,13 +48,13 @@ class Arena:
         freed_with(self, ggml.free, self.context)
 
     def tensor(self, kind: TensorType, *sizes: int) -> Tensor:
-        """Add a tensor without data; sizes innermost first, as ggml counts."""
+        """Add a tensor without data; sizes are in ggml's order, innermost first."""
         new = getattr(self.ggml, f"new_tensor_{len(sizes)}d")
         return int(new(self.context, kind.number, *sizes))
 
 
 class MappedBuffer:
-    """A ggml buffer over bytes that numpy or a file mapping owns; it keeps them alive."""
+    """A ggml buffer over memory that numpy or a file mapping owns; the buffer keeps the memory alive."""
 
     def __init__(self, ggml: Ggml, data: npt.NDArray[np.uint8]) -> None:
         self._ggml, self._data, self._address = ggml, data, data.ctypes.data
@@ -70,7 +70,7 @@ class MappedBuffer:
         freed_with(self, ggml.backend_buffer_free, self._buffer)
 
     def place(self, tensor: Tensor, offset: int = 0) -> None:
-        """Let a tensor's data begin `offset` bytes into this memory."""
+        """Place a tensor's data `offset` bytes after the beginning of this memory."""
         if offset % ALIGNMENT or offset + self._ggml.nbytes(tensor) > self._data.nbytes:
             raise BackendError(
                 f"a tensor at offset {offset} is not aligned to {ALIGNMENT} bytes, or ends beyond "
@@ -101,11 +101,11 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken so far."""
+        """Bytes that the scratch memory takes now."""
         return int(self._ggml.gallocr_get_buffer_size(self._handle, 0))
 
     def place(self, graph: GgmlGraph) -> bool:
-        """Place every tensor of a graph; return True if that invalidated graphs placed before."""
+        """Give a graph's tensors places in this memory; True if graphs placed before became invalid."""
         before = self.nbytes
         # Needed because alloc_graph alone keeps the layout of an earlier graph with as many nodes.
         placed = self._ggml.gallocr_reserve(self._handle, graph.handle)
@@ -117,7 +117,7 @@ class Scratch:
 
 
 class GgmlGraph:
-    """A graph that runs its operators in the order of their emission."""
+    """A graph that runs its operators in the order in which they were emitted."""
 
     def __init__(self, processor: Processor, size: int) -> None:
         self.ggml, self._processor = processor.ggml, processor
@@ -125,7 +125,7 @@ class GgmlGraph:
         self.handle = self.ggml.new_graph_custom(self.arena.context, size, False)
 
     def op(self, name: str, *arguments: Any) -> Tensor:
-        """Return the result of an operator, by ggml's name, on tensors of this graph."""
+        """Return the result tensor of the ggml operator `name` on tensors of this graph."""
         return int(getattr(self.ggml, name)(self.arena.context, *arguments))
 
     def input(self, kind: TensorType, *sizes: int) -> Tensor:
@@ -137,18 +137,18 @@ class GgmlGraph:
         return tensor
 
     def emit(self, tensor: Tensor) -> None:
-        """Append this tensor, and whatever it depends on, to what a run computes."""
+        """Make each run compute this tensor, after its inputs and after all tensors emitted before."""
         self.ggml.build_forward_expand(self.handle, tensor)
 
     def columns(
         self, tensor: Tensor, kind: TensorType, width: int, first: int, count: int
     ) -> Tensor:
-        """Return a view [width, count] of a contiguous tensor [width, more] from `first` on."""
+        """Return a view of columns `first` to `first + count` of a contiguous tensor [width, columns]."""
         nbytes = kind.row_nbytes(width)
         return self.op("view_2d", tensor, width, count, nbytes, first * nbytes)
 
     def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
-        """Fill an input with a contiguous array of its size in bytes."""
+        """Fill an input with a contiguous array, which must have the input's size in bytes."""
         if values.nbytes != self.ggml.nbytes(tensor):
             raise BackendError(
                 f"an input takes {self.ggml.nbytes(tensor)} bytes, given {values.nbytes}"
@@ -165,7 +165,7 @@ class GgmlGraph:
 
 
 class HeldVectors:
-    """Vectors float32 [count, width] that outlive a run: hidden states between graphs, logits."""
+    """A float32 array [count, width] that outlives a run: logits, or hidden states between graphs."""
 
     def __init__(self, ggml: Ggml, width: int, count: int) -> None:
         self.count, self._width = count, width
@@ -174,11 +174,11 @@ class HeldVectors:
         self.values: F32 = data.view(np.float32).reshape(-1, width)[:count]
 
     def tensor(self, graph: GgmlGraph, count: int) -> Tensor:
-        """Return the first `count` vectors as a tensor [width, count] of a graph."""
+        """Return the first `count` rows of the array, as a tensor [width, count] of a graph."""
         made = graph.arena.tensor(ggml_types.F32, self._width, count)
         self._memory.place(made)
         return made
 
     def take(self, result: Tensor) -> None:
-        """Have an operator write its result here."""
+        """Make an operator write its result to this array."""
         self._memory.place(result)

@@ -1,7 +1,7 @@
-"""KV cache of a context: cells of one token in each layer that computes its own keys and values.
+"""KV cache of a context: each layer that computes keys and values has cells, one for each token.
 
-In layers with a window the cells are a ring: each token overwrites one that no window reaches any
-more. Keys were rotated by their positions before they got here, so their order does not matter.
+In layers with a sliding window the cells are a ring: each token overwrites a cell that has left all
+windows. Keys are rotated (RoPE) before they are stored, so the order of cells does not matter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CELLS = 64
 
 
 class KvCache:
-    """Keys and values of up to `length` tokens; the system provides their pages as cells are written."""
+    """Keys and values of up to `length` tokens; the system commits memory as cells are written."""
 
     def __init__(self, ggml: Ggml, config: ModelConfig, kind: TensorType, length: int) -> None:
         self.rings = {
@@ -57,21 +57,21 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cells that were written."""
+        """Bytes of all cells written so far."""
         return self.nbytes_of(self._filled)
 
     def nbytes_of(self, tokens: int) -> int:
-        """Bytes of the cells of `tokens` tokens."""
+        """Return the bytes of the cells that `tokens` tokens need."""
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes of a cell] of the first tokens; an empty list if some are gone."""
+        """Return views [tokens, bytes per cell] of the first tokens; empty if some are overwritten."""
         if self.earliest or any(ring.capacity < tokens for ring in self.rings.values()):
             return []
         return [array[:tokens] for array in self._arrays]
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
-        """Copy what `kept` returned for `tokens` tokens into empty cells."""
+        """Fill this empty cache with the arrays that `kept` returned for `tokens` tokens."""
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array
         self.make_room(0, tokens)
@@ -79,13 +79,13 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position to go back to, other than 0, whose windows are all still here."""
+        """Earliest position, other than 0, that a step can go back to: its windows are not overwritten."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
-        """Prepare for `count` tokens from a position on, which may be the last ones once more.
+        """Prepare cells for `count` tokens from a position on, which may repeat the last tokens.
 
-        Raises ValueError for positions from 1 to `earliest`, and for too many tokens.
+        Raises ValueError for positions between 0 and `earliest`, and for too many tokens.
         """
         for ring in self.rings.values():
             ring.check(position, count)
@@ -98,19 +98,19 @@ class KvCache:
 
 
 class Ring:
-    """Cells of the layers with one window, which is in tokens; 0: they see all tokens."""
+    """Cells of all layers with the same window. window: in tokens; 0 if they attend to all tokens."""
 
     def __init__(self, window: int, capacity: int) -> None:
         self.window, self.capacity, self._end = window, capacity, 0
 
     @property
     def earliest(self) -> int:
-        """Earliest position to go back to, other than 0, whose window is still here."""
+        """Earliest position, other than 0, that a step can go back to: its window is not overwritten."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 
     def check(self, position: int, count: int) -> None:
-        """Raise ValueError if the windows of `count` tokens from a position on are not here."""
+        """Raise ValueError if a cell that the tokens need is overwritten, or if `count` tokens do not fit."""
         if 0 < position < self.earliest:
             raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
         most = self.capacity - min(position, self.window - 1 if self.window else position)
@@ -118,11 +118,11 @@ class Ring:
             raise ValueError(f"a step has {count} tokens; expected up to {most}")
 
     def advance(self, position: int, count: int) -> None:
-        """Count tokens from a position on as overwritten; from 0 on, nothing older is left."""
+        """Note that `count` tokens from a position on are written; position 0 begins a new text."""
         self._end = max(self._end if position else 0, position + count)
 
     def attended(self, tokens: int) -> int:
-        """Return the cells that a graph attends to in a context of `tokens` tokens."""
+        """Return how many cells a graph attends to in a context of `tokens` tokens."""
         return rounded(min(self.capacity, tokens))
 
     def mask(self, positions: npt.NDArray[np.int64], cells: int) -> npt.NDArray[np.float16]:

@@ -1,4 +1,4 @@
-"""Base of all parts of a layer: its inputs, tensors, products, norms and activation.
+"""What attention and FFN of a layer share: inputs, tensors, products, norms and activation.
 
 Sizes are in ggml's order, innermost first: hidden states are [dim, T].
 """
@@ -22,7 +22,7 @@ LINEAR, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of a KV cache that T tokens attend to, in layers with one window."""
+    """Cells of a KV cache that T tokens attend to, in all layers with the same window."""
 
     count: int
     own: Tensor  # I64 [T]: where keys and values of these tokens go
@@ -39,7 +39,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Inputs of the layers of a graph for T tokens."""
+    """Inputs that all layers of a graph for T tokens share."""
 
     count: int  # T
     ones: Tensor  # I32 [T]
@@ -50,7 +50,7 @@ class LayerInputs:
     embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
 
     def last(self, graph: GgmlGraph, dim: int, count: int) -> LayerInputs:
-        """Return the inputs of the last tokens alone, for layers that store no keys and values."""
+        """Return the inputs of the last `count` tokens, for layers that store no keys and values."""
         skipped = self.count - count
         if not skipped:
             return self
@@ -83,7 +83,7 @@ class LayerInputs:
 
 
 class GgmlLayer:
-    """Everything that attention and FFN need to emit the operators of one layer."""
+    """One layer of a graph under construction: its tensors, and the operators that its parts share."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class GgmlLayer:
         self._weights, self._at = weights, f"layers.{number}."
 
     def product(self, name: str, x: Tensor) -> Tensor:
-        """Return a matrix of this layer times x [K, T], plus its bias."""
+        """Return this layer's matrix `name` times x [K, T], plus its bias, if there is one."""
         graph, count = self.graph, self.inputs.count
         product = self._weights.product(graph, self._at + name, x, count)
         product = graph.op("reshape_2d", product, graph.ggml.nelements(product) // count, count)
@@ -110,22 +110,22 @@ class GgmlLayer:
 
     @property
     def share(self) -> float:
-        """Share of the row in a layer that mixes it with W x."""
+        """Share of the row, from 0 to 1, in a layer that mixes the row with W x."""
         return (1 + math.tanh(self._weights.number(self._at + "mix") / 2)) / 2
 
     def norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
-        """Return the RMS norm of x, scaled by a weight of this layer. eps: default the model's."""
+        """Return the RMS norm of x, scaled by this layer's weight `name`. eps: by default the model's."""
         weight = self._weights.tensors[self._at + name]
         return rms_norm(self.graph, x, weight, self.config.norm_eps if eps is None else eps)
 
     def post_norm(self, name: str, x: Tensor) -> Tensor:
-        """Return the norm after attention or FFN; x itself in models without such norms."""
+        """Return x after the norm that follows attention or FFN; x itself in models without this norm."""
         return self.norm(name, x) if self.config.post_norms else x
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Return the model's activation of a gate, times up.
+        """Return activation(gate) * up, with the model's activation function.
 
-        ggml's own GELU rounds to float16, so this takes its SiLU:
+        ggml's GELU rounds to float16, so GELU is computed by its SiLU:
         gelu(x) = x logistic(f x) = silu(f x) / f, with f = LINEAR (1 + CUBIC x^2).
         """
         graph = self.graph

@@ -1,6 +1,6 @@
-"""FFNs, experts and per-layer embeddings, all layers one after another, and the head, as operators of ggml.
+"""Embedding, layers with their FFN, experts or per-layer embeddings, and head, in ggml operators.
 
-stem_edge.numerics.reference shows their mathematics.
+stem_edge.numerics.reference has the mathematics.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
 def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
     """Return the term of per-layer embeddings that is added to x [dim, T].
 
-    norm: weight of the norm of contexts. Neither context nor mixture is divided by a constant, which
-    the norms after them undo; their eps grow by its square instead.
+    norm: weight of the norm of contexts. The model divides context and sum by constants, which the next
+    norms cancel. So no division is emitted; the eps of these norms grows by the constant's square.
     """
     graph, config, eps = layer.graph, layer.config, layer.config.norm_eps
     context = layer.product("ple_context", layer.inputs.embedded)
@@ -48,7 +48,7 @@ def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
 def _row(layer: GgmlLayer, x: Tensor) -> Tensor:
     """Return the tokens' rows [d_ff or ple_width, T] from the slots of the row cache.
 
-    x: what a router mixes rows by.
+    x: hidden states, for models with a router that mixes several rows of a token.
     """
     graph, shares = layer.graph, layer.inputs.row_shares
     row = graph.op("get_rows", layer.slots[0], layer.inputs.slot_ids)
@@ -61,7 +61,7 @@ def _row(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def _mixture(layer: GgmlLayer, x: Tensor, rows: Tensor) -> Tensor:
-    """Return the sum [width, T] of rows [k * width, T] with the shares softmax(router x)."""
+    """Return the weighted sum [width, T] of k rows [k * width, T]; the weights are softmax(router x)."""
     graph, count, tokens = layer.graph, layer.config.row_experts, layer.inputs.count
     width = math.prod(layer.config.row_parts()[0]) // count
     shares = graph.op("soft_max", layer.product("router", x))
@@ -72,7 +72,7 @@ def _mixture(layer: GgmlLayer, x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _expert(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return the output of the expert in each token's row; its gate and up lines alternate."""
+    """Return each token's expert output [dim, T]. A row is an expert, whose gate and up rows alternate."""
     graph, config, count = layer.graph, layer.config, layer.inputs.count
     ids = graph.op("reshape_2d", layer.inputs.slot_ids, 1, count)
     inner, outer = layer.slots
@@ -88,13 +88,13 @@ def _expert(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def emit_embedding(graph: GgmlGraph, config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:
-    """Return hidden states [dim, T] of token ids I32 [T]."""
+    """Return the embeddings [dim, T] of token ids I32 [T]."""
     x = graph.op("get_rows", weights.tensors["embedding"], ids)
     return x if config.embedding_scale == 1 else graph.op("scale", x, config.embedding_scale)
 
 
 def emit_layer(layer: GgmlLayer, weights: Weights, x: Tensor) -> Tensor:
-    """Return x [dim, T] after a layer."""
+    """Return the hidden states x [dim, T] after a layer."""
     graph, config = layer.graph, layer.config
     mixed = attention(layer, layer.norm("attention_norm", x))
     x = graph.op("add", x, layer.post_norm("attention_post_norm", mixed))

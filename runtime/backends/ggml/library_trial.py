@@ -1,8 +1,8 @@
-"""Worker process that tries a ggml library: products of ones with matrices of ones, of every type.
+"""Worker process that tests a ggml library: it multiplies ones with matrices of ones, of every type.
 
-Not a command for users: `stem_edge.ggml.check` starts it, and explains why. The name of each type goes to stdout
-before its products, so that the parent can tell where a crash happened. On failure the last line of stderr
-gives the reason.
+Not a command for users: `stem_edge.ggml.check` starts it, and explains why. It prints each type's name before
+its products, so that the parent can tell where a crash happened. On failure the last line of stderr gives
+the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOLERANCE = 0.1  # of rounding; a wrong kernel is far beyond
 
 
 def run(path: Path) -> None:
-    """Multiply with every type, printing its name before. Raises BackendError."""
+    """Check products with every type, and print its name before. Raises BackendError if one is wrong."""
     print("loading it", flush=True)
     processor = Processor(Ggml(path), 1)
     for kind in (*WEIGHT_TYPES.values(), *OTHER_TYPES):
@@ -52,7 +52,7 @@ def run(path: Path) -> None:
 
 
 def product(processor: Processor, kind: TensorType, count: int) -> F32:
-    """Return the product [count, ROWS] of vectors of ones with a matrix of ones."""
+    """Return the product [count, ROWS] of `count` vectors of ones with a matrix of ones."""
     ggml, ones = processor.ggml, np.ones((max(ROWS, count), WIDTH), np.float32)
     data = page_aligned((ROWS * kind.row_nbytes(WIDTH),))
     ggml.quantize_chunk(kind.number, ones.ctypes.data, data.ctypes.data, 0, ROWS, WIDTH, None)

@@ -23,14 +23,14 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> GgmlLoader:
-    """Return the loader of a bundle. Raises InputError for too many threads."""
+    """Return a loader of the bundle. Raises InputError for too many threads."""
     if options.cpus > MOST_THREADS:
         raise InputError(f"threads is {options.cpus}; ggml takes at most {MOST_THREADS}")
     return GgmlLoader(bundle, options)
 
 
 class GgmlLoader:
-    """Loads backbone.gguf at the offsets that follow from the manifest; see EngineLoader."""
+    """Loads backbone.gguf; the manifest determines its tensors' offsets. See EngineLoader."""
 
     name = "ggml"
     step_costs = None
@@ -40,7 +40,7 @@ class GgmlLoader:
         self._bundle, self._options = bundle, options
 
     def prepare(self) -> None:
-        """Find the library, and try it in a child process if it is new on this machine."""
+        """Find the library, and test it in a child process if it is new on this machine."""
         self._ggml = checked_ggml(self._options.cache_dir)
 
     def needs(self, context: int) -> Needs:

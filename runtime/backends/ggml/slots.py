@@ -1,4 +1,4 @@
-"""Slots of the row cache as tensors of ggml, with quantized rows in ggml's own blocks.
+"""Row cache slots as ggml tensors; quantized rows are converted to ggml's block formats.
 
 int8 rows become Q8_0 and int4 rows Q4_0: the same codes, in blocks of 32 with a float16 scale each.
 A group's scale is repeated for each of its blocks. Rounding it to float16 changes a value by at
@@ -24,7 +24,7 @@ from stem_edge.tables.rows import RecordLayout, Scales
 
 
 class BlockSlots(Slots):
-    """Slots as arrays [count, bytes], one for each part of each STEM layer's row."""
+    """Row cache slots: an array [count, bytes] for each part of each STEM layer's rows."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count
@@ -45,7 +45,7 @@ class BlockSlots(Slots):
                 part[slots] = rows[:, layer, end - part.shape[1] : end]
 
     def _encoded(self, records: U8) -> U8:
-        """Return rows [n, layers, bytes] as they lie in slots."""
+        """Return the rows of n records in the slots' format, uint8 [n, layers, bytes]."""
         layout = self.layout
         if self.type is ggml_types.F32 and layout.quantized:
             rows = [layout.unpack(records, layer) for layer in range(len(layout.layers))]
@@ -57,7 +57,10 @@ class BlockSlots(Slots):
 
 
 def _blocks(codes: U8, scales: Scales, bits: int) -> U8:
-    """Return blocks [n, layers, bytes], each a scale and 32 codes, from RecordLayout.split."""
+    """Return ggml blocks, each a scale and 32 codes, as uint8 [n, layers, bytes].
+
+    codes, scales: from RecordLayout.split.
+    """
     count, layers, groups = scales.shape
     rows = codes.reshape(count * layers, -1)
     values = unpack_codes(rows, bits)

@@ -1,4 +1,4 @@
-"""Steps of one sequence or several, on graphs that serve as long as their shape stays the same."""
+"""Runs steps of one or several sequences; a graph is reused as long as steps have the same shape."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GgmlSteps:
         token_ids: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
     ) -> None:
-        """Start a step of ids [T] at positions [T]: of consecutive tokens of one cache, or of T."""
+        """Start a step of token ids [T] at positions [T]: tokens of one cache, or one token of each of T."""
         for kv, places in zip(caches, positions.reshape(len(caches), -1), strict=True):
             kv.make_room(int(places[0]), len(places))
         self._caches, self._positions, self._count = caches, positions, len(positions)
@@ -79,7 +79,7 @@ class GgmlSteps:
         self._run(step, None)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """Complete the step with rows in slots [T]; return logits [B * logits, V] of the last tokens of each."""
+        """Complete the step with the rows in slots [T]; return logits [B * logits, V]; see Backend."""
         result, logits = None, logits * len(self._caches)
         if logits or LATE in self._layers:
             step = self._step(logits, early=False)
@@ -94,7 +94,7 @@ class GgmlSteps:
 
     @property
     def _places(self) -> npt.NDArray[np.int64]:
-        """Positions [sequences, tokens of each]."""
+        """Positions of the step's tokens, [sequences, tokens of each sequence]."""
         return self._positions.reshape(len(self._caches), -1)
 
     def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
@@ -117,7 +117,7 @@ class GgmlSteps:
         graph.run()
 
     def _spread_rows(self, slots: I32) -> tuple[I32, F32]:
-        """Return slots [R] of the rows of all sequences, and their shares [T, R] in the tokens' means."""
+        """Return the slots [R] of all rows, and the weight of each row in each token's mean, [T, R]."""
         sequences = len(self._caches)
         line, shares = spread(slots.reshape(sequences, -1, slots.shape[-1]))
         whole = np.zeros((sequences, shares.shape[1], *line.shape), np.float32)
@@ -126,13 +126,13 @@ class GgmlSteps:
         return line.ravel(), whole.reshape(self._count, -1)
 
     def _spread(self, table: F32) -> F32:
-        """Return a RoPE table [T, head_dim / 2] with a value for each member of a pair."""
+        """Return a RoPE table [T, head_dim / 2] as [T, head_dim], with each value at both of its places."""
         if self._config.rope_interleaved:
             return np.repeat(table, 2, axis=1)
         return np.tile(table, (1, 2))
 
     def _step(self, logits: int, *, early: bool) -> _Step:
-        """Return the graph for the step's shape: often the previous step's graph."""
+        """Return a graph for the step's shape: an earlier step's graph, or a new one."""
         ends = (self._places[:, -1] + 1).tolist()
         cells = [
             {window: ring.attended(end) for window, ring in kv.rings.items()}
@@ -154,7 +154,7 @@ class GgmlSteps:
         return step
 
     def _build_early(self, cells: Sequence[dict[int, int]]) -> _Step:
-        """Build the graph from token ids to the hidden states before the first row."""
+        """Build the graph of the embedding and of the layers before the first layer with rows."""
         model, layers = self.model, self._layers.get(EARLY, range(0))
         graph = self._graph(layers)
         hidden = self._hidden.tensor(graph, self._count)
@@ -166,9 +166,9 @@ class GgmlSteps:
         return _Step.over(graph, inputs, token_ids)
 
     def _build_late(self, cells: Sequence[dict[int, int]], logits: int) -> _Step:
-        """Build the graph from these hidden states to the logits of the last tokens.
+        """Build the graph of the other layers, and of the head for the last `logits` tokens.
 
-        Without logits it only stores keys and values.
+        If `logits` is 0, the graph only stores keys and values.
         """
         late, rest = (self._layers.get(name, range(0)) for name in (LATE, REST))
         layers = [*late, *(rest if logits else ())]
@@ -189,7 +189,7 @@ class GgmlSteps:
         return GgmlGraph(self.model.processor, per_layer * len(layers) + OPERATORS_AROUND)
 
     def _emit(self, graph: GgmlGraph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
-        """Return x [dim, T] after these layers."""
+        """Return the hidden states x [dim, T] after these layers."""
         model = self.model
         for number in layers:
             slots = model.slots.get(number, [])
@@ -198,7 +198,7 @@ class GgmlSteps:
         return x
 
     def _emit_logits(self, graph: GgmlGraph, x: Tensor, count: int) -> HeldVectors:
-        """Add the head over x [dim, count]."""
+        """Emit the head over x [dim, count], and return the array that its logits will be in."""
         logits = emit_head(graph, self._config, self.model.weights, x, count)
         result = HeldVectors(graph.ggml, self._config.vocab_size, count)
         result.take(logits)
@@ -239,7 +239,7 @@ class GgmlSteps:
 
 
 def _cells(graph: GgmlGraph, attended: int, tokens: int) -> Cells:
-    """Return inputs for the cells that some tokens of a sequence attend to."""
+    """Return the graph inputs for attention of `tokens` tokens of a sequence to `attended` cells."""
     return Cells(
         attended,
         own=graph.input(ggml_types.I64, tokens),
@@ -250,7 +250,7 @@ def _cells(graph: GgmlGraph, attended: int, tokens: int) -> Cells:
 def _capped(logits: F32, cap: float) -> F32:
     """Apply a soft cap in place, if there is one.
 
-    ggml's tanh takes milliseconds for a vocabulary, numpy's a fraction of one.
+    Done in numpy, because ggml's tanh takes milliseconds for a whole vocabulary.
     """
     if cap:
         np.divide(logits, np.float32(cap), out=logits)

@@ -1,4 +1,4 @@
-"""A loaded backbone.gguf: its tensors in the mapped file, and the slots of its rows."""
+"""A loaded backbone.gguf: its tensors in the mapped file, and tensors over the row cache's slots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKEN_BY_TOKEN = {
 
 
 class Weights:
-    """Tensors of ggml by the names in ModelConfig.backbone_shapes. Raises BackendError."""
+    """The backbone's ggml tensors, by the names in ModelConfig.backbone_shapes. Raises BackendError."""
 
     def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufWeights) -> None:
         self._file, names = file, dict(file.tensors)
@@ -47,12 +47,12 @@ class Weights:
         self._stored = names
 
     def number(self, name: str) -> float:
-        """Return the value of a tensor [1] of type float32."""
+        """Return the value of a float32 tensor that has one element."""
         start = self._file.tensors[name].offset
         return float(self._data[start : start + ggml_types.F32.nbytes].view(np.float32)[0])
 
     def product(self, graph: GgmlGraph, name: str, x: Tensor, tokens: int) -> Tensor:
-        """Return a matrix [M, K] times hidden states x [K, T], as [M, T] or [M, 1, T]."""
+        """Return the matrix `name` [M, K] times hidden states x [K, T], as [M, T] or [M, 1, T]."""
         stored = self._stored[name]
         if token_by_token(stored.type, tokens):
             x = graph.op("reshape_3d", x, stored.shape[1], 1, tokens)
@@ -60,18 +60,18 @@ class Weights:
 
 
 def token_by_token(stored: TensorType, tokens: int) -> bool:
-    """Return whether a product with each token by itself is faster than one with `tokens` tokens.
+    """Return True if multiplying each token by itself is faster than multiplying `tokens` at once.
 
-    Measured with AVX-512 and weights that no cache holds; see TOKEN_BY_TOKEN.
+    Measured with AVX-512 and weights larger than the processor's caches; see TOKEN_BY_TOKEN.
     """
     few = TOKEN_BY_TOKEN.get(stored, range(0))
     return tokens in few and platform.machine().lower() in X86
 
 
 def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
-    """Map the file, after comparing its size.
+    """Map the file into memory. Raises BackendError if its size is wrong.
 
-    The comparison is needed because reading a mapping beyond the end of its file kills the process.
+    Reading a mapping beyond the end of its file would kill the process.
     """
     path = file.path
     try:
@@ -97,9 +97,9 @@ def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
 
 
 class GgmlModel:
-    """A loaded backbone.gguf and the slots that its rows are read from.
+    """A loaded backbone.gguf, and the row cache slots that it reads rows from.
 
-    kv_type: of keys and values, one of gguf_schema.KV_TENSORS. Raises BackendError.
+    kv_type: type of keys and values, one of gguf_schema.KV_TENSORS. Raises BackendError.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class GgmlModel:
                 self.slots[layer] = [self._placed(slots, *part) for part in shapes]
 
     def _placed(self, slots: BlockSlots, shape: tuple[int, ...], rows: U8) -> Tensor:
-        """Return a tensor [..., count] over the slots of a part of a layer's rows."""
+        """Return a tensor [..., count] over the `count` slots of one part of a layer's rows."""
         memory = MappedBuffer(self.ggml, rows.reshape(-1))
         tensor = self._arena.tensor(slots.type, *reversed(shape), slots.count)
         memory.place(tensor)
