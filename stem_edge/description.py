@@ -1,4 +1,4 @@
-"""The description of a model: its layers and widths, and the layers that take rows.
+"""The description of a model: its layers, their sizes, and which layers look up table rows.
 
 Exporter, reference model and runtime share it. It is the one place that says what a model computes; a
 new architecture is a checkpoint reader that fills it in.
@@ -96,7 +96,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Descriptions of all layers. Raises ValueError if no layer can lend one K and V."""
+        """Descriptions of all layers. Raises ValueError if one has no K and V to share."""
         layers, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
         for number in range(self.n_layers):
             layer = self._own_layer(number)
@@ -111,7 +111,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(layers)
 
     def _own_layer(self, number: int) -> Layer:
-        """Description of a layer as if it computed K and V."""
+        """Description of a layer as if it computed its own K and V."""
         kinds = [kind for kind in self.layer_kinds if number in kind.layers]
 
         def own(field: str) -> int:
@@ -134,35 +134,35 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def lookups(self) -> int:
-        """Rows that a token looks up itself, not counting a window over earlier tokens."""
+        """Number of rows a token looks up; rows of earlier tokens (row_window) do not count."""
         return len(self.ngram_sizes) or 1
 
     @property
     def row_layers(self) -> tuple[int, ...]:
-        """Layers whose rows are side by side in a record; those of n-grams have records of their own."""
+        """Layers whose rows are side by side in a record; for n-grams, the first STEM layer."""
         return self.stem_layers[:1] if self.ngram_order else self.stem_layers
 
     @property
     def conv_layers(self) -> tuple[int, ...]:
-        """Layers with a convolution, which keep its inputs of earlier tokens in the context."""
+        """Layers with a convolution, whose inputs of earlier tokens the context caches."""
         return self.stem_layers if self.engram_kernel else ()
 
     @property
     def mixed_rows(self) -> int:
-        """Rows of a token in a layer, which lie side by side in its record."""
+        """Number of rows that a token has in a layer; they are side by side in its record."""
         return self.row_experts or 1
 
     @property
     def own_kv_layers(self) -> int:
-        """Number of the first layers, which compute K and V."""
+        """Number of layers, from the first on, that compute their own K and V."""
         return self.n_layers - self.borrowed_kv_layers
 
     @property
     def prompt_rows(self) -> int:
-        """Rows of a record that a prompt token needs even if its logits are not wanted."""
+        """Number of rows in a record that a prompt token needs if its logits are not wanted."""
         return sum(layer < self.own_kv_layers for layer in self.row_layers)
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """Rotations of all layers, each once, in the order of the layers that first use them."""
+        """Distinct RoPE parameters of all layers, in the order of their first use."""
         return tuple(dict.fromkeys(self.layer(number).rope for number in range(self.n_layers)))

@@ -18,7 +18,7 @@ class ExportError(StemEdgeError):
 
 
 class FarError(ExportError):
-    """An export diverges from its checkpoint more than it may; nothing was exported."""
+    """An export would diverge from its checkpoint more than allowed; nothing was exported."""
 
 
 class BundleError(StemEdgeError):

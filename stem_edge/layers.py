@@ -36,7 +36,7 @@ class LinearRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="l
 
 
 class Llama3Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="llama3"):
-    """Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp between."""
+    """Llama 3.1: low frequencies are divided by `factor`, high ones not, with a ramp between."""
 
     factor: float
     low_freq_factor: float
@@ -56,7 +56,7 @@ class YarnRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="yar
 
 
 class ProportionalRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proportional"):
-    """Gemma 4: the highest frequencies, a `share`, are divided by `factor`; the rest become 0."""
+    """Gemma 4: the highest `share` of frequencies is divided by `factor`; all others become 0."""
 
     share: float
     factor: float = 1.0
@@ -66,7 +66,7 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | ProportionalRope
 
 
 class Rope(msgspec.Struct, frozen=True):
-    """Rotation in one kind of layer."""
+    """Parameters of rotary position embedding (RoPE) in one kind of layer."""
 
     width: int  # head_dim
     theta: float
@@ -74,7 +74,7 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes and rotation of layers that differ from the model; 0: as in the model."""
+    """Sizes and RoPE of layers that differ from the rest of the model; 0: as in the model."""
 
     layers: tuple[int, ...]  # ascending
     head_dim: int = 0
@@ -86,7 +86,7 @@ class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """Sizes, rotation and window of one layer, wherever the model describes them."""
+    """Sizes, RoPE and attention window of one layer."""
 
     head_dim: int
     n_kv_heads: int
@@ -98,5 +98,5 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def cutoff(self) -> float:
-        """Standard deviations above the mean below which gates are cut; only with a sparsity."""
+        """Gates below mean + cutoff * std are set to 0. Only for layers with a sparsity."""
         return NormalDist().inv_cdf(self.sparsity)

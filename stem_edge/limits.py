@@ -1,6 +1,6 @@
 """Limits on the size of a model, far above any published one.
 
-A damaged or hostile number is refused by them before it sizes an array.
+They refuse a damaged or hostile number before an array of that size is allocated.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ LINE_AFTER, LINE_EVERY = 2.0, 10.0  # seconds of a part until its first line, an
 class Progress:
     """Progress bar as a context manager; `advance` may be called from any thread.
 
-    show: False for never, True for a bar, None for a bar on a terminal, and elsewhere for lines: one
-        when a part turns out to be long, and a few a minute from then on. The rest as for `begin`.
+    show: False: nothing. True: a bar. None: a bar on a terminal; elsewhere, lines about long parts, a
+        few a minute. The other arguments are those of `begin`.
     """
 
     def __init__(self, total_nbytes: int, what: str, show: bool | None, *, layers: int = 0) -> None:
@@ -29,9 +29,9 @@ class Progress:
             threading.Thread(target=self._tell_lines, daemon=True).start()
 
     def begin(self, what: str, total_nbytes: int = 0, *, layers: int = 0) -> None:
-        """Begin another part of the work, with an estimate of its own.
+        """Begin another part of the work, with its own estimate of the time left.
 
-        total_nbytes: of the part; 0: nothing counts. layers: as many are shown instead of bytes.
+        total_nbytes: size of the part; 0: unknown. layers: show progress in layers, not bytes.
         """
         with self._lock:
             self._bar.close()

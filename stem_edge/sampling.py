@@ -20,7 +20,7 @@ FILTERS = ("top_k", "top_p", "min_p")
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Values for choosing tokens, as SamplingParams has them; None where nothing is said."""
+    """Recommended values of fields of SamplingParams; None: no recommendation."""
 
     temperature: float | None = None
     top_k: int | None = None

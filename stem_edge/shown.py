@@ -1,4 +1,4 @@
-"""Values, texts and sizes as messages show them, and sizes as people write them."""
+"""Format values, texts and sizes for messages, and parse sizes that people write."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parse_size(size: int | str) -> int:
 
 
 def format_size(nbytes: float, *, up: bool = False) -> str:
-    """Format a size for people: 3 digits and a decimal unit; `up` never shows less than it is."""
+    """Format a size for people: 3 digits and a decimal unit. up: round up."""
     if up:
         step = 10 ** max(0, len(str(int(nbytes))) - 3)
         nbytes = -(-int(nbytes) // step) * step

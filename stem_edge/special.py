@@ -102,7 +102,7 @@ def check_altup(config: Description) -> None:
 
 
 def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
-    """Raise ValueError for ranges of tensors that are no matrices, and for impossible steps."""
+    """Raise ValueError for int8 activation ranges of unknown matrices, or with impossible steps."""
     for name, steps in ranges.items():
         if name not in matrices:
             raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")
@@ -132,7 +132,7 @@ def check_scaling(scaling: RopeScaling) -> None:
 
 
 def more_shapes(config: Description, layer: int) -> Shapes:
-    """Return name -> shape of the tensors of a layer that only such models have."""
+    """Return name -> shape of the extra tensors of a layer in an unusual model."""
     dim, ple, kind, shapes = config.dim, config.ple_width, config.ffn_kind(layer), Shapes()
     if kind == "ngrams":
         shapes["project"] = (dim, config.lookups * config.row_rank)
@@ -155,7 +155,7 @@ def more_shapes(config: Description, layer: int) -> Shapes:
 
 
 def dense_twin(config: T) -> T:
-    """Return a model with up projections in all layers, and no tables."""
+    """Return the description of the model without tables, with up projections in all layers."""
     usual = {f.name: f.default for f in fields(config) if f.name in OF_ROWS}
     return replace(config, stem_layers=(), **usual)
 

@@ -1,4 +1,4 @@
-"""The error for a path that is no bundle: it says what lies there instead, and what to do."""
+"""The error for a path that is not a bundle: it says what is there instead, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLD = "-old"  # after that: the replaced bundle, where names cannot be swapped
 
 
 def no_bundle(manifest: Path) -> BundleError:
-    """Error for a path without a manifest, perhaps because its export was cut off."""
+    """Return the error for a path without a manifest; it recognizes interrupted exports."""
     root = manifest.parent
     working = root.absolute().with_name(WORKING + root.absolute().name)
     if root.is_dir():

@@ -15,15 +15,15 @@ SMALL_NBYTES = 16 << 20
 
 
 class TokenizerMemory(NamedTuple):
-    """Bytes that the library takes for a tokenizer, as measured with tokenizers 0.23."""
+    """Bytes of memory that a loaded tokenizer takes, as measured with tokenizers 0.23."""
 
     kept: int
     loading: int  # at its peak while it loads
 
     def check(self, path: Path, limit: int) -> None:
-        """Raise MemoryPlanError if loading it would take this process beyond a limit.
+        """Raise MemoryPlanError if loading the tokenizer takes this process beyond a limit.
 
-        Small ones are loaded nevertheless, because the memory plan, which follows, names all parts.
+        Small tokenizers always pass: if memory is short, the memory plan raises with more details.
         """
         own = own_memory()
         if self.loading > SMALL_NBYTES and own + self.loading > limit:

@@ -1,8 +1,8 @@
-"""Files of a model on a hub: fetched, and hashed before anything reads them.
+"""Fetch files of a model on a hub, and check their sha256 before they are read.
 
-A hub may be wrong, a mirror dishonest, and a cache damaged. So the sha256 of each file is compared with
-the expected one. Files are hashed once: a mark in the user's cache folder, named by a digest of
-their hashes, sizes and times of change, records that they were right.
+A hub may be wrong, a mirror dishonest, and a cache damaged. Files are hashed only once: a marker
+file in the user's cache folder records that they were right. Its name is a digest of the files'
+hashes, sizes and times of change.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from stem_edge.files.hashing import sha256_of
 from stem_edge.files.names import KEY_CHARS, cache_folder
 from stem_edge.progress import Progress
 
-CHECKED = "checked"  # folder of the marks; each contains the path of its snapshot
+CHECKED = "checked"  # folder of the marker files; each contains the path of its snapshot
 
 
 def fetch_checked(snapshot: Snapshot, files: Mapping[str, str]) -> None:
-    """Fetch files that are not in the cache, and compare all with their sha256 (name -> sha256).
+    """Fetch the files that are not in the cache, and check the hashes of all.
 
-    Raises HubError, and BundleError for a file with another hash.
+    files: name -> expected sha256. Raises HubError, and BundleError for a file with another hash.
     """
     fetch(snapshot, list(files))
     folder = snapshot.folder.resolve()
@@ -52,7 +52,7 @@ def fetch_checked(snapshot: Snapshot, files: Mapping[str, str]) -> None:
 
 
 def _mark(folder: Path, files: Mapping[str, str]) -> Path | None:
-    """Return the path of the mark for these files in this state; None where none can be kept."""
+    """Return the path of the marker file for these files as they are now; None without a cache."""
     with contextlib.suppress(InputError, OSError):  # a user without a home; a file that is missing
         states = [disk.status(folder / file) for file in files]
         stamps = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
@@ -63,7 +63,7 @@ def _mark(folder: Path, files: Mapping[str, str]) -> Path | None:
 
 
 def marked_folder(mark: Path) -> str:
-    """Return the path of the snapshot that a mark is about; empty if it cannot be read."""
+    """Return the path of the snapshot that a marker file names; "" if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return os.fsdecode(disk.read_file(mark, 1 << 16))
     return ""

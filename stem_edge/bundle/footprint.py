@@ -48,12 +48,12 @@ class Footprint:
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
-    usual_kv: KvType  # type of keys and values unless another is asked for
-    kv: KvType  # their type
+    usual_kv: KvType  # default type of keys and values
+    kv: KvType  # chosen type of keys and values
     token_nbytes: Callable[[KvType, Layer], int]  # of the keys and values of a token in a layer
-    obstacle: Callable[[KvType], str]  # why they cannot have a type, with a remedy; "" if they can
-    windows: bool = True  # whether layers with a window keep only what that needs
-    assistant_nbytes: int = 0  # of memory that a drafter takes
+    obstacle: Callable[[KvType], str]  # why a type is not supported, with a remedy; else ""
+    windows: bool = True  # True if layers with a window cache only the tokens in the window
+    assistant_nbytes: int = 0  # memory of the draft model
 
     @property
     def tables(self) -> RecordLayout | None:
@@ -62,7 +62,7 @@ class Footprint:
 
     @property
     def tables_nbytes(self) -> int:
-        """Bytes of the table store, not counting its descriptions."""
+        """Bytes of the table store, not counting its metadata files."""
         return self.table_format.nbytes(self.model.prompt_rows) if self.table_format else 0
 
     @property
@@ -72,13 +72,13 @@ class Footprint:
 
     @property
     def prepared_nbytes(self) -> int:
-        """About the bytes of the prepared backbone that the first load adds; 0 if it adds none."""
+        """Approximate bytes of the prepared backbone that the first load writes; 0 if none."""
         own = self.backbone_nbytes + self.prefill_nbytes
         prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
 
     def on_disk(self) -> str:
-        """Say in one line what the bundle takes on disk, and what its first load adds."""
+        """Describe the bundle's size on disk, and what its first load adds, in one line."""
         prompts = "weights for prompts"
         parts = {"weights": self.backbone_nbytes, prompts: self.prefill_nbytes}
         sizes = (parts | {"tables": self.tables_nbytes}).items()
@@ -95,7 +95,7 @@ class Footprint:
     def kv_read_nbytes(self, tokens: int) -> int:
         """Bytes of keys and values that a decode step reads in a context of `tokens` tokens.
 
-        A layer that borrows them reads them once more.
+        A layer that uses the keys and values of an earlier layer reads them again.
         """
         layers = self.model.layers
         return sum(
@@ -104,18 +104,18 @@ class Footprint:
         ) + self._conv_nbytes(min(tokens, self.model.engram_kernel))
 
     def _conv_nbytes(self, tokens: int) -> int:
-        """Bytes of the inputs of Engram's convolutions that the context keeps for some tokens."""
+        """Bytes of the cached inputs of Engram's convolutions for `tokens` tokens."""
         values = tokens * self.model.dim * len(self.model.conv_layers)
         return values * (FLOAT if self.kv == "fp32" else FLOAT // 2)
 
     def without_windows(self) -> Footprint:
-        """Footprint of an engine that keeps all tokens in the KV cache of every layer."""
+        """Return the footprint on an engine that caches all tokens even in layers with a window."""
         return replace(self, windows=False)
 
     def with_kv(self, kv: KvChoice) -> Footprint:
-        """Footprint with keys and values of this type; "auto" is the engine's usual one.
+        """Return the footprint with keys and values of this type; "auto": the engine's default.
 
-        Raises InputError for a type that the backbone cannot have.
+        Raises InputError for a type that the backbone does not support.
         """
         if kv == "auto":
             kv = self.usual_kv
@@ -141,7 +141,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
 
 
 def _assistant_nbytes(manifest: Manifest) -> int:
-    """Return the bytes of memory that an assistant takes; an embedding in clusters is read from the file."""
+    """Return the memory of the draft model in bytes. A clustered embedding stays in its file."""
     if (found := manifest.assistant) is None:
         return 0
     from stem_edge.graph.special.assistant import scored  # for such bundles alone

@@ -194,7 +194,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def tables(self) -> RecordLayout | None:
-        """Layout of records as slots and graphs have them; None for a dense model."""
+        """Layout of records in row cache slots and graphs; None for a dense model."""
         return self.table_format.tables if self.table_format else None
 
     def required_files(self) -> list[str]:
@@ -228,7 +228,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def is_shard(name: str) -> bool:
-    """Return whether a file of a bundle holds records, unlike descriptions and index."""
+    """Return True if a file of a bundle holds table records, not metadata or an index."""
     arrays = (f"{TABLES}/{array}/c/" for array in (RECORDS, RARE_RECORDS))
     return name.startswith(tuple(arrays))
 

@@ -1,4 +1,4 @@
-"""A bundle on a model hub: its files are fetched into the hub's cache, and hashed."""
+"""Fetch a bundle from a model hub into the hub's cache, and check its hashes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stem_edge.errors import BundleError
 
 
 class NoBundleError(BundleError):
-    """A model on a hub is no bundle."""
+    """A model on a hub is not a bundle."""
 
     def __init__(self, found: HubName, asked: HubName) -> None:
         super().__init__(
@@ -23,9 +23,9 @@ class NoBundleError(BundleError):
 
 
 def fetched_folder(path: str, *, shards: bool, progress: bool | None) -> Path:
-    """Fetch the files of a bundle that its folder in the hub's cache lacks; return the folder.
+    """Fetch the missing files of a bundle into the hub's cache; return its folder there.
 
-    shards: False leaves out the shards of its tables. Raises BundleError, HubError, InputError.
+    shards: False leaves out the table shards. Raises BundleError, HubError, InputError.
     """
     name = parsed_name(path)
     snapshot = open_snapshot(name, progress)
@@ -46,7 +46,7 @@ def fetched_folder(path: str, *, shards: bool, progress: bool | None) -> Path:
 
 
 def _is_listed(snapshot: Snapshot) -> bool:
-    """Return whether the hub has the manifest. Raises HubError."""
+    """Return True if the hub lists a manifest for this model. Raises HubError."""
     try:
         return MANIFEST in snapshot.listing
     except UnreachableError:

@@ -1,6 +1,6 @@
-"""Opening a bundle: its files are there, in the sizes that its manifest gives.
+"""Opening a bundle: its manifest is checked, and that its files exist in the sizes listed there.
 
-Of a bundle on a hub, what is needed is fetched first. Checksums of a folder are left to checksums.py.
+A bundle on a hub is fetched first. Checksums of a local folder are left to checksums.py.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def open_bundle(
 ) -> Bundle:
     """Open a bundle: check its manifest, and that every file is there in its exact size.
 
-    path: its folder, or its name on a model hub, hf:org/name or hf:org/name@revision, from where it
-        is fetched into the hub's cache, unless it is there. What was fetched is hashed. Or the short
-        name of a bundle that is kept, as `stem-edge list` shows it.
-    tables: URL of its table store, as fsspec takes it, if the folder lacks the shards, which are not
+    path: the bundle's folder; or the short name of a cached bundle, as `stem-edge list` shows it; or
+        a name on a model hub, hf:org/name or hf:org/name@revision. Missing files are fetched from the
+        hub into its cache, and their sha256 is checked.
+    tables: fsspec URL of the table store, if its shards are not in the folder. They are not
         fetched then.
     progress: show a bar on stderr while fetching. Default: if stderr is a terminal.
 
-    Raises BundleError, HubError, InputError. Checksums of a folder are left to `verify`, because
-    hashing gigabytes at every start would take too long.
+    Raises BundleError, HubError, InputError. Checksums of a local folder are left to `verify`,
+    because hashing gigabytes at every start would take too long.
     """
     root = bundle_folder(path, shards=tables is None, progress=progress)
     manifest = open_manifest(root)
@@ -90,10 +90,10 @@ def _is_missing(path: Path) -> bool:
 
 
 def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | None = None) -> Path:
-    """Return the folder of a bundle; one on a hub is fetched, as open_bundle says.
+    """Return the folder of a bundle. A bundle on a hub is fetched, as open_bundle says.
 
-    Where no file has this path, it may be the short name of a bundle that is kept (stem_edge.bundle.hub.kept).
-    shards: False leaves out the shards of its tables, which are elsewhere.
+    A path that does not exist may be the short name of a cached bundle (stem_edge.bundle.hub.kept).
+    shards: False if the table shards are elsewhere, so that they are not fetched.
     """
     if os.path.lexists(path):
         return Path(path)
@@ -113,9 +113,9 @@ def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | Non
 
 
 def _check_backbone(root: Path, manifest: Manifest) -> None:
-    """Refuse a model that is larger than its files, before its shapes size anything.
+    """Raise BundleError if the weight file is too small for the parameters in the manifest.
 
-    What opens the weights compares their exact size with that of its graphs.
+    So no array is allocated for a false shape. Exact sizes are checked when weights are opened.
     """
     parameters = manifest.model.backbone_parameters
     least = parameters * min(WEIGHT_BITS.values()) // 8

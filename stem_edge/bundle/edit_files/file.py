@@ -1,4 +1,4 @@
-"""Edits, which make tokens look up other rows than their own, and the files that hold them.
+"""Edits, which make tokens use other table rows than their own, and the format of edit files.
 
 An edit file is JSON, `{"format_version": 1, "sha256": ..., "edit": {...}}`; the checksum covers the
 bytes of the edit exactly as they are in the file. An edit names the tables that it was made for,
@@ -40,7 +40,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 class Replacement(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="replacement"
 ):
-    """Change that lets the tokens of one text look up the rows of another."""
+    """Change that makes the tokens of one text look up the table rows of another text."""
 
     source: Name
     target: Name
@@ -104,7 +104,7 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class _File(msgspec.Struct):
-    """Fields that all versions of the format share; others may belong to a newer version."""
+    """Fields that all versions of the format share; newer versions may have further fields."""
 
     format_version: int = 0
     sha256: str = ""
@@ -182,9 +182,9 @@ def tables_id(bundle: Bundle) -> str:
 
 
 def open_edit(bundle: Bundle, given: Edit | str | Path) -> Edit:
-    """Return an edit that fits a bundle, from a file if its path is given, with or without .edit.
+    """Return an edit after checking that it fits a bundle.
 
-    Raises EditError, and InputError if `given` is of another type.
+    given: the edit or its file's path (.edit may be left out). Raises EditError, InputError.
     """
     if isinstance(given, Edit):
         check_edit(given, bundle)

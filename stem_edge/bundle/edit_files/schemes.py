@@ -1,7 +1,6 @@
-"""Alignment of a source's tokens with a target's: they are to look up the target's rows.
+"""Alignment schemes of edits: which rows of a target text each token of a source text looks up.
 
-The schemes come from the STEM paper, section 3.3, for n_s tokens of the source and n_t of the
-target.
+The schemes come from the STEM paper, section 3.3. The source has n_s tokens, the target n_t.
 
 | scheme | requires | each token looks up |
 |---|---|---|
@@ -36,7 +35,7 @@ AUTO: dict[int, Scheme] = {0: "swap", 1: "copy", -1: "subset"}
 
 
 def fits(scheme: Scheme, source_length: int, target_length: int) -> bool:
-    """Return whether a scheme can align these lengths, in tokens."""
+    """Return True if a scheme can align a source and a target of these lengths in tokens."""
     return scheme == "auto" or _sign(source_length, target_length) in FITS.get(scheme, ())
 
 

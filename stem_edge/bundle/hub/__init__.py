@@ -1,6 +1,6 @@
 """Names of models on a hub, like hf:org/name, and the folders that they are fetched to.
 
-Knows files and revisions, not what a bundle is; stem_edge.bundle checks what was fetched.
+This package knows files and revisions, but not bundles; stem_edge.bundle checks the fetched files.
 """
 
 PREFIX = "hf:"  # of names of models on a hub

@@ -1,4 +1,4 @@
-"""Errors of huggingface_hub as HubError, in one line, with what the hub itself says."""
+"""Convert errors of huggingface_hub to HubError: one line, with the hub's own message."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, err
 
 
 class UnreachableError(HubError):
-    """The hub does not answer, or not now."""
+    """The hub cannot be reached, or is busy at present."""
 
 
 @contextmanager
 def asking(name: HubName) -> Iterator[None]:
-    """Raise errors of huggingface_hub about this model as HubError."""
+    """Context manager that raises errors of huggingface_hub about this model as HubError."""
     try:
         yield
     except Exception as error:
@@ -74,6 +74,6 @@ def _status(name: HubName, status: int, said: str) -> HubError:
 
 
 def _said(error: BaseException) -> str:
-    """Return the hub's own words in one line, without what could control a terminal."""
+    """Return the hub's own message in one line, without terminal control characters."""
     said = getattr(error, "server_message", None) or str(error) or type(error).__name__
     return one_line(" ".join(said.split()).rstrip("."), MAX_CHARS)

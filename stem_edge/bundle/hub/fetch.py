@@ -57,9 +57,9 @@ def cache() -> Path:
 
 
 def pinned(path: str | Path, progress: bool | None = None) -> str:
-    """Return the name of a model with its commit, so that later uses mean the same; or the path.
+    """Return the name of a model on a hub with its commit, so that later uses get the same files.
 
-    Raises HubError, InputError.
+    Other paths are returned unchanged. Raises HubError, InputError.
     """
     name = hub_name(path)
     return str(path) if name is None else str(open_snapshot(name, progress).name)
@@ -72,9 +72,9 @@ def open_snapshot(name: HubName, progress: bool | None = None) -> Snapshot:
 
 
 def kept_commit(ref: Path) -> str | None:
-    """Return the commit that a branch was when the hub last told, if it is in the cache.
+    """Return the last known commit of a branch; None if the cache does not have that commit.
 
-    ref: the file in the hub's cache that records it.
+    ref: the file in the hub's cache that records the commit.
     """
     with suppress(OSError, UnicodeError):
         commit = ref.read_text("ascii").strip()
@@ -110,7 +110,7 @@ def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
 
 
 def _resolve(name: HubName, progress: bool | None) -> HubName:
-    """Return the name of the commit that a branch is, which is recorded for later, without a network."""
+    """Return the name with its branch resolved to a commit, or to the last known one if offline."""
     ref = cache() / name.folder / "refs" / (name.revision or MAIN)
     try:
         sha = _info(name).sha

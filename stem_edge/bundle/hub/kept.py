@@ -1,7 +1,7 @@
-"""Bundles that this machine keeps, and the short names that find them.
+"""Bundles that are cached on this machine, and their short names.
 
-These are bundles made of checkpoints, which lie in the user's cache folder, and those fetched from a hub, which lie in
-the hub's own. Nothing is written down: a name is that of the folder, or the one on the hub without its organization.
+Bundles made from checkpoints are in the user's cache folder, bundles from a hub in the hub's cache. There is no
+index: a short name is the name of the folder, or the name on the hub without the organization.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARK = "manifest.json"
 
 
 class Kept(NamedTuple):
-    """A bundle on this machine."""
+    """A cached bundle on this machine."""
 
     name: str
     place: str  # path of its folder, or its name on the hub with the commit
@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 
 
 def kept_bundles() -> Iterator[Kept]:
-    """Yield what looks like a bundle in either cache; in the hub's, other programs keep files, too."""
+    """Yield the folders in both caches that look like bundles. Other models have no manifest."""
     with suppress(InputError):  # a user without a home
         for mark in sorted((cache_folder(None) / MADE).glob(f"*/*/{MARK}")):
             if KEY.fullmatch(mark.parent.parent.name):
@@ -48,9 +48,9 @@ def kept_bundles() -> Iterator[Kept]:
 
 
 def named(name: str) -> Kept | None:
-    """Return the bundle of this name; None if none is kept.
+    """Return the cached bundle with this short name; None if there is no such bundle.
 
-    Raises InputError if several have it, and if it is nearly that of one.
+    Raises InputError if several bundles have this name, or if only similar names exist.
     """
     bundles = [*kept_bundles()]
     found = [bundle for bundle in bundles if bundle.name == name]

@@ -20,7 +20,7 @@ _NAME = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?")
 
 @dataclass(frozen=True)
 class HubName:
-    """Name of a model; its revision is a branch, a tag or a commit, None the hub's main branch."""
+    """Name of a model on a hub. revision: a branch, a tag or a commit; None: the main branch."""
 
     repository: str  # like org/name
     revision: str | None = None
@@ -31,7 +31,7 @@ class HubName:
         return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
 
     def at(self, commit: str) -> HubName:
-        """Return the name of a commit of this model."""
+        """Return the same name with this commit as its revision."""
         return replace(self, revision=commit)
 
     @property
@@ -44,7 +44,7 @@ class HubName:
 
 
 def hub_name(path: str | Path) -> HubName | None:
-    """Parse what may be the name of a model on a hub; None for a path. Raises InputError."""
+    """Parse the name of a model on a hub; return None for other paths. Raises InputError."""
     return parsed_name(str(path)) if str(path).startswith(PREFIX) else None
 
 
@@ -60,7 +60,7 @@ def parsed_name(text: str) -> HubName:
 
 
 def name_of(folder: Path) -> HubName | None:
-    """Return the name of what lies in a folder of the hub's cache; None for any other folder."""
+    """Return the hub name of a model's folder in the hub's cache; None for any other folder."""
     parts = folder.absolute().parts
     if len(parts) < 3 or parts[-2] != SNAPSHOTS or not COMMIT.fullmatch(parts[-1]):
         return None
@@ -71,6 +71,6 @@ def name_of(folder: Path) -> HubName | None:
 
 
 def shown_name(folder: Path) -> str:
-    """Return what people call the model in a folder: org/name from a hub, else the folder's name."""
+    """Return a model's name for display: org/name for a folder from a hub, else the folder's name."""
     name = name_of(folder.resolve())
     return (folder.name or folder.resolve().name) if name is None else name.repository
