@@ -1,4 +1,4 @@
-"""Writers of backbones, for onnxruntime and for ggml.
+"""Writes the backbone of a bundle, for onnxruntime or for ggml.
 
-The tensors of a backbone are defined in stem_edge/graph and stem_edge/ggml.
+stem_edge/graph and stem_edge/ggml define which tensors a backbone has.
 """

@@ -1,4 +1,4 @@
-"""The assistant of a model, in the bundle beside its backbone for onnxruntime."""
+"""Reads the assistant (draft model) of a Gemma 4 and writes it into the bundle, for onnxruntime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stem_edge.graph.special.assistant import ORDER, drafting
 
 
 def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
-    """Read an assistant. Raises CheckpointError; ExportError if it is not for this model."""
+    """Read an assistant. Raises CheckpointError, or ExportError if it does not fit the model."""
     target, format = plan.source.config, cast(BackboneFormat, plan.format)  # of no other engine
     measured = plan.nats is not None or plan.own_types
     stored = plain_format("int8" if measured else format.weights)
@@ -33,7 +33,7 @@ def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
 
 
 def write_assistant(own: AssistantCheckpoint, plan: Plan, out: Output) -> None:
-    """Write the weights of an assistant; what is lost is no part of the report."""
+    """Write an assistant's weights. The report does not include their quantization errors."""
     format, order = own.described.format, {ORDER: own.order}
     target = plan.source.config, cast(BackboneFormat, plan.format)
     weights = drafting(own.described, *target)[1]

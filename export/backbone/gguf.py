@@ -1,4 +1,4 @@
-"""Backbone for ggml: one GGUF file (stem_edge.ggml.gguf_schema) with the checkpoint's tensors."""
+"""Writes the backbone for ggml: a GGUF file as stem_edge.ggml.gguf_schema describes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_runnable(source: Checkpoint) -> None:
 
 
 def write_gguf_backbone(plan: Plan, out: Output) -> None:
-    """Write backbone.gguf, which has a hash of the tables: they must have been written."""
+    """Write backbone.gguf. It holds a hash of the tables, so write the tables first."""
     source, config, ggml = plan.source, plan.source.config, checked_ggml()
     weights = cast(GgufFormat, plan.format).weights
     importance = _importance_by_text(plan, out.bar)
@@ -76,7 +76,7 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
 
 
 def _importance_by_text(plan: Plan, bar: Progress) -> dict[str, F32]:
-    """Return importance_vectors of the calibration text; none if the types ignore them."""
+    """Return importance_vectors on the calibration text; empty if the types ignore importance."""
     if not plan.format.importance:
         return {}
     source, layers = plan.source, plan.source.config.n_layers

@@ -1,4 +1,4 @@
-"""Encoding rows of a matrix as ggml stores them: float32, float16, or ggml's quantized types."""
+"""Encodes rows of a matrix in a type of ggml: float32, float16, or a quantized type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERY = 4  # one row in this many is measured
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Tensor to be written, with its type."""
+    """Tensor to be written to a GGUF file: its name, its values and the type to store it in."""
 
     name: str  # in the file
     matrix: Matrix  # [rows, width], or a vector [rows]
@@ -36,11 +36,11 @@ class TensorSource:
 
 
 def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F32], U8]:
-    """Return a function of rows [n, K] that encodes them as bytes, in any thread.
+    """Return a thread-safe function that encodes float32 rows [n, K] of the tensor as bytes.
 
-    Each row is encoded by itself, so it does not matter which rows come together. The meter gets the
-    error of every fourth row, because measuring all would double the time of the fast types. They
-    are decoded with the gguf package, which shares no code with ggml.
+    Each row is encoded by itself, so the split into pieces does not matter. The meter gets the error
+    of every fourth row, because measuring all rows would double the time of the fast types. The gguf
+    package decodes them for this, because it shares no code with ggml.
     """
     type = tensor.type
     if type == FLOAT32:
@@ -62,7 +62,7 @@ def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F3
 
 
 def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
-    """Return ggml's quantizer of a type. It runs in parallel, since ctypes releases the GIL."""
+    """Return ggml's quantizer for a tensor as a thread-safe function: rows [n, K] -> bytes."""
     type, weights = tensor.type, tensor.importance
     ggml.quantize_init(type.number)  # before threads start, because it fills the library's tables
     if weights is not None:

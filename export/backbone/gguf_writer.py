@@ -1,8 +1,8 @@
-"""Writer of GGUF files, version 3, in a stream: header, metadata, and tensors piece by piece.
+"""Writes GGUF files, version 3, as a stream: header, metadata, then tensors piece by piece.
 
-The format is ggml's docs/gguf.md. Only what this project needs is here: little-endian, alignment
-32, tensors in the given order. The gguf package's writer opens files itself; this one writes
-through BundleFile, which hashes and fsyncs, and holds only a few pieces of a matrix.
+ggml's docs/gguf.md describes the format. This writer covers only what this project needs:
+little-endian, alignment 32, tensors in the given order. The gguf package's writer opens files itself;
+this one writes through BundleFile, which hashes and fsyncs, and holds only a few pieces in memory.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def write_gguf(
     tensors: Sequence[TensorSource],
     weights: MatrixReader,
 ) -> None:
-    """Write a whole file. metadata: keys -> values in their order, general.architecture first.
+    """Write a complete GGUF file.
 
-    Raises CheckpointError for values that are not finite, ExportError for those out of range.
+    metadata: keys -> values in file order, general.architecture first. Raises CheckpointError for
+    weights that are not finite, ExportError for weights that the type cannot hold.
     """
     file.write(encode_header(metadata, tensors))
     for tensor in tensors:
@@ -49,7 +50,7 @@ def write_gguf(
 
 
 def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator[U8]:
-    """Yield the tensor as bytes [n], in order."""
+    """Yield the bytes of a tensor in file order, in pieces [n]."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
         weights.count(tensor.name, values.nbytes)
@@ -64,7 +65,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
 
 
 def _kept(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
-    """Yield the codes of a matrix as bytes [n], in order."""
+    """Yield the bytes of a matrix as its GGUF checkpoint stores them, in file order."""
 
     def read(span: RowSpan) -> U8:
         codes = stored.read(*span[1:])
@@ -76,9 +77,9 @@ def _kept(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterat
 
 
 def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]) -> bytes:
-    """Encode everything before the values of the first tensor, without the padding before them.
+    """Encode the GGUF header: magic, counts, metadata and the list of tensors, without padding.
 
-    Raises ValueError for a value of metadata that has no type here.
+    Raises ValueError for a metadata value whose Python type is not supported.
     """
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
@@ -88,7 +89,7 @@ def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]
 
 
 def _typed(key: str, value: Value) -> bytes:
-    """Encode the number of a value's type, and the value."""
+    """Encode a metadata value, with GGUF's number for its type in front."""
     match value:
         case int() if 0 <= value < 1 << 32:
             return struct.pack("<II", UINT32, value)

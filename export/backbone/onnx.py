@@ -1,4 +1,4 @@
-"""Backbone for onnxruntime: its weights, those for prompts, and a graph for other tools."""
+"""Writes the backbone for onnxruntime: weights for decoding, for prompts, and an ONNX graph."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PREFILL = "prefill"  # the part of a bundle that quality_check may drop
 
 
 def onnx_nbytes(plan: Plan) -> tuple[int, int]:
-    """Return the bytes of the weights for decoding, and for prompts. Raises GraphError."""
+    """Return the bytes of the weights for decoding and of those for prompts. Raises GraphError."""
     described = plan.source.config, plan.layout, _planned_format(plan, {})
     prefill = prompts(*described).plan.nbytes if plan.prefill else 0
     return decoding(*described).plan.nbytes, prefill
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the format with the products that are balanced for prompts. Raises GraphError."""
+    """Return the plan's format with the matrix products to balance. Raises GraphError."""
     format = cast(BackboneFormat, plan.format)
     if not plan.prefill:
         return format
@@ -39,9 +39,9 @@ def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
 
 
 def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat:
-    """Write the weights for decoding, a graph over them for other tools, and weights for prompts.
+    """Write the weights for decoding, an ONNX graph for other tools, and the weights for prompts.
 
-    Returns the format, with what is for prompts.
+    Returns the format of the backbone, which says if there are weights for prompts.
     peaks: input -> greatest magnitude of each of its channels [K], as calibration.observe returns.
     """
     format = _planned_format(plan, peaks)

@@ -1,6 +1,6 @@
-"""Writer of a weight file for onnxruntime, with each item at the offset that the plan gives.
+"""Writes a weight file for onnxruntime, with each item at its offset in the WeightPlan.
 
-Input channels are balanced for prompts (SmoothQuant, arXiv 2211.10438).
+Weights for prompts are balanced with their input channels (SmoothQuant, arXiv 2211.10438).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OUTLIER = 8.0
 
 
 class PaddedTensors(Mapping[str, Matrix]):
-    """Tensors of a checkpoint, with heads padded to the graph's width."""
+    """Tensors of a checkpoint by name, with attention heads padded to the width in the graph."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Matrix]) -> None:
         self._config, self._tensors = config, tensors
@@ -69,11 +69,11 @@ class PaddedTensors(Mapping[str, Matrix]):
 
 
 class WeightFile:
-    """Weight file being written. Matrices in blocks need a quantizer.
+    """Weight file that is being written; quantizes matrices on the way.
 
-    keeps_blocks: whether symmetric blocks of a GGUF file are copied, because quantizing their values to the
-    nearest code would give them again. peaks: consumer of the prefill graph -> greatest magnitudes of its input [K]; name of a tensor
-    of keys or values -> its peaks; that of the tokens of an assistant -> these.
+    keeps_blocks: True if quantized blocks of a GGUF checkpoint are copied, because the quantizer would
+    return the same codes. peaks: name -> array; for a product of the prefill graph, the greatest magnitudes
+    of its input [K]; for peaks of keys or values and an assistant's token order, the array to write.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class WeightFile:
         self._balances: dict[str, F32] = {}  # of the last consumer only
 
     def write(self, plan: WeightPlan) -> None:
-        """Write all items in their order. Raises CheckpointError for values that are not finite."""
+        """Write all items of a plan. Raises CheckpointError for values that are not finite."""
         for item in plan.items:
             if isinstance(item, Columns) and item.consumer:
                 self._consumed.setdefault(item.consumer, []).extend(item.parts)
@@ -139,14 +139,14 @@ class WeightFile:
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, consumer: str) -> F32:
-        """Return the factor of each input channel [K] of a consumer, from its peaks and matrices."""
+        """Return the balancing factors [K] of the input channels of a matrix product."""
         if consumer not in self._balances:
             matrices = [self._tensors[part] for part in self._consumed[consumer]]
             self._balances = {consumer: _balance(self._peaks.get(consumer), matrices)}
         return self._balances[consumer]
 
     def _blocks(self, item: Blocks) -> None:
-        """Write codes as they come, then the scales and zero points that came with them."""
+        """Write a quantized matrix: its codes, then its scales, offsets and zero points."""
         matrices: Sequence[Matrix] = [self._tensors[part] for part in item.parts]
         if kept := [one for one in matrices if codes_of(one)] or self._stored(item):
             matrices = kept
@@ -163,7 +163,7 @@ class WeightFile:
             self._put_scales(item, piece, made)
 
     def _quantized(self, item: Blocks) -> Callable[[RowSpan], Quantized]:
-        """Return a function that reads and quantizes rows."""
+        """Return a function that reads some rows of a matrix and quantizes them."""
         if item.step:
             raise ExportError(
                 f"{item.name} was trained with ranges for its own codes, which are gone; take --type fp32"
@@ -181,7 +181,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
-        """Return all parts as codes, if quantizing their values would give these codes again; else nothing."""
+        """Return the item's matrices as stored codes, if all have the planned format; else ()."""
         parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
         same = [
             part
@@ -194,7 +194,7 @@ class WeightFile:
         return same if len(same) == len(item.parts) else ()
 
     def _kept_rows(self, item: Blocks, span: RowSpan) -> Quantized:
-        """Read codes as the plan lays them, and their scales, of some rows."""
+        """Read the stored codes and scales of some rows, in the layout of the plan."""
         matrix, start, stop = span
         if (stored := codes_of(matrix)) is None:
             raise TypeError(f"{item.name} has no codes")
@@ -252,14 +252,14 @@ class WeightFile:
 
 
 def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:
-    """Yield codes, and add the scales that came with them to `made`."""
+    """Yield the codes of each piece, and append the piece without its codes to `made`."""
     for blocks in stream:
         made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
         yield blocks.codes
 
 
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
-    """Return factors [K]: square roots of input peak over matrix peak; 1 if no input was seen."""
+    """Return balancing factors [K]: sqrt(input peak / matrix peak); 1 if no input was observed."""
     width = matrices[0].shape[1]
     if peaks is None or len(peaks) != width:
         return np.ones(width, np.float32)
@@ -271,8 +271,8 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """List the products that are worth a balancing pass: no norm can absorb their factors, and
-    their inputs had outliers."""
+    """List the matrix products to balance by a pass over their inputs: those with outliers in the
+    input and no norm that could absorb the factors."""
     plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
     seen = {item.name: peaks[item.name] for item in plain if item.name in peaks}
     return tuple(

@@ -1,8 +1,8 @@
-"""One graph of the whole backbone, for other tools: backbone.onnx in a bundle.
+"""Builds backbone.onnx: the whole backbone as one ONNX graph, for other tools.
 
-It joins embed, early, late, rest and head (graph.names). It has no hidden, new_hidden, embedded or wanted, and
-takes row.<l> float32 [1, T, row width] instead of slots. B is 1 in it, and layers with a window keep the whole
-context.
+It joins the runtime's graphs embed, early, late, rest and head (graph.names). The values between these
+graphs are no inputs. Table rows are inputs row.<l>, float32 [1, T, row width], instead of slots of a
+row cache. The batch size is 1, and layers with a window cache the whole context.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
-    """Build one graph from token ids to logits, over the weight file of `decoding`.
+    """Build one graph from token ids to logits, which uses the weight file for decoding.
 
-    It is made for other tools: every value has a shape, rows are float inputs row.<l> [1, T, row
-    width], and the default domain has only ONNX's own operators, not those that onnxruntime adds.
-    Experts are inputs in slots, as at runtime.
+    Every value has a shape, and the default domain has only ONNX's own operators, not those that
+    onnxruntime adds. Experts are inputs in slots, as at runtime.
     """
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format)
@@ -52,7 +51,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 
 
 def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
-    """Make rows inputs instead of slots, caches values instead of memory, and norms plain."""
+    """Replace slots by row inputs, shared cache memory by values, and norms by ONNX operators."""
     nodes, graph.nodes = graph.nodes, []
     # Value gathered from slots -> the input that replaces it; cache -> itself after its update.
     other: dict[str, str] = {}

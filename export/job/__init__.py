@@ -1,4 +1,4 @@
-"""State of one export: its recipe, its plan, its files and how they get their name.
+"""State of one export: its options (recipe), its plan, and the files that it writes.
 
-The order of the steps is decided in export/exporter.py.
+export/exporter.py decides the order of the steps.
 """

@@ -1,4 +1,4 @@
-"""Writing the files of a bundle: hashed on the way, on the medium when they are closed."""
+"""Writes the files of a bundle: hashes their data, and fsyncs them before they are closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUFFER_NBYTES = 1 << 20
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Put the path into an OSError of the block, which knows only a descriptor."""
+    """Add the path to an OSError of the `with` block, where calls know only a descriptor."""
     try:
         yield
     except OSError as error:
@@ -27,7 +27,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 class BundleFile:
-    """File being written, and the size and checksum of what was written."""
+    """File that is being written, with the size and checksum of its data so far."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
@@ -35,7 +35,7 @@ class BundleFile:
         self.nbytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes; small pieces are gathered."""
+        """Append bytes. Small pieces are buffered."""
         view = memoryview(data)
         self._digest.update(view)
         self.nbytes += view.nbytes
@@ -47,17 +47,17 @@ class BundleFile:
             self._gathered += view
 
     def align(self, boundary: int) -> int:
-        """Pad with zeros to a multiple of `boundary` bytes; return the position."""
+        """Pad the file with zeros to a multiple of `boundary` bytes; return its new size."""
         self.write(bytes(-self.nbytes % boundary))
         return self.nbytes
 
     @property
     def entry(self) -> FileEntry:
-        """Size and checksum of what was written."""
+        """Size and checksum of the data so far."""
         return FileEntry(self.nbytes, self._digest.hexdigest())
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the buffered bytes to the file."""
         self._write(memoryview(self._gathered))
         self._gathered = bytearray()
 
@@ -68,7 +68,7 @@ class BundleFile:
 
 @contextlib.contextmanager
 def create_file(path: Path) -> Iterator[BundleFile]:
-    """Create a file, and its folder; it is on the medium when the block ends without an error."""
+    """Create a file and its folder; at the end of the `with` block, the file is fsynced."""
     make_folders(path.parent)
     descriptor = disk.create(path)
     try:
@@ -81,7 +81,7 @@ def create_file(path: Path) -> Iterator[BundleFile]:
 
 
 class Output:
-    """Files of a new bundle in `folder`, and what quantization loses in each part of it."""
+    """Files of a new bundle in `folder`, and the quantization errors of each part."""
 
     def __init__(self, folder: Path, bar: Progress) -> None:
         self.folder, self.bar = folder, bar
@@ -90,32 +90,32 @@ class Output:
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BundleFile]:
-        """Open a file to be written."""
+        """Open a file of the bundle for writing; its size and hash are recorded at the end."""
         with create_file(self.folder / name) as file:
             yield file
         self.files[name] = file.entry
 
     def write(self, name: str, data: bytes) -> None:
-        """Write one whole file."""
+        """Write a file of the bundle in one piece."""
         with self.file(name) as file:
             file.write(data)
 
     def meter(self, part: str) -> ErrorMeter:
-        """Return the meter of a part's quantization errors."""
+        """Return the meter for the quantization errors of a part, "tables" for example."""
         return self._meters.setdefault(part, ErrorMeter())
 
     def errors(self) -> dict[str, KindError]:
-        """Return the quantization errors so far, by kind of tensor."""
+        """Return the quantization errors measured so far: kind of tensor -> error."""
         return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
-        """Delete the file of a part, and forget its errors."""
+        """Delete the file `name`, and drop the quantization errors of its part."""
         del self._meters[part], self.files[name]
         disk.remove(self.folder / name)
 
 
 def write_file(path: Path, data: bytes) -> FileEntry:
-    """Write one whole file."""
+    """Write a file in one piece; return its size and checksum."""
     with create_file(path) as file:
         file.write(data)
     return file.entry

@@ -1,4 +1,4 @@
-"""Choice of 4 or 8 bits for each matrix, by the divergence that 4 bits cause in it."""
+"""Chooses 4 or 8 bits for each matrix, by the divergence that 4 bits would cause."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stem_edge.export.quantization.sensitivity import Cost, costs
 from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind
 from stem_edge.progress import Progress
 
-# Share of the cost of rounding that GPTQ leaves. Found with SmolLM2-135M-Instruct, on other text.
+# Share of the cost of rounding that remains with GPTQ. Measured with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
 # Tokens of the text that costs are measured on, in pieces, one after the other.
 COST_TOKENS, PIECE_TOKENS = 128, 8
 
 
 def choose_types(plan: Plan) -> Plan:
-    """Return the plan whose format says all types, measured on the text if the recipe names none."""
+    """Return the plan with a type for every matrix; measure costs if the recipe leaves a choice."""
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
         format = cast(BackboneFormat, format)  # the only one whose matrices are chosen
@@ -48,9 +48,9 @@ def _costly(
     fixed: Collection[MatrixKind],
     most_nats: float,
 ) -> list[str]:
-    """List the products that lose most at 4 bits for their bytes, until the others cost little enough.
+    """List the matrix products that need 8 bits, so that 4 bits in the others cost little enough.
 
-    found: cost of each product; fixed: kinds that keep their type; most_nats: what 4 bits may cost.
+    found: product -> its cost at 4 bits; fixed: kinds whose type is given; most_nats: greatest total cost.
     """
     if format.tied and "head" in found:
         # One matrix, which costs in both places.

@@ -1,4 +1,4 @@
-"""Plan of an export: what it reads, and how the bundle stores that."""
+"""Plan of an export: the checkpoint to read, and the formats in which the bundle stores it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Format: TypeAlias = BackboneFormat | GgufFormat
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of an export. It begins as the recipe says, and the checkpoint and its text then change it."""
+    """Plan of an export. Starts from the recipe; the checkpoint and the calibration refine it."""
 
     source: Checkpoint
     recipe: Recipe
@@ -69,13 +69,13 @@ class Plan:
 
     @property
     def judged(self) -> bool:
-        """True if the bundle is compared with its checkpoint; own types only if asked for."""
+        """True if the bundle is compared with its checkpoint; with own types, only on request."""
         asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
         return not self.own_types or asked or bool(self.recipe.prefill_graph)
 
     @property
     def prefill(self) -> bool:
-        """True if int8 matrices for prompts are written; quality_check may drop them again."""
+        """True if int8 matrices for prompts are written; quality_check may delete them again."""
         if self.recipe.prefill_graph is not None:
             return self.recipe.prefill_graph
         return self.format.for_prompts and not self.own_types  # which are more exact
@@ -91,18 +91,18 @@ class Plan:
 
     @property
     def counts(self) -> Counts:
-        """Uses of each token [V] in a text that the user gave."""
+        """How often each token [V] occurs in the user's calibration text; 0 without such a text."""
         given = self.text_ids if self.recipe.calibration is not None else self.text_ids[:0]
         return count_tokens(given, self.source.config.vocab_size)
 
     @property
     def layout(self) -> RecordLayout | None:
-        """Layout of rows in their slots; None for a dense model."""
+        """Layout of table rows in the slots of the row cache; None for a dense model."""
         return self.tables.format.tables if self.tables else None
 
 
 def plan_of(source: Checkpoint, recipe: Recipe) -> Plan:
-    """Return how a recipe stores a checkpoint that has no types of its own."""
+    """Return the first plan for a checkpoint, from the recipe alone."""
     kind, named = recipe.rows or "int8", recipe.type or BALANCED
     rows = RowStorage(kind, 32 if kind == "int4" else 128)
     if not isinstance(named, str):
@@ -116,7 +116,7 @@ def plan_of(source: Checkpoint, recipe: Recipe) -> Plan:
 
 
 def plain_format(weights: WeightType) -> BackboneFormat:
-    """Return the format of a backbone for onnxruntime with one type of matrices."""
+    """Return a backbone format for onnxruntime that stores all matrices in one type."""
     return BackboneFormat(
         weights=weights,
         head=weights,
@@ -128,7 +128,7 @@ def plain_format(weights: WeightType) -> BackboneFormat:
 
 
 def kinds_of(model: ModelConfig) -> set[MatrixKind]:
-    """Return the kinds of matrices that a model has."""
+    """Return the kinds of weight matrices in a model, such as "qkv" or "down"."""
     shapes = model.backbone_shapes()
     found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
     if "qkv" in found:
@@ -137,7 +137,7 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
 
 
 def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
-    """Begin to show a walk through the tensors of all layers, by their bytes as float32."""
+    """Start a progress bar over the tensors of all layers, in bytes as float32."""
     shapes = config.backbone_shapes().items()
     values = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
     bar.begin(what, 4 * values, layers=config.n_layers)

@@ -1,11 +1,11 @@
-"""Giving a finished bundle its name, so that what was there stays whole until then.
+"""Publishes a finished bundle atomically: the old bundle stays whole until the new one is complete.
 
-A new bundle grows in a working folder beside its target and takes the target's name only when
-every file and folder of it has been fsynced. A killed export leaves the working folder; the next
+A new bundle grows in a working folder beside its target. It takes the target's name only when all
+its files and folders have been fsynced. A killed export leaves the working folder; the next
 export to the same target removes it and begins again.
 
-A power cut may lose or mix whatever was not synced, names included, so the order is: contents of
-files, names in their folders, the new name, its parent folder; only then is anything old deleted.
+A power cut may lose or mix whatever was not synced, names included. So the order is: contents of
+files, names in their folders, the new name, its parent folder. Only then is the old bundle deleted.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Leftover(UserWarning):
-    """An interrupted export left something behind; the message says what was done with it."""
+    """Warning about files that an interrupted export left; the message says what was done."""
 
 
 @contextlib.contextmanager
 def publish(
     out: Path, *, force: bool, is_ours: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Yield a new folder that becomes `out` when the block ends without an error, or is removed.
+    """Yield a new folder. It becomes `out` if the `with` block succeeds; else it is deleted.
 
     is_ours: returns True for a folder that force may replace; default: for bundles.
 
-    Raises ExportError when `out` exists and `force` is not set, when `out` is something other than
-    a bundle (never deleted, even with force), when another export to it is running, or when the
-    disk is full or fails; `out` is then unchanged.
+    Raises ExportError if `out` exists and `force` is not set, if `out` is not a bundle (it is then not
+    deleted, even with force), if another export to it is running, or if the disk is full or fails.
+    `out` is then unchanged.
     """
     kind = "a bundle" if is_ours is None else "a folder of tables"
     ours = is_ours or _is_bundle
@@ -75,9 +75,9 @@ def publish(
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Keep other exports to `out` away, and make its parent folder.
+    """Lock out other exports to `out` during the `with` block, and make its parent folder.
 
-    Raises ExportError if one is running. The lock of a process that was killed is free.
+    Raises ExportError if another export is running. The system frees the lock of a killed process.
     """
     file = out.with_name(WORKING + out.name + LOCK)
     try:
@@ -105,7 +105,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(out: Path) -> Iterator[None]:
-    """Turn an OSError of the block into an ExportError that says what to do."""
+    """Convert an OSError of the `with` block to an ExportError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -122,12 +122,12 @@ def _explained(out: Path) -> Iterator[None]:
 
 
 def free_nbytes(out: Path) -> int:
-    """Bytes that can be written beside `out`."""
+    """Return the free bytes on the disk of `out`."""
     return shutil.disk_usage(out.parent).free
 
 
 def check_free(out: Path, needed: int) -> None:
-    """Raise ExportError unless `needed` bytes can be written beside `out`."""
+    """Raise ExportError if the disk of `out` has less than `needed` free bytes."""
     free = free_nbytes(out)
     if free < needed:
         raise ExportError(
@@ -137,7 +137,7 @@ def check_free(out: Path, needed: int) -> None:
 
 
 def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
-    """Raise ExportError if an export would replace what it reads, or a folder around it."""
+    """Raise ExportError if an existing `out` is, or contains, one of the paths to read."""
     place = Path(out).resolve()
     if not place.exists():
         return
@@ -152,7 +152,7 @@ def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
 
 
 def _check_target(out: Path, force: bool, kind: str, is_ours: Callable[[Path], bool]) -> None:
-    """Raise ExportError unless `out` is free, or force is set and it is ours and not a link."""
+    """Raise ExportError if `out` exists, unless force is set and `out` is a folder of our kind."""
     if not out.exists() and not out.is_symlink():
         return
     if not force:
@@ -170,7 +170,7 @@ def _is_bundle(path: Path) -> bool:
 
 
 def _recover(out: Path) -> None:
-    """Finish or undo the renaming during which an export was killed."""
+    """Finish or undo the replacement of `out`, if an export was killed in the middle of it."""
     aside = _aside(out)
     if not aside.is_dir():
         return
@@ -191,7 +191,7 @@ def _aside(out: Path) -> Path:
 
 
 def _make_durable(folder: Path) -> None:
-    """Make a folder and its parents durably, where they are missing."""
+    """Make a folder and its missing parents, so that they survive a power cut."""
     if not folder.is_dir():
         _make_durable(folder.parent)
         make_folders(folder)
@@ -199,10 +199,10 @@ def _make_durable(folder: Path) -> None:
 
 
 def _take_place(new: Path, out: Path) -> None:
-    """Give `new` the name `out` durably, then delete what had that name.
+    """Rename `new` to `out` durably, then delete the old folder of that name.
 
-    After an OSError `out` is what it was, as far as the disk still obeys. Nothing is deleted then,
-    because a power cut could bring back either name.
+    After an OSError the old folder has its name again, if the disk still works. Nothing is deleted
+    then, because a power cut could bring back either name.
     """
     old, done = _aside(out) if out.exists() else None, list[tuple[Path, Path]]()
     # The old one first, because a folder cannot replace another.

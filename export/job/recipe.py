@@ -1,4 +1,4 @@
-"""Recipe of an export: the keywords of export_bundle as one object, checked in one place."""
+"""Recipe of an export: the options of export_bundle as one object that checks them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ File: TypeAlias = str | Path | None
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Keywords of export_bundle, which explains each; None: a default that depends on the checkpoint.
+    """Options of an export; export_bundle explains them. None: the default for the checkpoint.
 
     Raises ExportError for values that do not exist or cannot be combined.
     """
@@ -73,12 +73,12 @@ class Recipe:
 
     @property
     def cpus(self) -> int:
-        """Number of threads."""
+        """Number of threads that the export uses."""
         return self.threads or usable_cpus()
 
     @property
     def bound(self) -> float:
-        """Mean divergence from the checkpoint, in nats, beyond which nothing is exported."""
+        """Largest mean divergence from the checkpoint, in nats, that a bundle may have."""
         return FAR if self.max_kl is None else self.max_kl
 
 

@@ -1,4 +1,4 @@
-"""Types of tensors that a checkpoint in a GGUF file has, and that its backbone can keep."""
+"""Keeps the types of a quantized checkpoint, so that its weights are not rounded again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PACKED_BLOCK = 128  # values; the kernels of 2 bits take no more, or are slow wi
 
 
 def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
-    """Return how a recipe stores a checkpoint, in its own types if the recipe asks for no others.
+    """Return a plan that keeps a quantized checkpoint's types, unless the recipe names a type.
 
     Matrices that an adapter changed have no stored type, so such a model is quantized as usual.
     """
@@ -71,16 +71,16 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
 
 
 def _usual_head(source: Checkpoint) -> WeightType:
-    """Return the type of an embedding and head that are not codes, beside matrices that are.
+    """Return the type to use for an unquantized embedding and head in a quantized checkpoint.
 
-    Models whose groups have scales were rounded after training, most of them without these two.
+    int8 if the other matrices have scales per group, because such models were rounded after training.
     """
     grouped = any(is_grouped(matrix) for matrix in source.backbone.values())
     return "int8" if grouped else "fp32"
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
-    """Return the mixture that has these types; the types themselves without such a mixture."""
+    """Return the ggml format with these types: one of llama.cpp's mixtures if it fits."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -89,7 +89,7 @@ def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
 
 
 def _stored_rows(source: Checkpoint) -> RowStorage | None:
-    """Return the storage of rows that are codes with scales; None for other rows."""
+    """Return how the checkpoint stores quantized table rows; None if its rows are not quantized."""
     found = {
         (codes.bits, codes.group_size, codes.scale_type)
         for table in source.tables.values()
@@ -103,7 +103,7 @@ def _stored_rows(source: Checkpoint) -> RowStorage | None:
 
 
 def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) -> BackboneFormat:
-    """Return the format that keeps codes with their scales; bits: of each such matrix."""
+    """Return the onnxruntime format that keeps stored codes. bits: matrix -> bits of a code."""
     grouped = [one.codes for one in source.backbone.values() if one.codes and is_grouped(one)]
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     for name, shape in config.backbone_shapes().items():
@@ -146,7 +146,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
 
 
 def _product(config: ModelConfig, name: str) -> str:
-    """Return the product that a matrix is a part of; with ranges, each of q, k and v has its own."""
+    """Return the name of the matrix product that contains a matrix; wq, wk and wv may share one."""
     at, _, part = name.rpartition(".")
     if part not in ("wq", "wk", "wv"):
         return name
@@ -155,7 +155,7 @@ def _product(config: ModelConfig, name: str) -> str:
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
-    """Return the format for onnxruntime that keeps these types; None if no format comes near."""
+    """Return the onnxruntime format that keeps these GGUF types; None if none comes close."""
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet
@@ -186,6 +186,6 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
 
 
 def _padded(config: ModelConfig, layer: int) -> bool:
-    """Return whether graphs pad heads with zeros, which fall into blocks of wo."""
+    """Return True if graphs pad this layer's heads with zeros; these would be in blocks of `wo`."""
     own = config.layer(layer)
     return head_width(own) != own.head_dim

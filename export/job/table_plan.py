@@ -1,4 +1,4 @@
-"""Plan of the table store to be written: its format, and the place of each record."""
+"""Plans the table store of a new bundle: its format, and the position of each record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIXED_SCALES: ScaleType = "fp16"
 
 
 class RowStorage(NamedTuple):
-    """Storage of the rows."""
+    """Type of the table rows, with the group size and type of their scales."""
 
     kind: ExportRows | RowType
     group_size: int  # values that share a scale
@@ -37,7 +37,7 @@ class RowStorage(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Format and order of a table store to be written."""
+    """Format and order of records in the table store of a new bundle."""
 
     format: TableFormat
     # Record -> row of the checkpoint's tables, ascending in each array; None: the same number.
@@ -47,9 +47,9 @@ class TablePlan:
 
 
 def plan_tables(source: Checkpoint, rows: RowStorage, counts: Counts) -> TablePlan | None:
-    """Plan the table store of a checkpoint; None for a dense model. counts: uses of each token [V].
+    """Plan the table store of a checkpoint. Returns None for a dense model.
 
-    Raises ExportError for tables that the model cannot have.
+    counts: uses of each token [V] in a text. Raises ExportError for row types that do not fit the model.
     """
     config, (tables, group_size, scales) = source.config, rows
     if not config.stem_layers and tables == "mixed":
@@ -104,5 +104,5 @@ def _mixed(source: Checkpoint, layout: RecordLayout, counts: Counts) -> TablePla
 
 
 def scaling_of(layout: RecordLayout) -> Scaling:
-    """Return how rows get their scales; for 8 bits, a search gains too little for its time."""
+    """Return the function that computes scales of rows: least-error search, or by range for 8 bits."""
     return least_error_scales if layout.bits < 8 else range_scales

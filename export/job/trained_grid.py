@@ -1,8 +1,7 @@
-"""Weights that training left on a grid of 4 bits, and the storage that keeps them.
+"""Detects weights that were trained for 4 bits (QAT), and stores them without loss.
 
-Such checkpoints hold weights in wider types, as multiples of a scale that a block of values shares.
-Stored in blocks of the same size, they are as they were trained; other blocks lose what the training
-was for.
+Such checkpoints hold weights in wider types, but as multiples of a scale that a block of values shares.
+Blocks of the same size keep these weights exactly. Other block sizes would round them again.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
 
 
 def keep_trained_grid(plan: Plan) -> Plan:
-    """Return the plan that keeps weights which were trained for 4 bits, where the recipe allows 4 bits.
+    """Return a plan that keeps weights trained for 4 bits exactly, if the recipe allows 4 bits.
 
-    Matrices get blocks of the size in training, and 4 bits; so do the rows of tables. Notes of the
-    checkpoint say so.
+    Such matrices and table rows get 4 bits, in blocks of the size in training. The checkpoint's notes
+    tell the user.
     """
     said, source, recipe = list[str](), plan.source, plan.recipe
     chosen = recipe.type is None or isinstance(recipe.type, str)
@@ -63,9 +62,9 @@ def keep_trained_grid(plan: Plan) -> Plan:
 
 
 def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
-    """Return the kinds of matrices with values on a grid of 4 bits: kind -> size of its blocks.
+    """Return the kinds of matrices that were trained for 4 bits: kind -> size of its blocks.
 
-    Reads some rows of some layers. Matrices that an adapter changed lie on no grid.
+    Reads some rows of some layers. Matrices that an adapter changed do not count as trained for 4 bits.
     """
     matrices: dict[str, list[Matrix]] = {}
     for name, shape in source.config.backbone_shapes().items():
@@ -86,7 +85,7 @@ def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
 
 
 def _block(matrix: Matrix) -> int:
-    """Return the greatest block size that puts all values on a grid; 0 if there is none."""
+    """Return the largest block size for which a matrix looks trained for 4 bits; 0 if none."""
     count, width = matrix.shape
     starts = range(0, count, max(1, count // ROWS))[:ROWS]
     rows: F32 = np.concatenate([matrix.rows(at, at + 1) for at in starts])

@@ -1,4 +1,4 @@
-"""Quantizers of matrices, the calibration text that guides them, and the errors they make.
+"""Quantizes matrices with the help of a calibration text, and measures the errors.
 
 Block quantization itself is in stem_edge/numerics.
 """

@@ -1,4 +1,4 @@
-"""Reading the calibration text, and what the checkpoint computes on it."""
+"""Reads the calibration text, and runs the checkpoint on it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SEQUENCE_TOKENS = 512  # as in typical use; not more, to keep the memory of atte
 
 
 def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_size: int) -> I64:
-    """Read ids of a text, a .npy or a little-endian .int32; None: the text that is shipped.
+    """Read the token ids of a calibration file. Raises ExportError.
 
-    Raises ExportError.
+    file: UTF-8 text, or ids as .npy or little-endian .int32; None: the text that stem-edge ships.
     """
     path = SHIPPED if file is None else Path(file)
     try:
@@ -54,7 +54,7 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
 
 
 def _encode(tokenizer: Tokenizer, path: Path) -> I64:
-    """Encode a file in pieces of whole lines, because tokenizers take 100 bytes for a character."""
+    """Encode a text file in pieces of whole lines; tokenizers use 100 bytes per character."""
     ids: list[I64] = [np.zeros(0, np.int64)]
     with path.open(encoding="utf-8") as file:
         while lines := file.readlines(READ_CHARS):
@@ -64,7 +64,7 @@ def _encode(tokenizer: Tokenizer, path: Path) -> I64:
 
 
 def judged_ids(text_ids: I64, max_context: int) -> list[int]:
-    """Return tokens for comparing the bundle with its checkpoint: the last of the text."""
+    """Return the last tokens of the text, on which the bundle is compared with its checkpoint."""
     ids: list[int] = text_ids[-min(JUDGED_TOKENS, max_context) :].tolist()
     return ids
 
@@ -72,7 +72,7 @@ def judged_ids(text_ids: I64, max_context: int) -> list[int]:
 def sequences(
     text_ids: I64, tokens: int, max_context: int, each: int = SEQUENCE_TOKENS
 ) -> list[list[int]]:
-    """Take about `tokens` tokens of a text, as sequences from all over it that do not overlap."""
+    """Return about `tokens` tokens of a text, as sequences spread over it without overlap."""
     if len(text_ids) >= 2 * JUDGED_TOKENS:  # else it is too short to leave out what judges
         text_ids = text_ids[:-JUDGED_TOKENS]
     length = min(each, max_context, tokens, len(text_ids))
@@ -87,10 +87,10 @@ def observe(
     texts: Iterable[list[int]] = (),
     threads: int = 1,
 ) -> tuple[F32, dict[str, F32]]:
-    """Compute hidden states [T, hidden_width] before the head, and peaks, the greatest magnitude of every channel.
+    """Run the checkpoint on `token_ids`; return hidden states and the peaks of all channels.
 
-    Peaks are of each input of matrices [K], by its name in stem_edge.numerics.reference.Observer,
-    and of keys and values (kv_peaks.py). The texts count for them, too.
+    The hidden states [T, hidden_width] are those before the head. Peaks are greatest magnitudes, over
+    `texts` too: of matrix inputs [K], named as in numerics.reference.Observer, and of keys and values.
     """
     peaks, config = dict[str, F32](), checkpoint.config
 

@@ -1,4 +1,4 @@
-"""Errors of quantization, measured during an export for the report and the manifest."""
+"""Measures quantization errors during an export, for the report and the manifest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stem_edge.numerics.quantize import F32
 
 
 class ErrorMeter:
-    """Meter of |stored - original| relative to the greatest magnitude of its row, by tensor kind.
+    """Collects |stored - original| / greatest magnitude in the row, for each kind of tensor.
 
-    Relative to the row, because relative to the whole matrix, errors of small rows would not show.
+    The error is relative to the row. Relative to the whole matrix, errors of small rows would not show.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class ErrorMeter:
         self.parts: list[tuple[str, float, float, int]] = []
 
     def add(self, kind: str, original: F32, stored: F32) -> None:
-        """Count the errors of rows [n, K]. May be called from any thread."""
+        """Add the errors of rows [n, K]. May be called from any thread."""
         peak = np.abs(original).max(axis=1, keepdims=True)
         error = stored - original
         np.abs(error, out=error)
@@ -34,7 +34,7 @@ class ErrorMeter:
 
 
 def errors(meters: Iterable[ErrorMeter]) -> dict[str, KindError]:
-    """Return the worst and mean error of each kind over several meters."""
+    """Return kind of tensor -> its worst and mean error, over all meters."""
     kinds = dict[str, list[tuple[float, float, int]]]()
     for meter in meters:
         for kind, worst, summed, count in meter.parts:

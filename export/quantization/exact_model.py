@@ -1,4 +1,4 @@
-"""The checkpoint's own layers and logits; what no bundle could compute is refused, with its cause."""
+"""Computes the checkpoint's layers and logits in float32, and refuses broken checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def next_states(
     tokens: Tokens,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Run hidden states through a layer. Raises CheckpointError if the result is not finite."""
+    """Run hidden states `x` through a layer. Raises CheckpointError if the result is not finite."""
     with np.errstate(all="ignore"):  # no warnings, since the result is checked
         found = layer_forward(source.config, layer, weights, source.rows, x, tokens, observe)
         finite = np.isfinite(mean_square(found)).all()  # as the next norm computes it
@@ -43,7 +43,7 @@ def next_states(
 
 
 def exact_logits(source: Checkpoint, x: F32, observe: Observer = lambda name, x: None) -> F32:
-    """Return logits [T, V] of hidden states. Raises CheckpointError if they say nothing."""
+    """Return the logits [T, V]. Raises CheckpointError if they are not finite, or all equal."""
     with np.errstate(all="ignore"):
         logits = head_forward(source.config, source.backbone, x, observe)
     ends = [name for name in source.backbone if not name.startswith("layers.")]
@@ -64,7 +64,7 @@ def exact_logits(source: Checkpoint, x: F32, observe: Observer = lambda name, x:
 
 
 def _check_tensors(source: Checkpoint, names: Iterable[str]) -> None:
-    """Raise CheckpointError, which names the tensor, if one of these is not finite."""
+    """Raise a CheckpointError with the tensor's name if a tensor has values that are not finite."""
     for name in names:
         matrix = source.backbone[name]
         for start in range(0, matrix.shape[0], READ_ROWS):

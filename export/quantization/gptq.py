@@ -1,12 +1,11 @@
-"""GPTQ (arXiv 2210.17323): rounding a matrix column by column, while the columns that are still to
-come make up for what each rounding does to the products with typical inputs.
+"""GPTQ (arXiv 2210.17323): rounds a matrix column by column, and corrects the columns that follow.
 
-With H the sum of x x^T over typical inputs and L its lower Cholesky factor, the products lose
-|L^T e|^2 for errors e. Columns are rounded from the last to the first, column j so that row j of
-L^T e is least: what later ones lost, by L[k, j] / L[j, j], is added to it before. That is the method of the paper in
-another order of computing, without an inverse (arXiv 2507.18553). Columns of large inputs are
-rounded first, because the others can make up for their errors. Scales are found before, so that
-they suit the blocks as they lie in the matrix.
+Let H be the sum of x x^T over typical inputs, L its lower Cholesky factor, and e the rounding errors of
+a row. The output error is then |L^T e|^2. Columns are rounded from the last to the first. Before column
+j is rounded, the errors of the columns k > j are added to it, times L[k, j] / L[j, j]; this minimizes
+entry j of L^T e. It is the paper's method without an inverse (arXiv 2507.18553). Columns with large
+inputs are rounded first, because the other columns can then correct their errors. Scales are chosen
+before, from the blocks of the original matrix.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TILE_COLUMNS = 128  # columns per tile: what later tiles lost is added to all of
 
 
 class Inputs(NamedTuple):
-    """Typical inputs of a matrix, as GPTQ takes them."""
+    """Statistics of a matrix's typical inputs, in the form that GPTQ needs."""
 
     weights: F32  # [K], mean squares of the channels: what an error in each costs
     order: npt.NDArray[np.intp]  # [K], channels by rising weight
@@ -42,9 +41,9 @@ class Inputs(NamedTuple):
 
 
 def typical_inputs(hessian: F32) -> Inputs:
-    """Describe inputs whose sum of x x^T is H [K, K]. Raises ExportError if H is not finite.
+    """Return the statistics of inputs from H [K, K], the sum of x x^T over these inputs.
 
-    Takes the memory of H once more.
+    Needs as much memory as H. Raises ExportError if H is not finite.
     """
     weights = np.diagonal(hessian).copy()
     if not np.isfinite(weights).all():  # the greatest of H
@@ -69,9 +68,9 @@ def typical_inputs(hessian: F32) -> Inputs:
 
 
 def _cholesky(matrix: F32) -> None:
-    """Replace the lower triangle of a matrix [K, K] by its factor L.
+    """Replace the lower triangle of a matrix [K, K] by its Cholesky factor L, in place.
 
-    That of numpy takes three times as long for thousands of columns, and leaves the upper triangle 0.
+    numpy's function takes three times as long for thousands of columns.
     """
     for start in range(0, len(matrix), PANEL):
         here, below = slice(start, start + PANEL), slice(start + PANEL, None)
@@ -82,7 +81,7 @@ def _cholesky(matrix: F32) -> None:
 
 
 def parts(width: int) -> list[slice]:
-    """Cut channels into parts that are corrected for each other: all of them, if they are not many."""
+    """Divide the channels of a wide matrix into slices that GPTQ treats independently."""
     count = -(-width // MOST_CHANNELS)
     step = -(-width // count // CHANNELS_STEP) * CHANNELS_STEP
     return [slice(start, min(start + step, width)) for start in range(0, width, step)]
@@ -91,9 +90,9 @@ def parts(width: int) -> list[slice]:
 def solve(
     matrix: F32, inputs: Sequence[Inputs], bits: int, block: int, *, asymmetric: bool = False
 ) -> Rounded:
-    """Quantize rows [n, K] for these inputs, those of each part of the channels.
+    """Quantize rows [n, K] by GPTQ. inputs: statistics for each slice of channels (`parts`).
 
-    Blocks that training left on a grid of 4 bits are kept. Rows do not depend on each other.
+    Blocks that were trained for 4 bits are kept. Each row's result is independent of the other rows.
     """
     weights = cut(np.concatenate([part.weights for part in inputs])[None], block)[0]
     scales, zeros, kept = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
@@ -111,7 +110,7 @@ def solve(
 
 
 class _Scales(NamedTuple):
-    """Scales of the blocks of a matrix, each [G, n]."""
+    """Scales and zero points of a matrix's blocks; each array is [G, n], for G blocks in n rows."""
 
     scales: F32
     inverse: F32
@@ -119,7 +118,7 @@ class _Scales(NamedTuple):
     kept: F32  # 1 for blocks that are rounded as they were before corrections, else 0
 
     def round(self, exact: F32, groups: npt.NDArray[np.intp], factor: F32, bits: int) -> U8:
-        """Return codes of columns [k, n]. groups: block of each column; factor: as Inputs has it."""
+        """Return codes of columns [k, n]. groups: block of each column; factor: Inputs.factor."""
         lost, codes = np.empty_like(exact), np.empty(exact.shape, np.uint8)
         for start in reversed(range(0, len(exact), TILE_COLUMNS)):
             stop = min(start + TILE_COLUMNS, len(exact))
@@ -131,7 +130,7 @@ class _Scales(NamedTuple):
         return codes
 
     def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
-        """Return the codes of a column [n] and the values that they stand for."""
+        """Return the codes of a column [n], and the values that these codes decode to."""
         if self.kept[group].any():
             column = np.where(self.kept[group] != 0, exact, column)
         code = column * self.inverse[group]

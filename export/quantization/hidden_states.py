@@ -1,7 +1,7 @@
-"""Running a calibration text through the model, in the memory of one layer.
+"""Runs a calibration text through the checkpoint, with only one layer in memory at a time.
 
-The mean square of an input channel says how much its weights count. ggml calls vectors of these an
-importance matrix; its quantizers then lose least where inputs are large.
+The mean square of an input channel is the importance of its weights. ggml calls such vectors an
+importance matrix; its quantizers round the weights of large inputs most exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DAMPING = 0.01  # share of the mean that each channel counts at least
 
 
 class HiddenStates:
-    """Hidden states [T, hidden_width] of all sequences, before the layer `layer`."""
+    """Hidden states [T, hidden_width] of several sequences, before layer number `layer`."""
 
     def __init__(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], threads: int = 1
@@ -40,10 +40,10 @@ class HiddenStates:
         self.states = [embed(*described, ids) for ids in sequences]
 
     def advance(self, see: Observer | None = None) -> None:
-        """Run the states through this layer, or after the last one to the head.
+        """Run the states through the next layer; after the last layer, through the head.
 
-        see: is shown the inputs of all matrices, of several sequences at once; from any thread, but
-        each name from one at a time.
+        see: is called with the name and values of each matrix input, for several sequences at once. Calls
+        come from any thread, but not two at once for the same name.
         """
         source, layer = self._checkpoint, self.layer
         self.layer += 1
@@ -76,13 +76,13 @@ class HiddenStates:
 
 
 def layer_weights(source: Checkpoint, layer: int) -> dict[str, Matrix]:
-    """Read the tensors of a layer as float32."""
+    """Read all tensors of a layer into memory as float32: name -> matrix."""
     names = [f"layers.{layer}.{name}" for name in source.config.layer_shapes(layer)]
     return {name: ArrayMatrix(whole(source.backbone[name])) for name in names}
 
 
 def _ends(source: Checkpoint) -> dict[str, Matrix]:
-    """Return what comes after the layers, with a head of one row: its logits are not used."""
+    """Return the tensors after the layers, with a dummy head, because no logits are needed."""
     row = ArrayMatrix(np.zeros((1, source.config.dim), np.float32))
     bias = ArrayMatrix(np.zeros(1, np.float32))
     ends = {n: m for n, m in source.backbone.items() if n == "norm" or n.endswith(".altup_out")}
@@ -95,11 +95,10 @@ def importance_vectors(
     layer_done: Callable[[], object] = lambda: None,
     threads: int = 1,
 ) -> dict[str, F32]:
-    """Return matrix of the backbone -> importance of its input channels [width], float32, positive.
+    """Return backbone matrix -> importance of its input channels [width], float32, positive.
 
-    It has all matrices of ModelConfig.backbone_shapes() except routers, and an embedding only where it
-    is also the head. sequences: token ids, which run through the checkpoint in float32. Takes the memory of one
-    layer and of the hidden states.
+    Routers are left out, and so is an embedding that is not also the head. sequences: token ids that run
+    through the checkpoint. Needs memory for one layer and the hidden states.
     """
     config, sums = source.config, dict[str, F32]()
 
@@ -120,7 +119,7 @@ def importance_vectors(
 
 
 def _inputs(config: ModelConfig) -> dict[str, str]:
-    """Map each matrix of the backbone to the name of its input in stem_edge.numerics.reference."""
+    """Map each backbone matrix to its input's name in stem_edge.numerics.reference."""
     found = {}
     for name, shape in config.backbone_shapes().items():
         at, _, part = name.rpartition(".")

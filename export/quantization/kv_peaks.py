@@ -1,7 +1,7 @@
-"""Peaks: greatest magnitudes of keys and values. They give the scales of a quantized KV cache.
+"""Peaks (greatest magnitudes) of keys and values, for the scales of a quantized KV cache.
 
-Keys are rotated first. RoPE rotates pairs of channels by an angle that depends on the position,
-so both channels get the peak of the pair's length.
+RoPE rotates pairs of key channels by an angle that depends on the position. Both channels therefore
+get the peak of the pair's norm.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ TEXT_TOKENS = 1024  # of a calibration text
 
 
 def kv_peaks(config: ModelConfig, number: int, pairs: Iterable[tuple[F32, F32]]) -> dict[str, F32]:
-    """Return name of a tensor (stem_edge.graph.kv) -> peaks [kv heads * width], all positive.
+    """Return a layer's peaks: tensor name (stem_edge.graph.kv) -> [kv heads * width], positive.
 
-    pairs: a layer's keys and values [T, kv heads, head_dim]. A channel that was always 0, as padding
-    is, has the greatest peak of its layer, or 1.
+    pairs: keys and values [T, kv heads, head_dim] of the layer, for each sequence. A channel that was
+    always 0, such as padding, gets the greatest peak of its layer, or 1.
     """
     found, layer = dict[str, F32](), config.layer(number)
     both = [(_pair_lengths(config, layer, keys), np.abs(values)) for keys, values in pairs]
@@ -36,7 +36,7 @@ def kv_peaks(config: ModelConfig, number: int, pairs: Iterable[tuple[F32, F32]])
 
 
 def _pair_lengths(config: ModelConfig, layer: Layer, keys: F32) -> F32:
-    """Return for each channel of keys [T, heads, head_dim] the length of the pair that it turns in."""
+    """Return keys [T, heads, head_dim] with each value replaced by the norm of its RoPE pair."""
     half, axis = layer.head_dim // 2, -1 if config.rope_interleaved else -2
     pairs = keys.reshape(*keys.shape[:2], *((half, 2) if axis == -1 else (2, half)))
     lengths = np.sqrt(np.square(pairs).sum(axis=axis, keepdims=True))

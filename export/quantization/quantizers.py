@@ -1,7 +1,7 @@
-"""Quantizers of the backbone for onnxruntime, with or without a calibration text.
+"""Quantizers for the backbone on onnxruntime: to the nearest code, or GPTQ on a calibration text.
 
-With a text, its hidden states go through the model layer by layer while the matrices are quantized.
-Blocks of 4 bits with a float offset keep what Q4_1 and Q4_K of a GGUF file hold.
+For GPTQ, the text runs through the model layer by layer while the matrices are quantized. Blocks of
+4 bits with a float offset hold the values of GGUF's Q4_1 and Q4_K exactly.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ TILE_VALUES = 1 << 18  # at a time, so that they stay in the CPU's cache
 
 
 def with_offsets(matrix: F32, block: int) -> Rounded:
-    """Quantize [N, K] to 4 bits: value = (code - 8) * scale + offset.
+    """Quantize a matrix [N, K] to 4 bits: value = (code - 8) * scale + offset.
 
-    A block with at most 16 evenly spaced levels keeps its values, up to a rounding of float32. Values
-    of other blocks go to the nearest of 16 levels from their least to their greatest.
+    A block whose values are at most 16 evenly spaced levels is stored without loss, except for float32
+    rounding. In other blocks, 16 levels divide the range from the least to the greatest value.
     """
     rows, width = matrix.shape
     codes = np.empty((rows, width), np.uint8)
@@ -58,7 +58,7 @@ def with_offsets(matrix: F32, block: int) -> Rounded:
 
 
 def _levels(blocks: F64) -> F64:
-    """Return the distance between levels [N, G] of the values of blocks [N, G, block]."""
+    """Return the distance between the levels of each block [N, G], for values [N, G, block]."""
     least, greatest = blocks.min(axis=2), blocks.max(axis=2)
     found = np.asarray((greatest - least) / TOP, np.float64)
     open_ = found > 0
@@ -91,7 +91,7 @@ Quantizer: TypeAlias = Callable[[str, str, int, int], Quantize]
 
 
 def nearest(format: BackboneFormat) -> Quantizer:
-    """Return a quantizer to the nearest code, with scales from the range of each block."""
+    """Return a quantizer that rounds to the nearest code; scales come from each block's range."""
 
     def quantize(rows: F32, bits: int, block: int) -> Rounded:
         if format.offsets and bits == 4:
@@ -104,7 +104,7 @@ def nearest(format: BackboneFormat) -> Quantizer:
 
 
 def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat) -> Quantizer:
-    """Return a quantizer of 4 bits by GPTQ. With 8 bits, rounding costs little."""
+    """Return a quantizer that uses GPTQ for 4 bits, and rounds to nearest for 8 bits."""
     # Input of the last layer -> for each part of its channels, sum of x x^T [k, k].
     moments = dict[str, list[F32]]()
     inputs, asymmetric, usual = dict[str, list[Inputs]](), format.asymmetric, nearest(format)
@@ -124,7 +124,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             moments[name] = list(each)
 
     def typical(source: str, layer: int) -> list[Inputs]:
-        """Run the text through all layers up to this one, and return the inputs of its product."""
+        """Run the text through all layers up to `layer`, and return the statistics of one input."""
         while states.layer <= layer:
             moments.clear()
             for each in inputs.values():
@@ -155,7 +155,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
 
 
 def _to_four_bits(rows: F32, block: int) -> Rounded:
-    """Round to nearest; blocks that lie on a grid of 4 bits already are kept exactly."""
+    """Round rows [n, K] to 4 bits. Blocks that were trained for 4 bits are kept exactly."""
     blocks = cut(rows, block)
     grid, usual = grid_scales(blocks), extremes(blocks) / np.float32(-8)
     scales = np.asarray(np.where(grid != 0, grid, usual), np.float32)
@@ -163,7 +163,7 @@ def _to_four_bits(rows: F32, block: int) -> Rounded:
 
 
 def _to_eight_bits(rows: F32, block: int) -> Rounded:
-    """Round to nearest, with codes -128 to 127; blocks that are Q8_0's already are kept exactly."""
+    """Round rows [n, K] to 8 bits. Blocks that came from GGUF's Q8_0 are kept exactly."""
     blocks = cut(rows, block)
     peaks = extremes(blocks)
     theirs = np.asarray(np.abs(peaks) / np.float32(127), np.float32)

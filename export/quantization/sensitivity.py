@@ -1,7 +1,8 @@
-"""Costs of storing each matrix of a model at 4 bits, measured on a text.
+"""Measures on a text what 4 bits cost in each matrix of a model.
 
-A layer's cost is the divergence of the model when only this layer is rounded. Its matrices share
-it by how far each moves the layer's result. Nothing is written; one layer is in memory at a time.
+The cost of a layer is the divergence of the model when only this layer is rounded. It is divided
+among the layer's matrices by how much rounding each one changes the layer's output. Nothing is
+written, and only one layer is in memory at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PRODUCTS = {"qkv": ("wq", "wk"), "v": ("wv",)}
 
 
 class Cost(NamedTuple):
-    """Cost of a product; its name is as in a backbone's graph."""
+    """Cost of storing one matrix product (such as qkv) at 4 bits."""
 
     kind: MatrixKind
     values: int  # of the matrix, or of those that it stacks
@@ -46,10 +47,10 @@ def costs(
     layer_done: Callable[[], object] = lambda: None,
     threads: int = 1,
 ) -> dict[str, Cost]:
-    """Measure what 4 bits cost in each product of the layers, in the embedding and in the head.
+    """Measure what 4 bits cost in each matrix product of the layers, the embedding and the head.
 
-    token_ids: of a text. block: most values that share a scale. Leaves out products with a width that
-    is no multiple of a block, and small ones (formats.SMALL_KINDS).
+    token_ids: text to measure on; block: largest number of values that share a scale. Products whose
+    width is not a multiple of a block are left out, and so are small ones (formats.SMALL_KINDS).
     """
     walk = _Walk(source, token_ids, block, threads)
     for layer in range(source.config.n_layers):
@@ -59,7 +60,7 @@ def costs(
 
 
 class _Walk:
-    """States of the exact model and of models with one part rounded, on their way through layers."""
+    """Hidden states of the exact model, and of models with one layer rounded, while layers run."""
 
     def __init__(
         self, source: Checkpoint, token_ids: Sequence[int], block: int, threads: int
@@ -77,7 +78,7 @@ class _Walk:
             self._states["embedding"] = x, Tokens(source.config, backbone, token_ids)
 
     def advance(self, layer: int) -> None:
-        """Run all models through a layer, and add a model with this layer rounded."""
+        """Run all models through a layer, and add a model in which only this layer is rounded."""
         at, weights = f"layers.{layer}.", layer_weights(self._source, layer)
         names = [name for name, matrix in weights.items() if _counts(name, matrix, self._block)]
         round_ = lambda name: ArrayMatrix(_rounded(whole(weights[name]), self._block))
@@ -99,7 +100,7 @@ class _Walk:
         )
 
     def costs(self) -> dict[str, Cost]:
-        """Compare logits, and share the costs of layers among their products."""
+        """Compare the models' logits, and divide each layer's cost among its matrix products."""
         backbone, config = self._source.backbone, self._config
         x, _ = self._states.pop("")
         expected = exact_logits(self._source, x)
@@ -133,19 +134,19 @@ class _Walk:
 
 
 def _branch(tokens: Tokens) -> Tokens:
-    """Return a copy for a model that differs from here on, with its own keys and values."""
+    """Return a copy with separate keys and values, for a model that differs from here on."""
     other = copy(tokens)
     other.kv = dict(tokens.kv)
     return other
 
 
 def _rounded_rows(matrix: Tensor, block: int) -> Tensor:
-    """Return a matrix that rounds its rows as they are read."""
+    """Return a matrix whose rows are rounded to 4 bits when they are read."""
     return matrix.computed(lambda start, stop: _rounded(matrix.rows(start, stop), block))
 
 
 def _rounded(values: F32, block: int) -> F32:
-    """Return what a matrix becomes at 4 bits, found for few rows at a time, in the CPU's cache."""
+    """Return a matrix after rounding to 4 bits; works on few rows at a time for the CPU's cache."""
     found, step = np.empty_like(values), max(1, TILE_VALUES // values.shape[1])
     with np.errstate(all="ignore"):  # no warnings, since the states are checked
         for start in range(0, len(values), step):
@@ -158,14 +159,14 @@ def _rounded(values: F32, block: int) -> F32:
 
 
 def _counts(name: str, matrix: Matrix, block: int) -> bool:
-    """Return whether a tensor is a matrix with a choice of bits."""
+    """Return True if a tensor is a matrix that can have 4 or 8 bits."""
     shape = matrix.shape
     chosen = len(shape) == 2 and name.rpartition(".")[2] in _PARTS
     return chosen and fitting_block(shape[1], block) > 0
 
 
 def _products(names: Sequence[str]) -> dict[str, list[str]]:
-    """Map products to their matrices among these."""
+    """Map each matrix product to the names of its matrices, among `names`."""
     found: dict[str, list[str]] = {}
     for name in names:
         at, _, part = name.rpartition(".")

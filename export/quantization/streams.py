@@ -1,4 +1,4 @@
-"""Working on matrices in pieces of rows, on several threads, with the results in order."""
+"""Processes matrices in pieces of rows on several threads, and yields the results in order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ R = TypeVar("R")
 
 
 def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield work(item) in order; to save memory, only one item more than threads is pending.
+    """Yield work(item) for all items in order, computed on several threads.
 
-    Each thread computes its own products, because those of BLAS would wait for each other.
+    At most threads + 1 items are pending, to save memory. BLAS uses one thread; more would wait.
     """
     pending: deque[Future[R]] = deque()
     with (
@@ -46,20 +46,20 @@ def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
 
 
 class MatrixReader:
-    """Reads matrices in pieces of rows, and works on them on several threads.
+    """Reads matrices in pieces of rows, and processes the pieces on several threads.
 
-    meter: of what quantization loses; progress: is called with the bytes of float32 that were read.
+    meter: collects quantization errors; progress: is called with the bytes read, counted as float32.
     """
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
         self.meter, self._threads, self._progress = meter, threads, progress
 
     def in_order(self, work: Callable[[RowSpan], R], items: Iterable[RowSpan]) -> Iterator[R]:
-        """Yield work(span) in order."""
+        """Yield work(span) for all spans in order, computed on several threads."""
         return in_order(self._threads, work, items)
 
     def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
-        """Yield the parts in pieces, one at least for each thread."""
+        """Divide spans of rows into pieces: small enough for memory, and enough for all threads."""
         for matrix, first, end in parts:
             step = min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads))
             step = -(-max(1, step) // ROWS) * ROWS
@@ -67,25 +67,25 @@ class MatrixReader:
                 yield matrix, start, min(start + step, end)
 
     def count(self, name: str, nbytes: int) -> None:
-        """Advance the progress bar by values that were read, if they are of a layer.
+        """Advance the progress bar by `nbytes`, if the tensor `name` belongs to a layer.
 
-        The vocabulary does not count, because a byte of it takes another time.
+        Embedding and head do not count, because they take a different time per byte.
         """
         if name.startswith(OF_LAYERS):
             self._progress(nbytes)
 
     def read(self, name: str, span: RowSpan) -> F32:
-        """Read rows [n, K]. Raises CheckpointError for values that are not finite."""
+        """Read rows [n, K] of a span. Raises CheckpointError for values that are not finite."""
         matrix, start, stop = span
         values = check_finite(name, start, matrix.rows(start, stop))
         self.count(name, values.nbytes)
         return values
 
     def stream(self, name: str, parts: Sequence[RowSpan], work: Callable[[F32], R]) -> Iterator[R]:
-        """Yield work(rows [n, K]) in order. Raises CheckpointError as `read` does."""
+        """Yield work(rows [n, K]) for each piece, in order. Raises CheckpointError."""
         return self.in_order(lambda span: work(self.read(name, span)), self.spans(parts))
 
 
 def all_rows(matrices: Iterable[Matrix]) -> list[RowSpan]:
-    """Return spans of whole matrices."""
+    """Return a span of all rows for each matrix."""
     return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
