@@ -113,7 +113,7 @@ def _nowhere() -> TextIO:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C caused this error: native modules turn it into an ImportError."""
+    """Return True if Ctrl-C caused this error; native modules turn it into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,8 +1,8 @@
-"""Requests and answers in OpenAI's form, for a server or a batch of a file.
+"""Requests and answers in OpenAI's form, for the server and for batches of files.
 
 | file | has |
 |---|---|
-| turn.py | a conversation to answer, and how tokens are chosen |
+| turn.py | requests to answer a conversation: tokens, sampling, tools |
 | events.py | answers as they are generated: thoughts, text, tool calls, the end |
 | openai/ | request bodies and answers of completions and chat completions |
 | refusals.py | HTTP errors, and error bodies |

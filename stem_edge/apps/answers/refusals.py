@@ -22,7 +22,7 @@ KINDS = {
 
 
 class RefusalError(StemEdgeError):
-    """A request that is refused. param: the field at fault. retry: tell the client to come back."""
+    """A request that is refused. param: the field at fault. retry: the client may retry later."""
 
     def __init__(
         self, message: str, param: str | None = None, *, status: int = 400, retry: bool = False

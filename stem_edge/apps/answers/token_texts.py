@@ -13,7 +13,7 @@ CACHED_TOKENS = 1 << 14
 
 
 class TokenTexts:
-    """Texts and bytes of single tokens. Cached: a request may ask for 21 tokens at each step, in the event loop."""
+    """Cache of the texts and bytes of single tokens; a request may need 21 tokens at each step."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -47,8 +47,8 @@ class TokenTexts:
     def logprobs(self, found: Sequence[TokenLogprobs | int], offset: int) -> dict[str, Any]:
         """Return log probabilities in the form of completions.
 
-        found: of each token, or the id of the first one of a text, which has none. offset: characters
-        of the text before.
+        found: log probabilities of each token. A text's first token has none, only its id. offset:
+        number of characters before the first token.
         """
         ids = [each if isinstance(each, int) else each.token_id for each in found]
         tokens, offsets = [self.of(token_id) for token_id in ids], list[int]()

@@ -37,11 +37,11 @@ def prepare(
     parallel: bool = True,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> tuple[list[Request], Callable[[], AnswerEvents]]:
-    """Create requests for `count` answers to a conversation, and a function that makes the `AnswerEvents` of one.
+    """Return requests for `count` answers to a conversation, and a factory of AnswerEvents.
 
-    messages, tools: in the form of OpenAI's chat completions. grammar_field: field that gave the grammar
-    of params. tool_name: the only tool that may be called, and must be. parallel: allow several calls.
-    Raises InputError.
+    messages, tools: in the form of OpenAI's chat completions. grammar_field: name of the grammar's field
+    in error messages. tool_name: the tool that must be called. parallel: allow several calls. Call the
+    factory once for each answer. Raises InputError.
     """
     check_grammar(model, params, grammar_field)
     offered = checked_tools(tools) if choice != "none" else None
@@ -112,7 +112,7 @@ def prompt_ids(
 def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
     """Return sampling params; missing values are the model's own. Raises RefusalError.
 
-    names: field of SamplingParams -> its name in the interface, where they differ.
+    names: field of SamplingParams -> name of this field for the client, where they differ.
     """
     try:
         return model.chosen(SamplingParams(**fields), CONVERSATION)
@@ -132,7 +132,7 @@ def naming(field: str) -> Iterator[None]:
 
 
 def check_grammar(model: Model, params: SamplingParams, field: str) -> None:
-    """Compile and cache the grammar of the params, if any. Raises RefusalError that names the field."""
+    """Compile and cache the params' grammar, if any. Raises RefusalError that names the field."""
     if params.grammar is not None:
         with naming(field):
             model.check_grammar(params.grammar)

@@ -27,9 +27,9 @@ GRAMMARS = ("grammar", "schema", "regex")
 class Settings:
     """Sampling options and parallelism of a batch; can be pickled.
 
-    options: sampling options of rows that do not have their own. seed: each sampled row without a
-    seed derives one from this and its id, so that a repeat gives the same answer; None: a random
-    one. sequences: answers computed together at most. Raises InputError.
+    options: defaults of the rows' sampling options. seed: rows without a seed derive theirs from this
+    seed and their id, so that a repeated run gives the same answers; None: random seeds. sequences:
+    largest number of answers computed together. Raises InputError.
     """
 
     options: SamplingOptions = field(default_factory=SamplingOptions)
@@ -41,7 +41,7 @@ class Settings:
         params_of(None, {**self.options, "seed": self.seed})
 
     def params(self, row: Row, given: dict[str, Any]) -> SamplingParams:
-        """Return the sampling params of a row with these fields. Raises InputError."""
+        """Return a row's sampling params: `given` fields, else the defaults. Raises InputError."""
         own = {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in own:
             own["logit_bias"] = biases(own["logit_bias"])
@@ -61,9 +61,9 @@ class Settings:
 def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
     """Yield a result for each row, in the order of completion.
 
-    Rows are taken as sequences become free; decoding waits while the next row is not there yet. A row
-    that cannot be answered gives an error as its result. Raises errors that end the model, such as a
-    lost device.
+    The next row is read when a sequence becomes free, and decoding waits for it. If a row cannot be
+    answered, its result is an error. Raises errors that make the model unusable, such as a lost
+    device.
     """
     settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
     scheduler = model.scheduler(settings.sequences, steady=True)

@@ -1,7 +1,7 @@
 """Batches on a Ray cluster: each Ray task answers some rows.
 
-Ray repeats a task whose process or machine is lost. A process keeps the model that it has loaded for
-the tasks that come after.
+Ray repeats a task whose process or machine is lost. A process loads the model once, and uses it for
+all its later tasks.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def ray_answers(
 ) -> Generator[Result]:
     """Answer rows on a cluster.
 
-    keywords: of stem_edge.load. address: "auto" for the cluster that runs here, or its host:port.
-    Each machine must have the bundle under the same path, or it is named as on a hub, with its
-    commit. Raises what load raises, and StemEdgeError for Ray's errors.
+    keywords: of stem_edge.load. address: "auto" for the cluster on this machine, or host:port.
+    bundle: a path that exists on each machine, or a name on a hub with its commit. Raises what load
+    raises, and StemEdgeError for Ray's errors.
     """
     nbytes = memory_plan(bundle, **keywords).total - own_memory() + PROCESS_NBYTES
     with _connected(address) as ray, _own_errors(ray):
@@ -92,7 +92,7 @@ def _places(ray: Any, nbytes: int) -> tuple[int, int]:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Connect to a cluster and yield the ray module; an existing connection is reused and stays open."""
+    """Connect to a cluster and yield the ray module. An existing connection is reused."""
     # Ray would count uses and send them off; its processes inherit this setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:

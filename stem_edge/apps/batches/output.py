@@ -32,8 +32,8 @@ class _Line(msgspec.Struct):
 class ResultFile:
     """Append-only file of results, one line each; rows with a result are done.
 
-    An unfinished last line is dropped: a killed process leaves one, and a power cut can leave zeros.
-    Locks the file against other batches. Raises InputError, as `append` and the end of a `with` do.
+    An unfinished last line, as a killed process or a power cut leaves, is dropped. The file is locked
+    against other batches. All methods raise InputError.
     """
 
     def __init__(self, path: Path) -> None:

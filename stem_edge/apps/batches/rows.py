@@ -1,4 +1,4 @@
-"""Rows of a batch, which are lines of JSON."""
+"""Rows of a batch: the JSON lines of the input file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Id = (
 
 
 def key_of(id: Id | None, line: int) -> Key:
-    """Return the key of a row and of its result."""
+    """Return the key that matches a row with its result: the id, or the line number."""
     return (line,) if id is None else id
 
 
@@ -34,8 +34,8 @@ def key_of(id: Id | None, line: int) -> Key:
 class Row:
     """One row of the input file.
 
-    id: its "id", else its line; None if its "id" cannot be used. line: from 1. fields: its JSON
-    object without "id". wrong: why it cannot be answered, as far as reading shows.
+    id: the "id" of its JSON object, or its line if there is none; None if "id" is invalid. line:
+    counted from 1. fields: the JSON object without "id". wrong: why the row is invalid, or None.
     """
 
     id: Id | None
@@ -47,8 +47,8 @@ class Row:
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file as they are read.
 
-    Rows that cannot be answered say why; an id that an earlier row has is such a reason. Blank lines
-    are skipped. Raises InputError if the file cannot be read or has no rows.
+    Invalid rows, such as rows with a repeated id, have the reason in `wrong`. Blank lines are
+    skipped. Raises InputError if the file cannot be read or has no rows.
     """
     seen = set[Key]()
     try:

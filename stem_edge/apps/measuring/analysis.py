@@ -1,4 +1,4 @@
-"""The STEM paper's cost model, and the geometry of rows: `stem-edge inspect --cost` and `--geometry`.
+"""The STEM paper's cost model, and cosines between rows: `stem-edge inspect --cost`, `--geometry`.
 
 Costs are counted as in arXiv 2601.10639, whose Table 1 counts a multiply-add as one FLOP, Table 3 as two.
 """
@@ -81,11 +81,11 @@ class LayerShape:
         return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
 
     def costs(self, length: int) -> dict[str, tuple[int, int]]:
-        """Return what a token after `length` tokens costs with a dense FFN, and with a STEM FFN.
+        """Return label -> (cost with a dense FFN, cost with a STEM FFN) of a token after `length`.
 
         Counted for a batch of 1, by Table 1 and section 3.2.3. Every token attends to all `length`
-        tokens: the paper does not halve that for the causal mask. Loads are values of parameters and
-        KV cache; those of parameters hold for any batch.
+        tokens: the paper does not halve that for the causal mask. Loads count parameters and values
+        of the KV cache. Parameters are loaded once per batch.
         """
         dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
         attention, row = 2 * self.dim * (self.queries + self.keys), self.row_multiply_adds
@@ -102,8 +102,8 @@ class LayerShape:
 def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
     """Count parameters as the paper's Table 3 does, and as they are stored and used.
 
-    The paper's total keeps the up projections that tables replace, except with experts. Its active
-    parameters include the whole embedding, of which a token uses a row.
+    The paper's total includes the up projections that tables replace, except in models with experts.
+    Its active parameters include the whole embedding, although a token uses one row of it.
     """
     dense, backbone, tables = dense_twin(model), model.backbone_parameters, model.table_parameters
     twin = dense.backbone_parameters
@@ -174,7 +174,7 @@ def cost_table(bundle: Bundle, context_length: int | None) -> str:
 
 
 def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
-    """Measure how the rows of a bundle spread over directions, as plain JSON values.
+    """Measure the cosines between table rows of a bundle, and their norms, as plain JSON values.
 
     By section 5.1 of the paper, rows that are nearly orthogonal hardly disturb each other. Raises
     InputError for a model without rows of tokens; BundleError for values that are not finite.
@@ -201,7 +201,7 @@ def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
 
 
 def geometry_table(found: dict[str, Any]) -> str:
-    """Return the geometry for people."""
+    """Format the result of `geometry` as a table for people."""
     heading = (
         f"Cosines between rows of {found['width']} values ({found['row_type']}), all pairs of up to "
         f"{found['sample']:,} rows of a layer; lengths of all {found['tokens']:,} rows. A cosine near "
@@ -221,9 +221,9 @@ def geometry_table(found: dict[str, Any]) -> str:
 
 
 def layer_geometry(lengths: F32, sample: F32) -> dict[str, Any]:
-    """Describe a layer by the lengths [tokens] of all rows, and a sample [n, width] of rows without zeros.
+    """Return statistics of a layer's row norms, and of the cosines between sampled rows.
 
-    Figures are None where no row, or a single one, is left.
+    lengths: L2 norms [tokens]. sample: nonzero rows [n, width]. Too few rows: None.
     """
     present, cosines = lengths[lengths > 0], np.zeros(0, np.float32)
     if len(sample) > 1:
@@ -240,7 +240,7 @@ def layer_geometry(lengths: F32, sample: F32) -> dict[str, Any]:
 
 
 def row_lengths(rows: F32) -> F32:
-    """Return lengths [n] of rows [n, width]."""
+    """Return the L2 norms [n] of rows [n, width]."""
     # Divide by the greatest value first, because squares can overflow float32.
     peaks = np.abs(rows).max(axis=1)
     peaks[peaks == 0] = 1
@@ -250,7 +250,7 @@ def row_lengths(rows: F32) -> F32:
 
 
 def _all_lengths(tables: Tables, count: int) -> F32:
-    """Return lengths [layers, tokens] of all rows, read in batches. Raises BundleError."""
+    """Return the L2 norms [layers, tokens] of all rows. Raises BundleError."""
     size = max(1, BATCH_NBYTES // max(tables.layout.record_nbytes, 4 * tables.layout.row_width))
     found = np.empty((len(tables.layers), count), np.float32)
     for at in range(0, count, size):

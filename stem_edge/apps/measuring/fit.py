@@ -1,7 +1,7 @@
 """Plan a bundle for a device without running it: what fits, and an upper bound of the speed.
 
-The memory that is allowed is for everything that must stay there for fast decoding: anonymous memory,
-and the mapped weights that every token reads. What is left of it is planned as stem_edge.load plans.
+The memory limit covers all that fast decoding needs in memory: anonymous memory, and the mapped
+weights that every token reads. What these weights leave is planned as by stem_edge.load.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Fit:
 
     @property
     def memory(self) -> int:
-        """Anonymous memory, at most, plus the mapped weights."""
+        """Largest anonymous memory of the plan, plus the mapped weights."""
         return self.plan.total + self.mapped
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes that a decoded token reads from memory, in the middle of a text of usual length."""
+        """Bytes that a decoded token reads from memory, halfway through a usual context."""
         position = min(self.plan.context_length, USUAL_CONTEXT) // 2
         return self.footprint.step_nbytes + self.footprint.kv_read_nbytes(position)
 
@@ -83,7 +83,7 @@ class Fit:
 
     @property
     def bound(self) -> float:
-        """Upper bound of tokens a second: a token reads its bytes, and takes at least a measured step."""
+        """Upper bound of tokens a second, from bandwidth, stalls and measured time of a step."""
         step = max(self.token_nbytes / self.bandwidth.rate, self.step_seconds)
         return 1 / (step + self.stall)
 
@@ -102,15 +102,15 @@ def fit(
 ) -> Fit:
     """Plan how a bundle runs within a memory limit.
 
-    memory: what the program may take, mapped weights included. Default: what is available on this machine.
+    memory: limit for the program, including mapped weights. Default: what is available on this machine.
     context_length: as in stem_edge.load.
     device: name of a device (stem_edge.apps.measuring.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         that of this machine is measured, which takes a second.
     engine, kv, sequences: as in stem_edge.load.
 
-    Raises MemoryPlanError, which names the least that is needed, if it does not fit; InputError,
-    BundleError.
+    Raises MemoryPlanError if the bundle does not fit, with the least memory that it needs;
+    InputError, BundleError.
     """
     given = LoadOptions(
         threads=threads, context_length=context_length, engine=engine, kv=kv, sequences=sequences
@@ -136,7 +136,7 @@ def fit(
 
 
 def beside_mapped(bundle: Bundle, engine: str, options: LoadOptions, memory: int) -> int:
-    """Return what `memory` leaves beside the mapped weights that every token reads. Raises MemoryPlanError."""
+    """Return `memory` minus the mapped weights that every token reads. Raises MemoryPlanError."""
     mapped = loader(bundle, engine, options).needs(1).mapped
     if mapped >= memory:
         raise MemoryPlanError(
@@ -168,6 +168,6 @@ def harmonic(count: int) -> float:
 
 
 def hit_rate(counts: Counts, slots: int) -> float:
-    """Return the hit rate if the most frequent records are in the slots and tokens are independent."""
+    """Return the hit rate of a row cache with the most frequent records, for independent tokens."""
     ordered = np.sort(counts)[::-1].astype(np.float64)
     return float(ordered[:slots].sum() / max(1.0, ordered.sum()))

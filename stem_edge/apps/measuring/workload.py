@@ -1,6 +1,6 @@
-"""Token ids of a real text, which are run while something is measured.
+"""Token ids of a real text, as input for measurements.
 
-The tokens decide which rows are read, and how often: constants or noise would say nothing.
+Tokens decide which rows are read, and how often, so constants or noise would mislead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, for which the context must have room."""
+        """Number of tokens that the context must have room for."""
         return len(self.prompt) + len(self.following)
 
 
@@ -44,9 +44,9 @@ def make_workload(
 ) -> Workload:
     """Return the workload of a file (see read_ids), or of the text inside this package.
 
-    Default numbers are 512 and 128 tokens, or fewer in the same ratio if context or text are too
-    short. If one number is given, the other gives way. Raises InputError if what is given does not
-    fit.
+    Defaults are 512 and 128 tokens, or fewer in about the same ratio if context or text are too
+    short. If one number is given, the other gets what is left. Raises InputError if the numbers do
+    not fit.
     """
     path = DEFAULT_TEXT if text is None else Path(text)
     ids = read_ids(path, bundle)
@@ -63,7 +63,7 @@ def make_workload(
 
 
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Return tokens of prompt and answer: a number that is given, and at least 1 of the other."""
+    """Return the numbers of prompt tokens and new tokens; a number that is None is at least 1."""
     if prompt is None and new is None:
         new = max(1, min(NEW_TOKENS, room // 5))
     if prompt is None:

@@ -8,13 +8,13 @@
 | reply.py | the answers to a request, as they reach the event loop |
 | routes/ | the paths: OpenAI's, the state, and the chat page |
 | http.py | bodies, responses, streams of events, and clients that leave |
-| access.py | who may ask, from where, and how much |
-| connections.py | how many connections there may be, and how long they may wait |
+| access.py | API key, host names, origins, and sizes of requests |
+| connections.py | limits on the number of connections, and on how long they may idle |
 | page/ | the chat page: files for the browser |
 
-Requests are read, rendered and tokenized in the threads of HTTP; the compute thread gets token ids.
-Nothing here is needed to load or to run a model from Python. What bodies mean, and what answers look like,
-is in stem_edge.apps.answers, which batches of files share.
+HTTP threads read, render and tokenize requests; the compute thread gets token ids. Nothing here is needed
+to load or to run a model from Python. The forms of request bodies and answers are in
+stem_edge.apps.answers, which batches of files share.
 """
 
 from __future__ import annotations

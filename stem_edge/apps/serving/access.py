@@ -20,16 +20,16 @@ from stem_edge.apps.serving.service import Service
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
 LOCALHOST = "localhost"
-TOGETHER_NBYTES = 24 << 20  # of the bodies of all requests and their JSON
+TOGETHER_NBYTES = 24 << 20  # limit for the bodies and the JSON of all requests together
 SMALL_NBYTES = 64 << 10  # a request that takes less is never refused because of others
 # What "localhost" means as an origin: pages of this machine, of whatever port.
 LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]+)?")
 
 
 class Access:
-    """Middleware that refuses requests, and starts the service at the first one.
+    """Middleware that checks requests, and starts the service at the first one.
 
-    The program may be mounted in another, which does not tell it when that starts.
+    A program that is mounted in another one gets no startup event.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -102,10 +102,10 @@ def check(service: Service, path: str, headers: Headers) -> None:
 
 
 def _is_ours(host: str, names: tuple[str, ...]) -> bool:
-    """Return True if a Host header names this server, which prevents DNS rebinding.
+    """Return True if a Host header names this server. The check prevents DNS rebinding.
 
-    An address always is: a page can give its own name another address, but not change the name that
-    the browser sends.
+    IP addresses always pass: an attacker can point a domain at this server's address, but browsers
+    then send the domain as Host.
     """
     found = HOST.fullmatch(host)  # without port, brackets and a last dot
     name = (found[1] or found[2]).lower() if found is not None else ""
@@ -116,7 +116,7 @@ def _is_ours(host: str, names: tuple[str, ...]) -> bool:
 
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
-    """Return True for pages of this server and of allowed origins."""
+    """Return True if an Origin header is that of this server's pages, or is allowed."""
     try:
         own = urlsplit(origin).netloc == host
     except ValueError:  # such as a malformed address

@@ -29,8 +29,8 @@ REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the m
 class Compute:
     """The thread that loads the model and computes all answers.
 
-    sequences: most that decode together. waiting: most requests that have not begun. closes: whether
-    the model ends with it.
+    sequences: largest number of answers that decode together. waiting: largest number of queued
+    requests. closes: True to close the model when the thread ends.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Compute:
 
     @property
     def model(self) -> Model:
-        """The model. Raises RefusalError until it is loaded, or if that failed."""
+        """The model. Raises RefusalError until it is loaded, or if loading failed."""
         return self._loaded()[0]
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler, for the compute thread. Raises as `model`."""
+        """The scheduler, for the compute thread. Raises RefusalError as `model` does."""
         return self._loaded()[1]
 
     @property
     def loaded(self) -> Model | None:
-        """The model if it can be used."""
+        """The model if it can be used, else None."""
         return self._found[0] if self._found is not None and self.failure is None else None
 
     def give_back(self) -> None:
-        """Give freed memory back to the system if the model's plan needs it."""
+        """Return freed memory to the system if this process is near its memory limit."""
         if own_memory() > self.memory_limit - REQUESTS_NBYTES:
             return_freed_memory()
 
@@ -90,9 +90,9 @@ class Compute:
         return len(self._deliver)
 
     def check(self, more: int) -> tuple[Model, Scheduler]:
-        """Return model and scheduler if there is room for more requests; see `submit` for errors.
+        """Return (model, scheduler) if there is room for `more` requests, else raise RefusalError.
 
-        Called before requests are made, too, so that no client can have too many made.
+        Also called before requests are tokenized, so that no client can cause too much work.
         """
         if self.draining:
             raise RefusalError("the server is ending; ask another, or later", status=UNAVAILABLE)
@@ -111,11 +111,11 @@ class Compute:
     def submit(
         self, requests: Sequence[Request], events: Callable[[], AnswerEvents] = AnswerEvents
     ) -> Replies:
-        """Queue requests that `model.request` made, all or none. Call it in the event loop.
+        """Queue all requests or none, and return their replies. Call this in the event loop.
 
-        events: makes the reader of an answer.
+        events: called for each request, to split its answer into events.
 
-        Raises RefusalError if too many wait, and while it drains.
+        Raises RefusalError if too many requests wait, or if the server is ending.
         """
         with self._lock:
             _, scheduler = self.check(len(requests))
@@ -132,9 +132,9 @@ class Compute:
         return replies
 
     def end(self, seconds: float | None = None) -> None:
-        """Take no more requests, tell those under way, and wait for the thread.
+        """Refuse new requests, end running ones with an error, and wait for the thread.
 
-        seconds: at most, in all calls together; the thread does not keep the process from ending.
+        seconds: longest wait, over all calls together. A thread still running is left to the exit.
         """
         self.draining = self._ending = True
         if seconds is not None:
@@ -163,7 +163,7 @@ class Compute:
             self._fail(error)
 
     def _serve(self, model: Model) -> None:
-        """Step the scheduler until the end; then end the answers that are left."""
+        """Step the scheduler until `end` is called; then end the remaining answers."""
         told = RefusalError("the server has ended before this answer did", status=UNAVAILABLE)
         try:
             self.memory_limit = model.plan.total + REQUESTS_NBYTES

@@ -1,6 +1,6 @@
-"""uvicorn with limits on connections, and on how long a client may keep one waiting.
+"""uvicorn with a limit on the number of connections, and on how long a connection may idle.
 
-uvicorn has no deadline for a request, and at a limit of connections it refuses those that ask, not those that idle.
+By itself, uvicorn has no deadline for a request, and at its limit it refuses new requests, not idle connections.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 1000
-OTHER_FILES = (
-    96  # open files beside connections: of the model, of templates, and just accepted connections
-)
+OTHER_FILES = 96  # open files other than connections: of the model, templates, just accepted ones
 BACKLOG = 8  # connections that asyncio accepts at once, before those that make room have ended
 QUEUE = (
     1024  # connections that wait to be accepted; one that finds no place tries again after a second
@@ -35,12 +33,12 @@ ENDING_SECONDS = 5  # for the last bytes of answers
 
 
 class Connection(H11Protocol):
-    """A connection that may be closed for a new one while it waits. most: open at a time."""
+    """A connection, closed while idle if a new one needs its place. most: limit of connections."""
 
     def __init__(self, most: int, **given: Any) -> None:
         super().__init__(**given)
         self._most = most
-        self._received = self._framing = 0  # bytes: in all, and of this request beside its body
+        self._received = self._framing = 0  # bytes: in all, and of this request without its body
         self._since, self._moved = 0.0, 0  # when it began to wait for WAIT_NBYTES, and bytes then
 
     @property
@@ -61,7 +59,7 @@ class Connection(H11Protocol):
             longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read more of a request; close the connection if its chunks are too small."""
+        """Read more of a request; close the connection if headers and chunk sizes are too long."""
         self._received += len(data)
         before = len(self.cycle.body) if self.cycle else 0
         super().data_received(data)
@@ -72,7 +70,7 @@ class Connection(H11Protocol):
                 self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Note that the connection waits for its next request from now on."""
         self._framing = 0
         self._wait()
         super().on_response_complete()
@@ -91,7 +89,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn with these limits. most: connections (as many as open files allow)."""
+    """uvicorn with these limits. most: connections; by default as many as open files allow."""
 
     def __init__(self, program: ASGIApp, most: int | None = None) -> None:
         most = most or room()
@@ -115,13 +113,13 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, with a long queue: asyncio accepts as many at once as its own is long."""
+        """Begin to listen, and lengthen the queue of connections that are not accepted yet."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(QUEUE)
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at all connections, ten times a second; return True to end."""
+        """Close idle connections. Called ten times a second; returns True to end the server."""
         for connection in [*self.server_state.connections]:
             if isinstance(connection, Connection):
                 connection.look()
@@ -131,7 +129,7 @@ class Server(uvicorn.Server):
 def room() -> int:
     """Return the largest number of connections, after raising the limit of open files.
 
-    Without a file for a connection, the event loop would try to accept it for ever.
+    If a connection got no file descriptor, the event loop would try to accept it for ever.
     """
     if sys.platform == "win32":
         return MAX_CONNECTIONS

@@ -40,7 +40,7 @@ STREAM_HEADERS = {
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """Return the body of a request as a struct. Raises RefusalError, which names the field at fault."""
+    """Return a request's body as a struct. Raises RefusalError that names the field at fault."""
     body = await request.body()
     values = sum(map(body.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
@@ -52,7 +52,7 @@ async def read(request: Request, kind: type[T]) -> T:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Decode JSON into a struct; 40.0 counts as 40. Raises RefusalError that names the field at fault."""
+    """Decode JSON into a struct; 40.0 counts as 40. Raises RefusalError that names the field."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -96,7 +96,7 @@ async def _whole(service: Service, asked: AskedChat | Asked, replies: Replies) -
 async def _chunks(
     service: Service, asked: AskedChat | Asked, replies: Replies
 ) -> AsyncGenerator[bytes]:
-    """Yield the chunks of a stream; the last of each answer has its figures."""
+    """Yield the events of a stream; the last event of each answer contains its timings."""
     body, base = asked.body, asked.head(service.name, streamed=True)
     base |= {"usage": None} if body.with_usage else {}
     for number in () if asked.generates else range(len(asked.requests)):
@@ -120,7 +120,7 @@ async def _chunks(
 async def _choices(
     service: Service, asked: AskedChat | Asked, number: int, piece: AnswerEvent
 ) -> list[dict[str, Any]]:
-    """Return the choices of a piece; made in a thread if they have the texts of many tokens."""
+    """Return the choices of a piece of an answer; log probabilities are formatted in a thread."""
     if asked.body.logprobs is None or asked.body.logprobs is False:
         return asked.choices(number, piece)
     return await service.answers.run(lambda: asked.choices(number, piece))
@@ -148,7 +148,7 @@ class EventStream(StreamingResponse):
 
 
 async def _with_error(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the events, and one that tells of the error that ended them."""
+    """Yield the events; if an error ends them, yield it as the last event."""
     async with aclosing(events):
         try:
             async for data in events:

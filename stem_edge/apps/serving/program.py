@@ -43,19 +43,19 @@ def app(
 ) -> Starlette:
     """Return a program that serves a model; run it with any ASGI server, or mount it in a program.
 
-    model: a loaded one, which the caller closes, or a function that loads one, which is called in the
-        compute thread, and whose model ends with the server.
-    name: of the model, as clients see it; default: the name of the bundle's folder.
-    sequences: most answers that are computed together, see Model.generate_many.
-    waiting: most requests that wait for a place; more get status 429.
-    api_key: that clients must give; None: none.
-    hosts: names of this server beside localhost and its addresses; "*": any.
-    origins: of pages elsewhere that may ask, like https://example.org; "localhost": those of this
-        machine, "*": any.
-    body_nbytes: of the largest request.
+    model: a loaded model, which the caller closes; or a function that loads a model. The compute thread
+        calls the function, and closes its model when the server ends.
+    name: name of the model for clients. Default: the name of the bundle's folder.
+    sequences: largest number of answers computed together, see Model.generate_many.
+    waiting: largest number of queued requests; further requests get status 429.
+    api_key: key that clients must send; None: no key.
+    hosts: names of this server in addition to localhost and IP addresses; "*": any name.
+    origins: origins of other web pages that may send requests, like https://example.org; "localhost":
+        pages of this machine; "*": any page.
+    body_nbytes: size limit of a request.
 
-    It loads, or starts its thread, when the server starts, or if it is mounted, at the first request.
-    It ends with the server; if mounted, call `program.state.service.compute.end()`. Raises InputError.
+    The model is loaded when the server starts, or at the first request if the program is mounted. It ends
+    with the server; if mounted, call `program.state.service.compute.end()`. Raises InputError.
     """
     check_sequences(sequences)
     if waiting < 0:

@@ -23,7 +23,7 @@ class Reply(NamedTuple):
 
 
 class Replies:
-    """All answers to one request, made in the event loop; `close` cancels those under way."""
+    """All answers to one HTTP request. Create it in the event loop; `close` cancels the answers."""
 
     def __init__(self, cancel: Callable[[Request], None]) -> None:
         self._made, self._cancel = list[Reply](), cancel
@@ -43,12 +43,12 @@ class Replies:
         return self._made[number]
 
     def close(self) -> None:
-        """Cancel all that have not ended; may be called again."""
+        """Cancel all answers that have not ended; may be called again."""
         for each in self._made:
             self._cancel(each.request)
 
     async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent] | None]:
-        """Yield (number of the answer, event) as they arrive; None to keep idle connections alive.
+        """Yield (number of the answer, event) on arrival, and None now and then as a keep-alive.
 
         The last event of each answer is `End`. Raises the error that ended an answer.
         """

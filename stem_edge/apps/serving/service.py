@@ -26,8 +26,8 @@ T = TypeVar("T")
 class RequestThreads:
     """Worker threads that tokenize requests and format answers.
 
-    most: under way at a time. waiting: most that wait for one; what waits holds a connection, and
-    memory for what was made of its body. after: called in the thread after each piece of work.
+    most: number of threads. waiting: largest number of calls that wait for a thread; each one holds
+    a connection and memory. after: called in the thread after each call.
     """
 
     def __init__(self, most: int, waiting: int, after: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class Service:
     def timings(self, reply: Reply) -> dict[str, float]:
         """Return the figures of an answer so far: times in milliseconds, sizes in bytes.
 
-        Rows and flash are those of all answers since this one was submitted.
+        Counts of rows and flash include all other answers since this one was submitted.
         """
         request, before, now = reply.request, reply.counters, self.compute.counters
         computed = request.prompt_tokens - request.cached_tokens

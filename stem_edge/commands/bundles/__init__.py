@@ -1,1 +1,1 @@
-"""Commands that make, show, check and change bundles, and what is kept of them."""
+"""Commands that make, show, check, edit, list and delete bundles."""

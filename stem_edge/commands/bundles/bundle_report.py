@@ -84,7 +84,7 @@ def _model(manifest: Manifest) -> Rows:
 
 
 def _sizes(model: ModelConfig, name: str) -> str:
-    """Return the value of a field of all layers, or its values where layers differ."""
+    """Return the value of a field of all layers as text, or all its values if layers differ."""
     return " or ".join(map(str, sorted({getattr(layer, name) for layer in model.layers})))
 
 

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[str]:
-    """Say how near the bundle is to its checkpoint, and what would bring it nearer."""
+    """Describe how much the bundle diverges from its checkpoint, and what would reduce that."""
     report = bundle.manifest.report
     same, tokens = report.agreement or 0.0, len(report.probe_tokens)
     if not tokens:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> Kept:
-    """Find a model by its name, or by its place where several have one name."""
+    """Find a cached bundle by its short name, or by its place if several have the name."""
     place = str(Path(name).absolute())
     for kept in kept_bundles():
         if kept.place in (name, place):
@@ -61,7 +61,7 @@ def _find(name: str) -> Kept:
 
 
 def _remove(kept: Kept) -> None:
-    """Delete a bundle, and what was prepared for it. Raises StemEdgeError, OSError."""
+    """Delete a bundle and its prepared backbones. Raises StemEdgeError, OSError."""
     within = f"{kept.folder.resolve()}{os.sep}"
     if kept.place.startswith(PREFIX):
         from huggingface_hub import scan_cache_dir

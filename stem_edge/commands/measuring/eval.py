@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(found: Sequence[Quality]) -> str:
-    """Return tables for people."""
+    """Format measured qualities of bundles as tables for people."""
     lines = [*_text(found), "", *_perplexities(found)]
     compared = [(each.bundle, each.divergence) for each in found if each.divergence]
     if compared:
@@ -68,7 +68,7 @@ def report(found: Sequence[Quality]) -> str:
 
 
 def _text(found: Sequence[Quality]) -> list[str]:
-    """Describe what was predicted and how; a bundle that differs in this has its own line."""
+    """Describe the predicted text and the window, in a line for each group of equal bundles."""
     lines = []
     for each in found:
         documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"
@@ -86,7 +86,7 @@ def _text(found: Sequence[Quality]) -> list[str]:
 
 
 def _perplexities(found: Sequence[Quality]) -> list[str]:
-    """Compare each bundle's perplexity with the reference's, or else the first bundle's."""
+    """Return a table of perplexities, compared with the reference or with the first bundle."""
     first, rows = found[0], [("", "perplexity", "change", "bits/byte", "bits/character")]
     base, what = first.perplexity, first.bundle
     if first.divergence:

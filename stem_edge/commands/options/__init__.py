@@ -1,1 +1,1 @@
-"""Options that several commands have, and how they read and print texts."""
+"""Options that several commands share, and how commands read and print text."""

@@ -39,9 +39,9 @@ def given_text(args: argparse.Namespace) -> str | None:
 
 
 def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> None:
-    """Declare the fields of SamplingParams; sampling_params reads them.
+    """Declare options for the fields of SamplingParams; sampling_params reads them.
 
-    Those that are not given are the model's own.
+    Options that are not given default to the model's own values.
     """
     add = group.add_argument
     number: dict[str, Any] = {"type": float, "metavar": "X"}
@@ -64,12 +64,12 @@ def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> N
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Values of the options of add_sampling. Raises InputError."""
+    """Return the values of add_sampling's options as SamplingParams. Raises InputError."""
     return params_of(None, sampling_options(args))
 
 
 def sampling_options(args: argparse.Namespace) -> SamplingOptions:
-    """Values of the options of add_sampling, as keywords of generate. Raises InputError."""
+    """Return the values of add_sampling's options as keywords of generate. Raises InputError."""
     options: SamplingOptions = {"stop": args.stop}
     options.update({name: getattr(args, name) for name in RANGES if name in args})  # type: ignore[typeddict-item]
     for path, name, make in (
@@ -84,7 +84,7 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
 
 
 def taken(params: SamplingParams) -> str:
-    """Describe how tokens are sampled. params: as Model.chosen returns."""
+    """Describe in words how tokens are sampled. params: complete, as from Model.chosen."""
     values = {name: getattr(params, name) for name in sampling.RANGES}
     if not values["temperature"]:
         del values["temperature"], values["top_k"], values["top_p"], values["min_p"]
@@ -93,7 +93,7 @@ def taken(params: SamplingParams) -> str:
 
 
 def check_grammar(model: Model, params: SamplingParams, args: argparse.Namespace) -> None:
-    """Raise InputError, which names the file, for a grammar that no answer can follow."""
+    """Raise InputError for a grammar that no answer can follow; the error names its file."""
     if params.grammar is not None:
         with _file_named(args.schema or args.grammar):
             model.check_grammar(params.grammar)
@@ -114,7 +114,7 @@ def write_text(text: str) -> None:
 
 
 def as_object(chunks: Sequence[Chunk], stats: GenerationStats) -> dict[str, object]:
-    """Return an answer of one chunk or more, for JSON."""
+    """Return an answer as a dict for JSON. chunks: all chunks of the answer, at least one."""
     result: dict[str, object] = {
         "text": "".join(chunk.text for chunk in chunks),
         "token_ids": [token for chunk in chunks for token in chunk.token_ids],

@@ -46,7 +46,7 @@ MODEL = {"-m": "", "--model": "", "-hf": "hf:", "-hfr": "hf:", "--hf-repo": "hf:
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Format help for the terminal: a line for each option, or for several that share their help."""
+    """Help formatter with one line for each option, or for several options with the same help."""
 
     def __init__(self, prog: str) -> None:
         width = min(80, shutil.get_terminal_size().columns)
@@ -86,7 +86,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return "\n".join(wrapped) + "\n"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap the paragraphs of a description, and its indented lines each for itself."""
+        """Wrap the paragraphs of a description; each indented line is wrapped on its own."""
         lines, text = [], re.sub(r"(?m)^(\S.*)\n(?=\S)", r"\1 ", text)
         for line in text.splitlines():
             begin = len(line) - len(line.lstrip())
@@ -131,13 +131,13 @@ class Parser(argparse.ArgumentParser):
         return self.parse_intermixed_args(words)
 
     def _hint(self, foreign: str) -> str:
-        """Return what to type in place of another program's option; empty if nothing here is like it."""
+        """Return what to type instead of another program's option; "" if there is no equivalent."""
         hint = FOREIGN.get(foreign, "")
         option = hint.partition(" ")[0]
         return "" if option.startswith("--") and option not in self._option_string_actions else hint
 
     def error(self, message: str) -> NoReturn:
-        """Print the message, with the option that may be meant, and end the process with status 2."""
+        """Print the message, with a similar option if any, and end the process with status 2."""
         if bad := re.search("invalid (int|float) value: '", message):
             wanted, found = {"int": "whole "}.get(bad[1], ""), shown(message[bad.end() : -1])
             message = f"{message[: bad.start()]}expected a {wanted}number, found {found}"
@@ -168,7 +168,7 @@ def with_options(parser: argparse.ArgumentParser, message: str) -> str:
 def read_text(path: Path | None, what: str, most: int) -> str:
     """Return the text of a file, or of stdin for None, of at most `most` characters.
 
-    Raises InputError, which says `what` it is.
+    what: what the text is, for error messages. Raises InputError.
     """
     place = path or "stdin"
     try:

@@ -50,7 +50,7 @@ LOADING: dict[str, dict[str, Any]] = {
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
-    """Declare options that are keywords of load: these, or all."""
+    """Declare options for these keywords of load; without names, for all of them."""
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     for name in names or LOADING:
         given: dict[str, Any] = {"dest": name, "default": defaults[name], **LOADING[name]}
@@ -61,5 +61,5 @@ def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
-    """Values of the options of add_loading, as keywords of stem_edge.load."""
+    """Return the values of add_loading's options as keywords of stem_edge.load."""
     return cast(LoadKeywords, {name: getattr(args, name) for name in LOADING})

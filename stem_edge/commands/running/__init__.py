@@ -1,1 +1,1 @@
-"""Commands that run a model: on a prompt, in a chat, for other programs, over a file."""
+"""Commands that run a model: on a prompt, in a chat, as a server, over a file of prompts."""

@@ -154,8 +154,8 @@ def announce(listening: socket.socket, url: str, *, has_key: bool, has_names: bo
 class _Server(Server):
     """Server that says when the model is loaded, and ends gracefully.
 
-    The first signal refuses new requests and lets answers end for half a minute; the rest get an
-    error. The second signal sends these errors at once; the third, or one while it loads, waits for nothing.
+    After the first signal, new requests are refused, and answers may go on for half a minute before they get
+    an error. The second signal sends these errors at once. The third, or a signal while the model loads, exits.
     """
 
     def __init__(self, program: Starlette, url: str) -> None:
@@ -165,7 +165,7 @@ class _Server(Server):
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal: drain; at the second, end answers with an error; at the third, exit at once."""
+        """Handle a signal: first drain, then end answers with an error, then exit at once."""
         now = time.monotonic()
         if now >= self._deadline or self._loading:
             os._exit(128 + sig)  # because others wait for the thread that loads, or show tasks

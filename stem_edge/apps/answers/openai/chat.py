@@ -67,7 +67,7 @@ class ChatBody(Options, kw_only=True):
         return AskedChat(self, texts, requests, reader)
 
     def _most(self, model: Model) -> int:
-        """Return the largest answer in tokens; default: what the context holds."""
+        """Return the limit of the answer in tokens; by default what the context has room for."""
         most, name = self.max_completion_tokens, "max_completion_tokens"
         if most is None:
             most, name = self.max_tokens, "max_tokens"
@@ -124,11 +124,11 @@ class AskedChat:
     generates = True
 
     def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
-        """Return the fields that begin the response, or every chunk. name: of the model."""
+        """Return the first fields of the response, or of each chunk. name: name of the model."""
         return head(name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Return the streamed choices of a piece of an answer; the first has the role alone."""
+        """Return the streamed choices for an event of an answer; the first has only the role."""
         found = (
             [] if number in self.begun else [_delta(number, {"role": "assistant", "content": None})]
         )
@@ -151,7 +151,7 @@ class AskedChat:
         return [_choice(index, each, self.texts) for index, each in enumerate(answers)]
 
     def usage(self) -> dict[str, Any]:
-        """Return the counts of tokens."""
+        """Return the counts of prompt and answer tokens."""
         return usage(self.requests, len(self.requests))
 
 

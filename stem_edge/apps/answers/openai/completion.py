@@ -79,11 +79,11 @@ class Asked:
     offsets: dict[int, int] = field(default_factory=dict)  # characters so far of each begun choice
 
     def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
-        """Return the fields that begin the response, or every chunk. name: of the model."""
+        """Return the first fields of the response, or of each chunk. name: name of the model."""
         return head(name, "cmpl", "text_completion")
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Return the streamed choice of a piece of an answer; the first piece begins with the echo."""
+        """Return the streamed choice for an event of an answer. The first begins with the echo."""
         before, tokens = ("", []) if number in self.offsets else self.echoes[number // self.count]
         text, found = piece if isinstance(piece, Text) else ("", None)
         tokens, offset = [*tokens, *(found or ())], self.offsets.get(number, 0)
@@ -105,7 +105,7 @@ class Asked:
         ]
 
     def usage(self) -> dict[str, Any]:
-        """Return the counts of tokens."""
+        """Return the counts of prompt and answer tokens."""
         return usage(self.requests, self.count)
 
 
@@ -116,7 +116,7 @@ def prepare(
     prompts: Sequence[str | list[int]],
     params: SamplingParams | None,
 ) -> Asked:
-    """Tokenize prompts and create their requests. params: None for no new tokens. Raises InputError."""
+    """Tokenize prompts and create requests. params: None for no new tokens. Raises InputError."""
     count, echoes, requests = body.count, list[Echo](), list[Request]()
     if params is not None:
         check_grammar(model, params, body.grammar_field)

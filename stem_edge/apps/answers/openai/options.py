@@ -49,7 +49,7 @@ class StreamOptions(msgspec.Struct):
 class Options(msgspec.Struct):
     """Fields of both kinds of requests; unknown fields are ignored, as OpenAI does.
 
-    Those after `stream_options` are not OpenAI's, but llama.cpp's or vLLM's.
+    Fields after `stream_options` come from llama.cpp and vLLM, not from OpenAI.
     """
 
     model: str | None = None
@@ -81,7 +81,7 @@ class Options(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """Answers to each prompt. Raises RefusalError."""
+        """Number of answers to each prompt. Raises RefusalError."""
         count = 1 if self.n is None else self.n
         if not 1 <= count <= MOST_ANSWERS:
             raise RefusalError(f"n is {count}; expected 1 to {MOST_ANSWERS}", "n")
@@ -93,7 +93,7 @@ class Options(msgspec.Struct):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Return sampling params; missing values are the model's own. Raises RefusalError that names the field."""
+        """Return sampling params; missing values are the model's own. Raises RefusalError."""
         if self.stream_options is not None and not self.stream:
             raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
         for name, right in OTHER_NAMES.items():
@@ -192,5 +192,5 @@ def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
 
 
 def unix_time() -> int:
-    """Return the current time as seconds since 1970. It may jump, so measure no durations with it."""
+    """Return the current time in seconds since 1970. Do not measure durations with it: it may jump."""
     return int(datetime.now(UTC).timestamp())

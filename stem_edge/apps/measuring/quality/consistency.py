@@ -22,7 +22,7 @@ TEXT = """\
 A memory of words is no memory of things: whoever counts the ships in a harbour at dawn, the masts
 and the ropes, the gulls above them, will remember the cold, and the colour of the water."""
 Ids: TypeAlias = list[int]
-WRONG = 5  # one draft of so many is wrong
+WRONG = 5  # every fifth drafted token is wrong
 
 
 def verify_runs(
@@ -33,8 +33,8 @@ def verify_runs(
 ) -> dict[str, str]:
     """Generate greedily in several ways; return "ok" for each way, or where its tokens differ.
 
-    Drafts are "not run: ..." where steps of several tokens round differently here. `progress` is called with
-    the name of each way before it runs.
+    The result for drafts is "not run: ..." if steps of several tokens round differently on this machine.
+    progress: called with the name of each way before it runs.
 
     Raises what `load` raises, and InputError if the context is too short.
     """
@@ -97,7 +97,7 @@ def _fresh(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
 
 
 def _begun(prompts: Sequence[Ids]) -> list[Ids]:
-    """Return the first three quarters of each prompt, to be cached."""
+    """Return the first three quarters of each prompt, for the prefix cache."""
     return [ids[: max(1, len(ids) * 3 // 4)] for ids in prompts]
 
 
@@ -123,7 +123,7 @@ def _in_batches(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
 
 
 def _replay(texts: Sequence[Ids]) -> Draft:
-    """Return a function that drafts from known texts in steps of all sizes; one draft in WRONG is wrong."""
+    """Return a draft function that continues known texts, with every WRONG-th token wrong."""
     steps, drafted = count(), count(1)
 
     def draft(seen: Sequence[int], room: int) -> Ids:

@@ -42,10 +42,10 @@ def open_sources(
     *,
     prefill: bool,
 ) -> tuple[list[str | None], list[Logits]]:
-    """Load a bundle and its reference, if any; return their engines (None: a checkpoint) and logits.
+    """Load a bundle and its reference, if any; return engines (None: checkpoint) and logit sources.
 
-    stack: closes them. options: of the bundle; another bundle gets half of the memory. prefill: use the
-    bundle's graph for prompts. Raises what stem_edge.load raises.
+    stack: closes the models. options: for loading the bundle; a reference bundle gets half of the memory.
+    prefill: use the bundle's graph for prompts. Raises what stem_edge.load raises.
     """
     engines, references = list[str | None](), list[Logits]()
     if isinstance(reference, Bundle):
@@ -87,9 +87,9 @@ def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F3
 
 
 def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> Iterator[F32]:
-    """Yield logits of a checkpoint by the reference model in float32, like the exporter's probe.
+    """Yield logits of a checkpoint, computed by the float32 reference model as in the exporter.
 
-    Only the rows of a window's tokens are read from the tables; the backbone is read once a window.
+    Per window of tokens, the backbone is read once, and the table rows of these tokens.
     Raises CheckpointError for NaN and infinity.
     """
     from stem_edge.export.checkpoints.checkpoint import check_finite
@@ -102,7 +102,7 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
 
 
 def open_reference(path: str | Path, bundle: Bundle, task: ScoringTask) -> Bundle | Checkpoint:
-    """Open the bundle or checkpoint that a bundle is compared with; hf:org/name is fetched.
+    """Open the reference, a bundle or a checkpoint. path may be hf:org/name, which is fetched.
 
     Raises InputError if their distributions cannot be compared; HubError, BundleError, CheckpointError.
     """

@@ -1,6 +1,6 @@
 """Quality of a bundle: perplexity on a text, divergence from a reference.
 
-Divergence says more than perplexity, which can fall by chance if a model is changed.
+Divergence says more than perplexity, which can even improve by chance when a model is quantized.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stem_edge.runtime.loading import open_or_make
 
 @dataclass(frozen=True)
 class Divergence:
-    """Next-token distributions of a bundle against a reference's: KL(reference || bundle), nats."""
+    """Comparison of next-token distributions: KL(reference || bundle) in nats, over all tokens."""
 
     reference: str
     reference_engine: str | None  # None for a checkpoint
@@ -48,7 +48,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures of a bundle on a text."""
+    """How well a bundle predicts a text."""
 
     bundle: str
     documents: int
@@ -83,19 +83,19 @@ def evaluate(
     """Measure how well a bundle predicts a text: perplexity, bits per byte, divergence.
 
     text: file in UTF-8 to predict.
-    lines: take every line that is not blank as a document of its own, from an empty context and closed
-        by the end-of-text token. By default, the text is one document. Documents begin with the
+    lines: each line that is not blank is a document with an empty context, and ends with the
+        end-of-text token. By default, the text is one document. Documents begin with the
         begin-of-text token if the model was trained with it.
     window: tokens seen at once. Windows overlap by half. Default: the model's context, up to 2048.
-    against: reference to compare distributions with: a bundle, or a checkpoint that an export
-        takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
-    edits: of the bundle, with scope everywhere, to see their side effects. `against` has none.
-    prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
-    options: of stem_edge.load, for the bundle; `against` runs on the CPU with the usual ones. memory is a
-        limit for both. Logits of some tokens and, for a checkpoint, the arrays of a window come on top.
+    against: reference to compare distributions with: a bundle, or a checkpoint that can be exported.
+        A checkpoint is computed in float32 by numpy: slowly, and its backbone is read once a window.
+    edits: edits of the bundle with scope everywhere, to see their side effects. None apply to `against`.
+    prefill_graph: measure onnxruntime's graph for prompts instead of the graph for decoding.
+    options: options of stem_edge.load, for the bundle; `against` runs on the CPU with defaults. memory
+        limits both together. Logits, and the arrays of a window for a checkpoint, need more memory.
 
-    Raises InputError for a text of fewer than two tokens, a window out of range, another
-    vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
+    Raises InputError for a text of fewer than two tokens, a window out of range, or a reference with
+    another vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
     bundle, against = pinned(bundle), None if against is None else pinned(against)
     opened = open_or_make(bundle)

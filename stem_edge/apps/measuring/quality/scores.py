@@ -1,7 +1,7 @@
-"""Scores of models on a text, which is cut into documents and windows; every token counts once.
+"""Scores of models on a text, split into documents and windows; every token counts once.
 
-Models are scored side by side. Their logits are computed and dropped piece by piece, because those of
-a whole text can be a thousand times its size in memory.
+Models are scored side by side and piece by piece, because the logits of a whole text can take a
+thousand times the memory of the text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_WINDOW = 2048
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """Documents of at least two tokens to score, and the windows to do it in."""
+    """Documents to score, of at least two tokens each, and the size of windows."""
 
     text: str
     lines: bool
@@ -43,7 +43,7 @@ class ScoringTask:
 
 
 def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> ScoringTask:
-    """Split a text and fill in defaults. Raises InputError for what the bundle cannot do."""
+    """Split a text into documents and set the window. Raises InputError if these do not fit."""
     context = bundle.manifest.model.max_context
     asked = min(context, LONGEST_WINDOW) if window is None else window
     if not 0 < asked <= context:
@@ -64,9 +64,9 @@ def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> 
 
 
 def split(bundle: Bundle, text: str, *, lines: bool) -> list[tuple[str, list[int]]]:
-    """Return text and token ids of a document for each line that is not blank, or of a single one.
+    """Return (text, token ids) of each document: each nonblank line, or the whole text.
 
-    Lines are closed by the end-of-text token, which stands for the line's end: its length counts.
+    Lines end with the end-of-text token instead of a line break, which counts in the text.
     Raises InputError if there is nothing to predict.
     """
     codec, closing, end = TextCodec(bundle.file(TOKENIZER)), list[int](), ""
@@ -132,7 +132,7 @@ class Scores(NamedTuple):
 def score(
     task: ScoringTask, sources: Sequence[Logits], advance: Callable[[int], object]
 ) -> tuple[list[Scores], F64]:
-    """Score all documents by each source; also return KL(second source || first) in nats at each token.
+    """Return the scores by each source, and KL(second source || first) in nats at each token.
 
     advance: called with the number of tokens just done.
     """
@@ -154,7 +154,7 @@ def score(
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
-    """Yield the logits of all streams at the same positions, few enough to compute in float64."""
+    """Yield the logits of all streams for the same positions, a limited number at a time."""
     held = [next(stream) for stream in streams]
     most = positions_at_once(held[0].shape[1])
     while True:

@@ -1,4 +1,4 @@
-"""llama.cpp on a GGUF file, through llama-cpp-python: a plain prompt, and one token at a time.
+"""llama.cpp as a measured subject, through llama-cpp-python: a prompt, then one token at a time.
 
 Needs pip install 'stem-edge[bench]'.
 """
@@ -21,9 +21,9 @@ BATCH = 512
 class LlamaModel:
     """A loaded GGUF with one context, freed with the last reference.
 
-    lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default: as
-        llama.cpp does without being asked, which depends on their size.
-    repack: rearrange weights for this processor, in memory that belongs to no file.
+    lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default:
+        llama.cpp decides by their size.
+    repack: rearrange weights for this processor, which copies them to anonymous memory.
     """
 
     def __init__(
@@ -91,4 +91,4 @@ class LlamaModel:
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Drop a line of llama.cpp's log."""
+    """Log callback for llama.cpp that ignores all messages."""

@@ -53,7 +53,7 @@ def measure(
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
 ) -> Report:
-    """Load a bundle, process a prompt and decode, each time in a new process that is watched from here.
+    """Load a bundle, process a prompt and decode; measure time and memory in a new process each time.
 
     text: a text in UTF-8, or token ids (.npy, .int32). The first tokens are the prompt; the next ones are
         decoded one by one. Default: a text in this package.
@@ -67,7 +67,7 @@ def measure(
         threads, and the delays of its flash.
     cold: take all files out of the page cache before each run; always done for a device.
     notify: called with a line about each run; at the end with an empty text.
-    options: of stem_edge.load, for every subject whose name does not imply others.
+    options: of stem_edge.load, for every bundle; `cases` override them.
 
     A comparison that fails keeps its earlier rounds; a bundle that fails raises. Raises InputError,
     BackendError, what loading raises, and MemoryPlanError if the bundle cannot run on the device.
@@ -104,7 +104,7 @@ def measure(
 
 
 def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | None) -> LoadOptions:
-    """Fill in what the options leave open. Raises MemoryPlanError."""
+    """Return the options with defaults filled in. Raises MemoryPlanError."""
     engine = choose_engine(bundle, given.engine)
     chosen = replace(given, engine=engine, context_length=given.context_length or work.tokens)
     if device is None:
@@ -136,7 +136,7 @@ def _rounds(
     *,
     fresh: bool,
 ) -> tuple[dict[str, SubjectResult], list[Sample]]:
-    """Run all rounds; also return the memory of the first subject over time, in its last round.
+    """Run all rounds; return results by subject, and the first subject's memory in its last round.
 
     fresh: with no file in the page cache. Raises what the first subject raises in its first round.
     """
@@ -182,7 +182,7 @@ def _round(
 
 
 def machine() -> str:
-    """Describe processor and memory, as far as the system tells."""
+    """Describe this machine's processor and memory, if the system reveals them."""
     told = cpu_info()
     name = " ".join(told.get("model name", [])) or platform.processor() or platform.machine()
     flags = told.get("flags", [])

@@ -47,7 +47,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(found: Report, path: Path) -> None:
-    """Draw a measurement into a file that `check_plot` allows, and say so. Raises InputError."""
+    """Draw a measurement, write the plot to a file, and report it on stderr. Raises InputError."""
     from matplotlib.figure import Figure  # rather than pyplot, which may open windows
 
     figure = Figure(figsize=SIZE, layout="constrained")
@@ -107,7 +107,7 @@ def _mark_phases(axes: Axes, found: Report, top: float) -> None:
 
 
 def _speed(axes: Axes, found: Report) -> None:
-    """Draw a bar for each subject, with the least and the most of the rounds."""
+    """Draw a bar for each subject, with the minimum and maximum of its rounds."""
     rates = {
         name: [each.figures["median_step"] for each in result.rounds]
         for name, result in reversed(found.subjects.items())

@@ -109,7 +109,7 @@ def _phases(report: Report) -> list[str]:
 
 
 def _subjects(report: Report) -> list[str]:
-    """Return the figures of each subject; columns that none has are left out."""
+    """Return a table of each subject's metrics; columns without any value are left out."""
     figures = {name: result.figures() for name, result in report.subjects.items()}
     columns = [c for c in COLUMNS if any(c[2] in of for of in figures.values())]
     rows = [("", *(title for title, *_ in columns)), ("", *(unit for _, unit, *_ in columns))]

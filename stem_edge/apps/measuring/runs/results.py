@@ -74,7 +74,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and most of a number over the rounds."""
+    """Median, minimum and maximum of a metric over the rounds."""
 
     median: float
     least: float
@@ -89,7 +89,7 @@ class SubjectResult:
     failed: str = ""  # the round without figures, and why
 
     def figures(self) -> dict[str, float]:
-        """Return each metric's median over the rounds, and the greatest of peaks."""
+        """Return each metric's median over the rounds; for peaks of memory, the maximum."""
         names = self.rounds[0].figures if self.rounds else {}
         of = {name: [each.figures[name] for each in self.rounds] for name in names}
         return {
@@ -110,7 +110,7 @@ class Report:
     samples: list[Sample]  # memory by kind over time, in the bundle's last round
 
     def ratios(self) -> dict[str, dict[str, Spread]]:
-        """Return subject -> rate -> that of the bundle over the subject's, in the same rounds."""
+        """Return subject -> metric -> ratio of the bundle to the subject, round by round."""
         (_, bundle), *others = self.subjects.items()
         return {
             name: {rate: _spread(bundle, other, rate) for rate in RATES}

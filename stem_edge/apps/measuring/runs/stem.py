@@ -12,7 +12,7 @@ from stem_edge.runtime.loading import load_with
 
 
 class StemEdge:
-    """A loaded bundle. Its own tokens could repeat the same few rows, so it is fed with given ones."""
+    """A loaded bundle that is fed with given tokens; its own answer might repeat a few rows."""
 
     def __init__(self, path: str, context: int, threads: int, **options: Any) -> None:
         given = LoadOptions(context_length=context, threads=threads, **options)
@@ -28,7 +28,7 @@ class StemEdge:
         self._context = self._engine.open_context(self._length)
 
     def choose(self, token_ids: list[int]) -> int:
-        """Process a prompt in chunks, or a single token as generating does."""
+        """Process a prompt in chunks, or one token, and return the most probable next token."""
         steps, prefill = self._engine.steps(token_ids), len(token_ids) >= PREFILL_FROM
         self._engine.expect(steps[0])
         for step, after in zip(steps, [*steps[1:], None], strict=True):

@@ -32,7 +32,7 @@ LLAMA_MODES = {
 def make_subjects(
     bundle: Bundle, options: LoadOptions, cases: Iterable[str], against: Iterable[str]
 ) -> list[Subject]:
-    """Return the bundle and what it is compared with, each once.
+    """Return the measured subjects without duplicates: the bundle, its cases, and `against`.
 
     Raises InputError for an unknown name, BackendError if an engine is not installed.
     """
@@ -43,7 +43,7 @@ def make_subjects(
 
 
 def _changed(words: str, options: LoadOptions) -> LoadOptions:
-    """Apply NAME=VALUE,... to options of load. Raises InputError."""
+    """Return options of load, changed by "NAME=VALUE,...". Raises InputError."""
     types, changes = get_type_hints(LoadOptions), dict[str, Any]()
     for word in words.split(","):
         name, equals, value = word.partition("=")
@@ -59,7 +59,7 @@ def _changed(words: str, options: LoadOptions) -> LoadOptions:
 
 
 def _other(words: str, options: LoadOptions) -> Subject:
-    """Return another bundle, or a file of llama.cpp with its modes. Raises InputError."""
+    """Parse an `against`: a bundle, or a GGUF file with modes of llama.cpp. Raises InputError."""
     path, *modes = words.split(",")
     if path.endswith(GGUF_SUFFIX):
         return _llama(words, Path(path), modes)
@@ -78,7 +78,7 @@ def _subject(name: str, bundle: Bundle, options: LoadOptions) -> Subject:
 
 
 def load_options(options: LoadOptions) -> dict[str, Any]:
-    """Return the options of load that differ from its defaults, as JSON can hold them."""
+    """Return the options of load that differ from its defaults, as values for JSON."""
     defaults = LoadOptions()
     return {
         name: str(value) if isinstance(value, Path) else value

@@ -1,6 +1,6 @@
-"""Worker process of a measured subject: reads requests and writes answers, one JSON line each.
+"""Worker process of a measured subject: it reads requests and writes answers as JSON lines.
 
-The memory is that of one engine, from its first import on. stem_edge.apps.measuring.runs.workers starts it.
+The process imports only one engine, whose memory is measured. It is started by workers.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[float]]:
-    """Carry out a request; return the model, once it is loaded, and the seconds of each decode step."""
+    """Carry out a request; return the model (None before it is loaded) and seconds of each step."""
     steps = list[float]()
     match do:
         case "import":  # before loading, so that both are timed apart

@@ -33,7 +33,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine that is measured, the file or folder that it loads, and the options."""
+    """A measured engine, with the file or folder that it loads and the options of load."""
 
     name: str
     kind: str  # key of KINDS
@@ -47,14 +47,14 @@ class Subject:
         return KINDS[self.kind][0] if engine is None else f"{engine.folder}.loader"
 
     def loading(self, context: int, threads: int) -> list[tuple[str, dict[str, Any]]]:
-        """Return the phases of a load, each with what a worker is asked for."""
+        """Return the phases of a load: (name, fields of the request to the worker)."""
         load = {"kind": self.kind, "path": self.path, "options": self.options}
         sizes = {"context": context, "threads": threads}
         return [("start", {}), ("import", {"module": self.module}), ("load", load | sizes)]
 
     @property
     def prepared(self) -> Path:
-        """Folder of prepared backbones, from which files are mapped, too."""
+        """Folder of prepared backbones, whose files are mapped, too."""
         return cache_folder(self.options.get("cache_dir")) / PREPARED
 
     def files(self) -> list[Path]:
@@ -97,9 +97,9 @@ class WorkerProcess:
             raise
 
     def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
-        """Send a request of stem_edge.apps.measuring.runs.worker, and wait for the answer.
+        """Send a request to stem_edge.apps.measuring.runs.worker, and wait for the answer.
 
-        The first one counts from the start of the process on.
+        The first request is timed from the start of the process.
         """
         began, self._began = self._began or time.perf_counter(), 0.0
         try:

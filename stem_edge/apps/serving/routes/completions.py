@@ -1,4 +1,4 @@
-"""Completions of texts, and log probabilities of given ones."""
+"""Completions of prompts, and log probabilities of the prompts' own tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs
 
 
 async def completions(request: Request) -> Response:
-    """Continue prompts, or give the log probabilities of given ones, or both."""
+    """Continue prompts, or return the log probabilities of the prompts' tokens, or both."""
     service = service_of(request)
     body = await read(request, CompletionBody)
     asked = await service.prompts.run(lambda: _prepare(service, body))
@@ -29,7 +29,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _score(service: Service, asked: Asked) -> None:
-    """Compute the log probabilities of the prompts."""
+    """Compute the log probabilities of the prompts' tokens, into `asked`."""
     pairs = zip(asked.echoes, asked.requests[:: asked.count], strict=True)
     scored = [
         service.model.request(
@@ -45,13 +45,13 @@ async def _score(service: Service, asked: Asked) -> None:
 def _add(
     asked: Asked, found: list[TokenLogprobs | int], prompt: Sequence[int], logits: F32
 ) -> None:
-    """Append log probabilities of the prompt's next tokens; `found` begins with its first token."""
+    """Append the log probability of the next prompt token to `found`, for each row of logits."""
     rows = zip(logits, prompt[len(found) :], strict=False)
     found.extend([token_logprobs(row, token, asked.body.logprobs or 0) for row, token in rows])
 
 
 def _prepare(service: Service, body: CompletionBody) -> Asked:
-    """Tokenize prompts that are not too many. Raises InputError, and what Compute.check raises."""
+    """Tokenize the prompts. Raises InputError, and RefusalError if they are too many."""
     params, prompts = body.sampling(service.model), body.prompts()
     answers = len(prompts) * body.count
     service.compute.check(answers)

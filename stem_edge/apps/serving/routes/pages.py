@@ -36,7 +36,7 @@ HEADERS = {
 
 
 def _paths() -> dict[str, Path]:
-    """Return the path of each file by that of its URL."""
+    """Return URL path -> file of the chat page."""
     files = (path for path in sorted(FOLDER.rglob("*")) if path.is_file())
     found = {f"/{path.relative_to(FOLDER).as_posix()}": path for path in files}
     return found | ({"/": FOLDER / INDEX} if f"/{INDEX}" in found else {})
@@ -46,7 +46,7 @@ PATHS = _paths()
 
 
 async def page(request: Request) -> Response:
-    """Return a file of the page, unless the browser has it."""
+    """Return a file of the page, or status 304 if the browser has it."""
     path = PATHS[path_in(request.scope)]
     data = path.read_bytes()
     headers = HEADERS | {"etag": f'"{hashlib.sha256(data).hexdigest()[:32]}"'}

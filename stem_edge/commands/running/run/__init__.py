@@ -1,4 +1,4 @@
-"""The command `stem-edge run`: what is typed (input.py), commands in it, answers as printed."""
+"""The command `stem-edge run`, a chat: typed input, slash commands, and printed answers."""
 
 from stem_edge.commands.running.run.command import DESCRIPTION, EPILOG, add_arguments, run
 

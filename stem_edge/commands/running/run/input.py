@@ -1,4 +1,4 @@
-"""Messages and commands of `stem-edge run`, read from a terminal or a pipe, of one line or more."""
+"""Read messages and commands of `stem-edge run` from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class TypedLines:
     def read(self) -> Typed | None:
         """Return the next message or command that is not empty; None at the end of the input.
 
-        Lines between two lines of three quotes are one message, which the end of the input ends,
-        too. Raises InputError for a message that no template takes.
+        Lines between two lines of three quotes are one message; the end of the input can stand for
+        the second one. Raises InputError for a message that is too long.
         """
         while (line := self._line("> ")) is not None:
             if line.startswith("/"):

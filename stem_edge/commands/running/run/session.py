@@ -61,7 +61,7 @@ class Session:
         print(text, file=sys.stderr, flush=True)
 
     def _print(self, chunks: Generator[Chunk]) -> None:
-        """Print an answer as it comes, and its figures, also if it is cut short."""
+        """Print an answer while it is generated, then its figures, even if it is interrupted."""
         done: list[Chunk] = []
         thinking = 0  # tokens
         try:
@@ -104,7 +104,7 @@ class Session:
 
 
 def _figures(stats: GenerationStats) -> str:
-    """Speeds and row hits of an answer, in less than a line."""
+    """Format the speeds and the row hit rate of an answer, in less than a line."""
     kept = f" ({stats.cached_tokens} kept)" if stats.cached_tokens else ""
     prompt = f"prompt {stats.prompt_tokens} tokens{kept} at {stats.prefill_tokens_per_second:.0f}/s"
     answer = f"answer {stats.new_tokens} at {stats.decode_tokens_per_second:.1f}/s"
