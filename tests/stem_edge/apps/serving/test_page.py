@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 LONG = " ".join(f"word{i}" for i in range(400))
+FRAME = "return getComputedStyle(document.activeElement).outlineStyle"
 ATTACKS = """Line<br>
 
 Before <script>window.hurt = 1</script><img src=x onerror="window.hurt = 2">
@@ -234,7 +235,7 @@ def test_a_loading_server_is_waited_for(page: Page) -> None:
 
 
 def test_a_server_that_is_gone_loses_nothing(browser: webdriver.Chrome) -> None:
-    chat = FakeChat()
+    chat = FakeChat([LONG, "Hello there."])
     page = Page(browser, chat)
     with serving(chat) as server:
         page.open()
@@ -242,7 +243,8 @@ def test_a_server_that_is_gone_loses_nothing(browser: webdriver.Chrome) -> None:
     page.send("lost?")
     page.shows(".note.failed", "cannot be reached")
     page.shows("#banner", "cannot be reached")
-    assert page.said()[:3] == ["kept", "Hello there.", "lost?"]
+    assert page.said()[:3] == ["kept", LONG, "lost?"]
+    assert not page.one("#to-end").is_displayed()  # the end stays in sight
     with serving(chat, server.server_port):
         until(lambda: not page.text("#banner"), "the end of the banner")
         page.click(".message:last-child [data-action=retry]")
@@ -303,15 +305,11 @@ def test_nothing_is_wider_than_a_phone(page: Page, width: int) -> None:
         if page.one(side).is_displayed():
             continue
         page.click(button)
-        _shown(page, side, True)
+        until(page.one(side).is_displayed, side)
         page.keys(Keys.ESCAPE)
-        _shown(page, side, False)
+        page.one(f"{side}[hidden]")
     send = page.run("return document.querySelector('#send').getBoundingClientRect().right")
     assert send <= width - 10
-
-
-def _shown(page: Page, side: str, shown: bool) -> None:
-    until(lambda: page.one(side).is_displayed() is shown, side)
 
 
 def test_dark_and_light_can_be_read(page: Page) -> None:
@@ -351,6 +349,7 @@ def test_everything_is_done_by_keyboard(page: Page) -> None:
     page.keys(Keys.ENTER)
     page.shows(".message.assistant .body", "second")
     page.ended()
+    assert page.run(FRAME) == "none"  # not around all messages
     _back_to(page, "Previous version")
     page.keys(Keys.ENTER)
     assert page.said()[1] == "first"
@@ -373,8 +372,7 @@ def _focused(page: Page) -> str:
 def _back_to(page: Page, name: str) -> None:
     for _ in range(30):
         if _focused(page) == name:
-            outline = page.run("return getComputedStyle(document.activeElement).outlineStyle")
-            assert outline == "solid"  # the focus can be seen
+            assert page.run(FRAME) == "solid"  # the focus can be seen
             return
         page.shift(Keys.TAB)
     raise AssertionError(f"{name} is not reached by Shift+Tab")

@@ -51,7 +51,7 @@ export function figuresOf(timings) {
     figures.push({ label: "From flash", value: formatSize(timings.flash_bytes), more: each });
   }
   if (timings.memory_bytes) {
-    const limit = timings.memory_limit ? `of ${formatSize(timings.memory_limit)}` : "";
+    const limit = timings.memory_limit ? `of ${formatSize(timings.memory_limit)}, plus mapped weights` : "";
     figures.push({ label: "Memory", value: formatSize(timings.memory_bytes), more: limit });
   }
   return figures;

@@ -25,7 +25,6 @@ export function svg(tag, attributes = {}, ...children) {
 // Lines on a 24 by 24 grid.
 const ICONS = {
   menu: "M4 7h16M4 12h16M4 17h16",
-  plus: "M12 5v14M5 12h14",
   more: "M5 11v2h.01v-2zM12 11v2h.01v-2zM19 11v2h.01v-2z",
   chart: "M4 19V5M4 19h16M8 15l4-5 3 3 5-6",
   settings: "M4 8h8M18 8h2M4 16h2M12 16h8M15 5v6M9 13v6",
@@ -38,7 +37,6 @@ const ICONS = {
   previous: "M14 6l-6 6 6 6",
   next: "M10 6l6 6-6 6",
   close: "M6 6l12 12M18 6L6 18",
-  file: "M6 3h8l4 4v14H6zM14 3v4h4",
   down: "M12 5v14M6 13l6 6 6-6",
 };
 

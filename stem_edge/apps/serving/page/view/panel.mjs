@@ -1,6 +1,6 @@
 /** The figures beside a conversation: of its last answer, and over all its shown answers. */
 
-import { contextUsed, figuresOf, flashPerToken, formatRate, formatSize, hitShare } from "../data/figures.mjs";
+import { figuresOf, flashPerToken, formatRate, formatSize, hitShare } from "../data/figures.mjs";
 import { shownPath } from "../data/conversation.mjs";
 import { bar, chart } from "./chart.mjs";
 import { h } from "./dom.mjs";
@@ -9,7 +9,7 @@ import { h } from "./dom.mjs";
 export function showPanel(body, conversation, props) {
   const answers = shownPath(conversation).filter((message) => message.timings);
   const last = answers.at(-1)?.timings;
-  const parts = last ? [...live(last, answers), context(last, props)] : [empty()];
+  const parts = last ? live(last, answers) : [empty()];
   body.replaceChildren(...parts.filter(Boolean), about(props));
 }
 
@@ -48,14 +48,6 @@ function tile({ label, value, more }, { drawn = null, share = null, half = false
   const meter = share !== null && bar(label, share);
   const graph = drawn && drawn.points.length > 1 && chart(drawn);
   return h("section", { class: half ? "tile half" : "tile" }, h("h3", {}, label), line, meter, graph);
-}
-
-function context(timings, props) {
-  if (!props?.context_length) return null;
-  const used = contextUsed(timings, props.context_length);
-  const value = used.toLocaleString("en");
-  const more = `of ${props.context_length.toLocaleString("en")} tokens`;
-  return tile({ label: "Context", value, more }, { share: used / props.context_length });
 }
 
 function empty() {

@@ -11,6 +11,7 @@ export class Thread {
   #toEnd;
   #views = new Map(); // by message's id
   #follows = true;
+  #top = 0;
 
   /** element: what scrolls; toEnd: the button that goes to the end. */
   constructor(element, toEnd, actions) {
@@ -79,7 +80,9 @@ export class Thread {
 
   #scrolled() {
     const { scrollTop, scrollHeight, clientHeight } = this.#element;
-    this.#follows = scrollHeight - scrollTop - clientHeight < NEAR;
+    const isNear = scrollHeight - scrollTop - clientHeight < NEAR;
+    this.#follows = isNear || (this.#follows && scrollTop >= this.#top); // a banner may have taken the room
+    this.#top = scrollTop;
     this.#toEnd.hidden = this.#follows;
   }
 }
