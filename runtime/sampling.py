@@ -1,6 +1,6 @@
-"""Choosing the next token from logits.
+"""Chooses the next token from logits, as SamplingParams say.
 
-A `Sampler` chooses the tokens of one answer by what a user sets (sampling_params.py).
+A `Sampler` chooses the tokens of one answer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class TokenLogprobs:
 
 
 class Sampler:
-    """Chooses the tokens of one answer, with one random number for each unless it is greedy.
+    """Chooses the tokens of one answer. Takes one random number per token, unless it is greedy.
 
-    prompt: tokens of the text that are not the answer's.
+    prompt: number of prompt tokens at the start of `seen`.
     """
 
     def __init__(self, params: SamplingParams, prompt: int = 0) -> None:
@@ -40,7 +40,7 @@ class Sampler:
         return np.random.default_rng(self._params.seed)
 
     def __call__(self, logits: F32, seen: Sequence[int]) -> int:
-        """Return the next token by finite logits [V], which may change, and the ids so far."""
+        """Return the next token. seen: ids of prompt and answer. May change logits [V] in place."""
         for change in self._changes:
             change(logits, seen)
         if self._params.temperature == 0:
@@ -56,12 +56,12 @@ class Sampler:
         return int(ids[np.searchsorted(sums, self._generator.random() * sums[-1], side="right")])
 
     def skip(self) -> None:
-        """Leave out a token that is known without; those after it are the ones of the same seed."""
+        """Consume one random number for a token that was chosen without the sampler."""
         self._generator.random()
 
 
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:
-    """Return what changes logits before a token is chosen."""
+    """Return functions that change logits before sampling: penalties and biases."""
     found, biases = list[Change](), params.logit_bias
     penalty = params.repetition_penalty or 1.0  # it is never 0
     presence, frequency = params.presence_penalty, params.frequency_penalty
@@ -87,7 +87,7 @@ def _changes(params: SamplingParams, prompt: int) -> list[Change]:
 
 
 def token_logprobs(logits: F32, token_id: int, count: int) -> TokenLogprobs:
-    """Log probabilities of the chosen token and of the `count` most probable ones."""
+    """Return log probabilities of the chosen token and of the `count` most probable tokens."""
     from stem_edge.numerics.logits import top_ids
 
     peak = logits.max()

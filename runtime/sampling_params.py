@@ -1,4 +1,4 @@
-"""Settings of a user for choosing tokens and for stopping, with their checks."""
+"""Sampling parameters: options for choosing tokens and for stopping, with checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_BIAS = 100.0  # more than the logits of any two tokens differ
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingParams, for functions that take them as keywords.
+    """The fields of SamplingParams as keyword arguments.
 
     At most one of schema (a JSON Schema, or JSON of one), regex and grammar (a text in Lark or GBNF).
     """
@@ -60,25 +60,25 @@ class SamplingParams:
     """Options for choosing tokens and for stopping. Raises InputError for values out of range.
 
     max_new_tokens: stop after this many tokens. Default: 128.
-    temperature: 0 takes the most probable token, 1 samples as trained. With 0, the model's own values are
-        left out. Default: the model's own, else 0, but 1 with `top_k`, `top_p` or `min_p`.
-    top_k: choose among this many most probable tokens. Default: the model's own, else 0, all.
-    top_p: choose among the most probable tokens that add up to this probability. Default: the model's
-        own, else 1, all.
-    min_p: choose among tokens at least this share as probable as the best. Default: the model's own, else
-        0, all.
+    temperature: 0 takes the most probable token, 1 samples as trained. With 0, the model's own values of
+        other options are not used. Default: the model's own, else 0, but 1 with `top_k`, `top_p` or `min_p`.
+    top_k: choose among this many most probable tokens. Default: the model's own, else 0, which means all.
+    top_p: choose among the most probable tokens whose probabilities add up to this. Default: the model's
+        own, else 1, which means all.
+    min_p: choose among tokens with at least this fraction of the highest probability. Default: the model's
+        own, else 0, which means all.
     repetition_penalty: above 1, tokens seen before are less probable. It divides positive logits and
-        multiplies others. Default: the model's own, else 1.
-    presence_penalty: above 0, tokens that the answer has are less probable; below, more. It is taken
-        off their logits, once; those of the prompt do not count. Default: 0.
-    frequency_penalty: like `presence_penalty`, for each time that the answer has the token. Default: 0.
-    logit_bias: numbers from -100 (never) to 100 by token id, added to logits.
-    stop: one or more texts, before which the answer ends.
-    seed: the same seed gives the same text. Default: another each time.
+        multiplies negative ones. Default: the model's own, else 1.
+    presence_penalty: subtracted once from the logits of tokens that the answer already has. Tokens of the
+        prompt do not count. Below 0, it makes these tokens more probable. Default: 0.
+    frequency_penalty: like `presence_penalty`, but subtracted once per occurrence of the token. Default: 0.
+    logit_bias: map of token id to a number from -100 (never) to 100, which is added to its logit.
+    stop: one or more texts. The answer ends before the first of them.
+    seed: the same seed gives the same text. Default: a new random seed each time.
     logprobs: report this many of the most probable tokens of each step.
-    skip_special_tokens: leave names of special tokens out; that of the end always is. Default: yes.
-    kept_special_tokens: names of special tokens that stay in the text all the same.
-    grammar: texts that the answer may be.
+    skip_special_tokens: leave out the names of special tokens. The end token is always left out. Default: yes.
+    kept_special_tokens: names of special tokens that are not left out.
+    grammar: restricts the text of the answer.
     """
 
     max_new_tokens: int = 128
@@ -110,10 +110,10 @@ class SamplingParams:
         self._check_others()
 
     def resolved(self, own: Mapping[str, float] = {}, otherwise: Mapping[str, float] = {}) -> Self:
-        """Return these with a value for all that is None: the model's own, else a neutral one.
+        """Return a copy in which the model's own values, else neutral ones, replace None.
 
-        otherwise: for a model that names no temperature. A given temperature of 0 is greedy, so that
-        what is not given is neutral then. Filters without a temperature sample at 1.
+        otherwise: values for a model that has no temperature of its own. If the caller gave temperature 0,
+        all missing values become neutral. Filters without a temperature sample at 1.
         """
         fields = {name: getattr(self, name) for name in sampling.RANGES}
         given = {name: value for name, value in fields.items() if value is not None}
@@ -127,7 +127,7 @@ class SamplingParams:
         return replace(self, **({"temperature": 1.0 if filtered else 0.0} | neutral | said))
 
     def _check_others(self) -> None:
-        """Raise InputError for a value that is no number and not what its type says."""
+        """Check the fields that are not numbers. Raises InputError for a value of the wrong type."""
         texts = f"a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters"
         biases = f"numbers from {-MOST_BIAS} to {MOST_BIAS} by token id"
         for name, right, expected in (
@@ -142,7 +142,7 @@ class SamplingParams:
 
 
 def params_of(params: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
-    """Return the params given, or those made of single options. Raises InputError."""
+    """Return `params` if it is given, else SamplingParams of the options. Raises InputError."""
     if params is not None and options:
         raise InputError("give either params or single options, not both")
     if unknown := options.keys() - SamplingOptions.__annotations__.keys():
@@ -157,7 +157,7 @@ def params_of(params: SamplingParams | None, options: SamplingOptions) -> Sampli
 
 
 def _with_grammar(options: SamplingOptions) -> dict[str, Any]:
-    """Return the fields of SamplingParams: options with the grammar that one of them may say."""
+    """Return the fields of SamplingParams: a schema, regex or grammar text becomes a Grammar."""
     fields = cast("dict[str, Any]", options.copy())
     if not options.keys() & {"grammar", "schema", "regex"}:
         return fields
@@ -182,7 +182,7 @@ def _is_grammar(value: object) -> bool:
 
 
 def _in_range(value: object, least: float, most: float) -> bool:
-    """Return whether a value is a number in range: an int if the ends are, and never a bool."""
+    """True if a value is a number in range: an int if the limits are ints, and never a bool."""
     wanted = Integral if isinstance(most, int) else Real
     if not isinstance(value, wanted) or isinstance(value, bool):
         return False

@@ -1,4 +1,4 @@
-"""Speeds and hit rates, computed in one place so that commands, demo and tools print the same."""
+"""Speeds and hit rates, computed in one place so that all commands print the same numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_byt
 
 @dataclass
 class GenerationStats:
-    """Figures of one call of generate, generate_many or logits. Times in seconds.
+    """Metrics of one call of generate, generate_many or logits. Times in seconds.
 
     misses = records read; hits + misses = tokens. Sequences that decode together share reads, so
     misses per token fall.
@@ -48,12 +48,12 @@ class GenerationStats:
 
     @classmethod
     def planned(cls, plan: MemoryPlan) -> Self:
-        """Make the figures of a call that has not begun; the plan says where it will compute."""
+        """Return empty metrics, with the plan's engine and execution provider."""
         return cls(engine=plan.engine, provider=plan.provider)
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens computed per second."""
+        """Prompt tokens computed per second of prefill."""
         computed = self.prompt_tokens - self.cached_tokens
         return computed / self.prefill_seconds if self.prefill_seconds else 0.0
 
@@ -64,39 +64,39 @@ class GenerationStats:
 
     @property
     def decoded_tokens(self) -> int:
-        """New tokens without the first of each sequence: its logits come from the prompt."""
+        """New tokens except the first of each sequence, whose logits come from the prompt."""
         return self.new_tokens - max(1, self.sequences)
 
     @property
     def tokens_per_step(self) -> float:
-        """Sequences in a decode step, on average."""
+        """Mean number of new tokens per decode step."""
         return self.decoded_tokens / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def flash_bytes_per_token(self) -> float:
-        """Bytes read from flash for each token that a step processed."""
+        """Bytes read from flash per token that steps processed."""
         tokens = self.row_hits + self.row_misses
         return self.flash_bytes / tokens if tokens else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Share of tokens that needed no read themselves."""
+        """Fraction of tokens whose record needed no read."""
         uses = self.row_hits + self.row_misses
         return self.row_hits / uses if uses else 0.0
 
     def to_dict(self) -> dict[str, float | str]:
-        """Return all figures, for JSON."""
+        """Return all metrics as a dict for JSON."""
         return asdict(self) | {name: getattr(self, name) for name in DERIVED}
 
     def line(self) -> str:
-        """Return a summary on one line, for people."""
+        """Return a one-line summary for people."""
         from stem_edge.runtime.stats_line import line  # for those who show it alone
 
         return line(self)
 
 
 class Recorder:
-    """Fills `stats` during one call with what cache and store have counted since it began."""
+    """Updates `stats` during one call: tokens, times, and counters of row cache and store."""
 
     def __init__(self, stats: GenerationStats, rows: Rows) -> None:
         self._stats, self._rows = stats, rows
@@ -104,9 +104,9 @@ class Recorder:
         self._before = rows.counters()
 
     def prefilled(self, tokens: int, cached: int = 0, seconds: float | None = None) -> None:
-        """Note the end of a prompt; its first `cached` tokens had been computed before.
+        """Record the end of a prompt, whose first `cached` tokens came from the prefix cache.
 
-        seconds: of its steps, if others took turns with them; default: since the call began.
+        seconds: time of the prompt's steps, if other sequences ran between them; default: since the call began.
         """
         self._stats.sequences += 1
         self._stats.prompt_tokens += tokens
@@ -116,20 +116,20 @@ class Recorder:
         self.update()
 
     def sampled(self, *, drafted: bool = False) -> None:
-        """Note that a token was chosen. drafted: whether it was guessed."""
+        """Record a chosen token. drafted: True if a draft predicted it."""
         self._stats.new_tokens += 1
         self._stats.accepted_tokens += drafted
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
     def decoded(self, seconds: float, *, drafted: int = 0) -> None:
-        """Note the end of a decode step. drafted: tokens that were guesses."""
+        """Record the end of a decode step. drafted: number of drafts in it."""
         self._stats.decode_seconds += seconds
         self._stats.decode_steps += 1
         self._stats.drafted_tokens += drafted
 
     def update(self) -> None:
-        """Note what cache and store have counted: after each prompt and each answer."""
+        """Read the counters of row cache and store. Called after each prompt and each answer."""
         before = vars(self._before)
         for name, count in vars(self._rows.counters()).items():
             setattr(self._stats, STATS_OF.get(name, name), count - before[name])

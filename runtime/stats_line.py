@@ -1,4 +1,4 @@
-"""Speeds and hit rates of a call on one line, for people."""
+"""A one-line summary of a call's speeds and hit rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def line(stats: GenerationStats) -> str:
-    """Return a summary on one line, for people."""
+    """Return a one-line summary for people."""
     where = f" on {stats.provider}" if stats.provider not in ("", "cpu") else ""
     engine = f"{stats.engine}{where}: " if stats.engine else ""
     elsewhere = cached = guessed = batch = ""

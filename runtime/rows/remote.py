@@ -82,7 +82,7 @@ class RemoteShards:
         return found
 
     async def _read_one(self, piece: ByteRange) -> bytes:
-        """Read a range, fewer bytes only at the shard's end."""
+        """Read one range. Returns fewer bytes only at the end of a shard."""
         name, nbytes = self._shards[piece.shard]
         path, start, stop = f"{self._root}/{name}", piece.offset, piece.offset + piece.nbytes
         if "https" in self._files.protocol:

@@ -1,4 +1,4 @@
-"""The loop of an answer: chunks of its prompt, then steps that each choose a token or more."""
+"""The loop that computes one answer: chunks of the prompt, then steps that choose tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stem_edge.system.memory import raise_out_of_memory
 
 
 class Loop:
-    """Computes one answer, as Model.generate does. A Scheduler computes several together."""
+    """Computes one answer, for Model.generate. A Scheduler computes several together."""
 
     _record: Recorder  # counts tokens and times
 
@@ -26,7 +26,7 @@ class Loop:
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
     def run(self, request: Request, recorder: Callable[[], Recorder]) -> Generator[Chunk]:
-        """Compute an answer; yield its chunks. Raises its error after the chunks before it."""
+        """Compute an answer and yield its chunks. Raises the request's error after these chunks."""
         self._record = recorder()
         failure: Exception | None = None
         try:
@@ -48,7 +48,7 @@ class Loop:
             failure = None  # which would keep this frame, and with it the context
 
     def _advance(self, request: Request) -> None:
-        """Do one unit of work: a chunk of the prompt, or a step."""
+        """Process one chunk of the prompt, or one decode step."""
         if not request.begun:
             request.begin(self._engine, self._prefixes)
             self._expect(request.steps[0])
@@ -58,9 +58,9 @@ class Loop:
             request.guesses = self._stepping.guesses(request.context)
 
     def _process_chunk(self, request: Request, running: Sequence[Request] = ()) -> bool:
-        """Process the next chunk of a prompt; return True after the last one, if more tokens follow.
+        """Process the next chunk of a prompt; return True if it was the last and decoding follows.
 
-        running: sequences whose step comes next.
+        running: sequences that decode in the next step.
         """
         step = request.steps[0]
         rest = request.steps[1] if len(request.steps) > 1 else None
@@ -87,7 +87,7 @@ class Loop:
         return self._hand_out(request)
 
     def _decode_alone(self, request: Request) -> None:
-        """Process the token chosen last with drafts, and choose those that follow."""
+        """Process the last chosen token and drafts in one step, and choose the next tokens."""
         started = time.perf_counter()
         if request.context.reserved < min(request.context.position + MOST, request.length):
             self._prefixes.make_room(request.context, MOST)
@@ -104,12 +104,12 @@ class Loop:
                 return
 
     def _expect(self, step: Step | None) -> None:
-        """Start reading the rows of the next unit."""
+        """Start reading the rows of the next step."""
         if step is not None:
             self._engine.expect(step)
 
     def _hand_out(self, request: Request) -> bool:
-        """Hand out the token chosen last once its text is certain; return True if more follow."""
+        """Add a chunk to the results if its text can no longer change; return False at the end."""
         chunk = request.hand_out()
         if chunk is not None and not request.cancelled:
             self._chunks.append((request, chunk))
@@ -118,6 +118,6 @@ class Loop:
         return not request.ended
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
-        """Give back what a request holds."""
+        """Release the context and other resources of a request."""
         request.end(error)
         self._record.update()

@@ -1,4 +1,4 @@
-"""Many prompts through a scheduler: submitted as places become free, their chunks handed out."""
+"""Runs many prompts through a scheduler: submits them as places become free, and yields chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END: Any = object()  # after the last item
 def params_of_each(
     params: SamplingParams | Iterable[SamplingParams] | None, options: SamplingOptions
 ) -> Iterable[SamplingParams]:
-    """Return the params of each prompt. Raises InputError for these and options, too."""
+    """Return the params of each prompt. Raises InputError if both params and options are given."""
     if params is None or isinstance(params, SamplingParams):
         return repeat(params_of(params, options))
     if options:
@@ -39,9 +39,9 @@ def requests(
     params: Iterable[SamplingParams],
     stem_ids: Iterable[StemIds] | None,
 ) -> Iterable[Request | InputError]:
-    """Return a request for each prompt, or why it is refused; made at once if prompts are a sequence.
+    """Return a request, or the error that refuses it, for each prompt.
 
-    Raises InputError then, and if there are fewer params or stem_ids than prompts.
+    Raises InputError: for a sequence of prompts, at the first bad prompt; if there are fewer params than prompts.
     """
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise InputError("prompts are texts or lists of token ids; give a list of prompts")
@@ -79,7 +79,7 @@ def _made(
 def numbered(
     scheduler: Scheduler, found: Iterable[Request | InputError]
 ) -> Generator[tuple[int, Chunk]]:
-    """Return (number, chunk) of requests, which begin in their order; closes the scheduler at the end."""
+    """Run requests in order; yield (request number, chunk). Closes the scheduler at the end."""
     numbers = dict[Request, int]()
 
     def begin(item: tuple[int, Request | InputError]) -> tuple[int, Chunk] | None:
@@ -105,8 +105,8 @@ def run(
 ) -> Generator[Result]:
     """Begin items as places become free; yield all results, and close the scheduler at the end.
 
-    items: nothing decodes while it waits for the next one. begin: submits the request of an item, or
-    returns its result if it has none. push: accepts a chunk, and returns a result if there is one now.
+    items: while it waits for its next item, nothing decodes. begin: submits the request of an item, or
+    returns its result if it has no request. push: accepts a chunk; returns a result if one is complete.
     """
     more = True
     try:
@@ -124,7 +124,7 @@ def run(
 
 
 def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
-    """Return the texts of all that `numbered` yields, by number. Raises the first error of any."""
+    """Return the text of each prompt, from the chunks of `numbered`. Raises the first error."""
     found: dict[int, str] = {}
     with closing(many):
         for number, chunk in many:
@@ -136,7 +136,7 @@ def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold back a first Ctrl-C until the block ends; a second one raises KeyboardInterrupt at once.
+    """Delay a first Ctrl-C until the block ends; a second one raises KeyboardInterrupt at once.
 
     Python drops exceptions in callbacks, such as a weak set's when one of its members goes. Does
     nothing outside the main thread, and where Ctrl-C has another handler.

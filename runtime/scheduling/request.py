@@ -1,4 +1,4 @@
-"""A prompt and its answer, and how a model decodes."""
+"""The state of one generation request: its prompt, its answer, and how a model decodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOKAHEAD = 32  # forced tokens that are asked for at once
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of generated text with the tokens it came from.
+    """A piece of generated text with the tokens that it came from.
 
     The texts of all chunks, joined, are the generated text. A token that ends the generation is
     among the ids, but its text is left out.
@@ -50,7 +50,7 @@ class Chunk:
 
 
 class Stepping(NamedTuple):
-    """How a model decodes."""
+    """Which tokens a model may decode in one step: several sequences, and drafts."""
 
     # Decode several tokens or sequences in a step only where each has the bits of a step alone.
     exact: bool = False
@@ -59,28 +59,28 @@ class Stepping(NamedTuple):
 
     @property
     def same_bits(self) -> bool:
-        """True if steps of several tokens are known to give each the bits of a step of its own."""
+        """True if a step of several tokens is known to compute the bits of one-token steps."""
         return self.costs is not None and self.costs.same_bits
 
     @property
     def batches(self) -> bool:
-        """True if sequences may decode together."""
+        """True if several sequences may decode in one step."""
         return not self.exact or (self.costs is not None and self.costs.same_in_batches)
 
     def guesses(self, context: Context) -> Guesses:
-        """Begin the guesses of an answer that has this context."""
+        """Return a new source of drafts for the answer that is decoded in `context`."""
         if self.speculation is None or (self.exact and not self.same_bits):
             return NO_GUESSES
         return self.speculation(context)
 
 
 class Request:
-    """A prompt to continue, made by Model.request for Scheduler.submit, once.
+    """A prompt to continue. Model.request makes it; Scheduler.submit takes it, once.
 
     It chooses each token of the answer from its logits, and joins tokens into chunks. The thread that steps the
-    scheduler writes its figures; other threads may read them.
+    scheduler writes its metrics; other threads may read them.
 
-    length: most tokens of prompt and answer that are processed. constraint: the texts that the answer may be; None: any.
+    length: most tokens of prompt and answer that are processed. constraint: restricts the answer's text, if given.
     score: called with the logits [n, V] of each step of the prompt, before a chunk without text; the answer
     then has no tokens.
     """
@@ -125,23 +125,23 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens of the prompt."""
+        """Number of tokens in the prompt."""
         return len(self.prompt)
 
     @property
     def prefill(self) -> bool:
-        """True if the graph for prompts computes the prompt, where there is one."""
+        """True if the prompt is long enough for the prefill graph, in bundles that have one."""
         return len(self.prompt) >= PREFILL_FROM
 
     @property
     def goes_on(self) -> bool:
-        """True if the token chosen last is to be processed."""
+        """True if generation continues after the last chosen token."""
         return self._reason is None
 
     def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool = False) -> None:
-        """Take a context, and cut the prompt into steps.
+        """Get a context, and split the prompt into steps.
 
-        whole: take the memory of a full context at once, rather than as it fills.
+        whole: reserve the memory of a full context now, rather than as it fills.
         """
         started, self.seen = time.perf_counter(), list(self.prompt)
         self.lookups.__enter__()
@@ -158,16 +158,16 @@ class Request:
         self.begun = True
 
     def _forced_tokens(self, most: int) -> list[int]:
-        """Return the next tokens up to the first choice, `most` at most."""
+        """Return up to `most` next tokens that the grammar leaves no choice about."""
         if self.constraint is not None and not self._asked:
             self._forced.extend(self.constraint.forced(LOOKAHEAD))
             self._asked = True
         return list(islice(self._forced, most))
 
     def drafted(self, most: int, forced: int) -> Step:
-        """Return the step of the token chosen last with drafts of the tokens after it.
+        """Return the next decode step: the last chosen token and drafts of the tokens after it.
 
-        most: tokens of the step. forced: most tokens without a choice, which are drafts that are right.
+        most: tokens of the step. forced: most tokens that a grammar forces; they are drafts that are always right.
         """
         if self.guesses is NO_GUESSES and self.constraint is None:
             return self.last
@@ -181,10 +181,10 @@ class Request:
         return Step(tokens, self.lookups.after(self.seen, drafts), len(tokens))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
-        """Choose tokens while they are as drafted, and the next one; yield after each, True for a draft.
+        """Choose tokens until one differs from its draft; yield after each: True if it was a draft.
 
         logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same
-        sampler, random numbers and tokens before it. The context then has all tokens but the last.
+        sampler, random numbers and earlier tokens. The context then has all tokens except the last.
         """
         for place, line in enumerate(logits):
             self.choose(line)
@@ -198,7 +198,7 @@ class Request:
             return
 
     def choose(self, logits: F32) -> None:
-        """Choose the next token by logits [V]."""
+        """Choose the next token from logits [V]."""
         # The sampler may change the logits, but log probabilities are the model's own.
         scores = logits if self.params.logprobs is None else logits.copy()
         constraint = self.constraint
@@ -225,7 +225,7 @@ class Request:
             self.last = Step(ids, ids if self.lookups.plain else self.lookups.after(self.seen), 1)
 
     def hand_out(self) -> Chunk | None:
-        """Return a chunk if the token chosen last makes text certain, or is the last of all."""
+        """Return a chunk if there is final text, or if the answer ends; None otherwise."""
         now = time.perf_counter()
         self._first = self._first or now
         self.new_tokens, self.decode_seconds = self.new_tokens + 1, now - self._first
@@ -242,12 +242,12 @@ class Request:
         return Chunk(text, ids, logprobs, self._reason, stop=self._stream.stop_text)
 
     def failed(self, error: StemEdgeError) -> Chunk:
-        """Return the last chunk of an answer that an error ends; text held back is lost."""
+        """Return the last chunk of an answer that failed. Text that was held back is lost."""
         logprobs = None if self.params.logprobs is None else self._logprobs[: len(self._token_ids)]
         return Chunk("", self._token_ids, logprobs, "error", error)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Give everything back; takes no lock, and may be called again.
+        """Release the context and other resources. Takes no lock, and may be called again.
 
         The context is cached for later prompts unless there was an error.
         """
@@ -261,9 +261,9 @@ class Request:
 
 
 def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:
-    """Compute a token and its drafts; the token alone if that fails.
+    """Compute a step of a token and its drafts; if that fails, compute the token alone.
 
-    Otherwise the row of a draft that the answer does not have could end it.
+    Otherwise an unreadable row of a wrong draft could end the answer.
     """
     compute = partial(engine.step, [context], apart=True)
     try:
@@ -276,7 +276,7 @@ def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:
 
 
 def together(requests: Sequence[Request]) -> Step | None:
-    """Return the step of the tokens that requests chose last, without last tokens; None if it is empty."""
+    """Return one step with the latest token of each unfinished request; None if all have finished."""
     steps = [request.last for request in requests if request.goes_on]
     if not steps:
         return None

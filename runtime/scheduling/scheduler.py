@@ -1,4 +1,4 @@
-"""The scheduler: which sequence computes what next."""
+"""The scheduler: decides which sequence computes next."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Scheduler(Loop):
     """Decodes up to `size` sequences together. One thread steps; any thread may submit and cancel.
 
     Requests begin in the order of submission, one prompt at a time, once there is a place and
-    memory: keys and values of all sequences stay within the limit of `prefixes`. If nothing runs, any request may begin.
+    memory: the KV caches of all sequences stay within the limit of `prefixes`. If nothing runs, any request may begin.
 
-    A sequence that runs alone stays in its context and drafts, so a unit of work may give several
-    tokens. When another one begins, it joins the batch and stops drafting.
+    A sequence that runs alone stays in its own context and drafts, so a step may yield several
+    tokens. When a second sequence begins, both decode in a batch without drafting.
 
     length: most tokens of a sequence. nbytes_of: number of tokens -> bytes of keys and values. record:
-    counts tokens and times. steady: a sequence is in the batch even if it is the only one, so that
-    tokens do not depend on how many there are. Raises OutOfMemoryError.
+    counts tokens and times. steady: a single sequence also decodes in the batch, so that tokens
+    do not depend on the number of sequences. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Scheduler(Loop):
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
 
     def submit(self, request: Request) -> None:
-        """Put a request at the end of the queue; any thread may. Raises InputError after `close`.
+        """Append a request to the queue. Any thread may call it. Raises InputError after `close`.
 
-        It wakes no thread that waits for work.
+        It does not wake a thread that waits for work.
         """
         self._waiting.append(request)
         if self._closed:  # after that, because `close` may run at the same time
@@ -75,9 +75,9 @@ class Scheduler(Loop):
             raise InputError("this scheduler is closed; make another")
 
     def cancel(self, request: Request) -> None:
-        """End a request: only a step under way may give it more chunks. Any thread may call it.
+        """End a request. Any thread may call it. A running step may still yield chunks of it.
 
-        The next step drops it from the queue, its prompt or its answer.
+        The next step removes it from the queue or from the running sequences.
         """
         request.cancelled = True
 
@@ -87,25 +87,25 @@ class Scheduler(Loop):
 
     @property
     def busy(self) -> bool:
-        """True if a step has anything to do; any thread may ask."""
+        """True if a step has work to do. Any thread may ask."""
         return bool(self._waiting or self._running or self._prompt is not None)
 
     @property
     def _idle(self) -> bool:
-        """True if nothing known here has a context; others may, for ever."""
+        """True if this scheduler has no running request. Calls outside of it may run."""
         return not self._running and self._prompt is None
 
     @property
     def free(self) -> int:
-        """Number of places that no request has or waits for."""
+        """Number of places that are neither used nor promised to queued requests."""
         taken = len(self._running) + len(self._waiting) + (self._prompt is not None)
         return self.size - taken
 
     def step(self) -> list[tuple[Request, Chunk]]:
-        """Do one unit of work; return the chunks that it gave, with their requests.
+        """Run one step: a prompt chunk or a decode step. Return the new chunks with their requests.
 
-        An error of a request is its last chunk. Raises InputError once the model is closed, and errors
-        that are no StemEdgeError; call `close` then.
+        If a request fails, its error is in its last chunk. Raises InputError once the model is closed, and
+        exceptions other than StemEdgeError; call `close` then.
         """
         self._chunks = []
         self._drop_cancelled()
@@ -125,7 +125,7 @@ class Scheduler(Loop):
         return self._chunks
 
     def close(self) -> None:
-        """End all requests and give everything back; takes no lock, and may be called again."""
+        """End all requests and release everything. Takes no lock, and may be called again."""
         self._places = None
         for request in [*self._running, self._prompt]:
             if request is not None:
@@ -146,7 +146,7 @@ class Scheduler(Loop):
                     self._waiting.remove(request)
 
     def _admit(self) -> None:
-        """Begin the request at the front of the queue, if there is room for it."""
+        """Begin the request at the front of the queue if there is a place and memory for it."""
         while self._prompt is None and self._waiting and len(self._running) < self.size:
             request = self._waiting[0]
             if not self._fits(request):
@@ -162,15 +162,15 @@ class Scheduler(Loop):
                     self._expect(request.steps[0])
 
     def _nbytes(self, tokens: int) -> int:
-        """Return the bytes of keys and values of a sequence."""
+        """Return the bytes of keys and values of a sequence of `tokens` tokens."""
         return self._nbytes_of(min(in_steps(tokens), self._length))
 
     def _fits(self, request: Request) -> bool:
-        """Return True if there is memory for a request, or nothing that could give way to it."""
+        """True if memory suffices for a request, or if no request runs that could free any."""
         return self._idle or self._prefixes.fits(self._nbytes(request.length))
 
     def _began(self, request: Request) -> None:
-        """Let a sequence decode whose prompt has been computed."""
+        """Start decoding a sequence whose prompt has been computed."""
         if self._running or self._steady:
             self._join(request)
         else:
@@ -180,7 +180,7 @@ class Scheduler(Loop):
         self._prompt = None
 
     def _joined(self, lone: Request) -> bool:
-        """Let the sequence that runs alone join the batch; return False if memory is too short for that."""
+        """Move the lone sequence into the batch; return False if there is not enough memory."""
         with self._errors_of(lone):
             try:
                 self._join(lone)
@@ -190,7 +190,7 @@ class Scheduler(Loop):
         return True
 
     def _join(self, request: Request) -> None:
-        """Let a sequence decode with the others; it stops drafting."""
+        """Add a sequence to the batch. It stops drafting."""
         self._prefixes.make_room(request.context, request.context.room)
         if self._places is not None:
             context = request.context
@@ -200,7 +200,7 @@ class Scheduler(Loop):
         self._lone = None
 
     def _decode(self, step: Step) -> None:
-        """Process the last token of each running sequence, and choose the next ones."""
+        """Process the last token of each running sequence, and choose the next tokens."""
         running, started = list(self._running), time.perf_counter()
         following = None if self._prompt is None else self._prompt.steps[0]
         found = self._logits(step, following)
@@ -219,10 +219,10 @@ class Scheduler(Loop):
                     self._hand_out(request)
 
     def _logits(self, step: Step, following: Step | None) -> list[F32 | Exception]:
-        """Process a token of each running sequence; return the logits [V] or the error of each.
+        """Process one token of each running sequence; return the logits [V] or the error of each.
 
-        following: as for Engine.step. Rows of all are fetched together, each record once. If the step of all of
-        them fails, each is tried alone. Raises InputError once the model is closed.
+        following: see Engine.step. The rows of all sequences are read together, each record once. If the common step
+        fails, each sequence is tried alone. Raises InputError once the model is closed.
         """
         engine, contexts = self._engine, [request.context for request in self._running]
         if self._places is not None:
@@ -245,7 +245,7 @@ class Scheduler(Loop):
 
     @contextmanager
     def _errors_of(self, request: Request) -> Iterator[None]:
-        """Let an error end this request alone, unless the model is closed."""
+        """Let an error in this block end only this request, unless the model is closed."""
         try:
             try:
                 yield
@@ -258,7 +258,7 @@ class Scheduler(Loop):
                 self._chunks.append((request, _failed(request, error)))
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
-        """Take a request out, and give back what it holds."""
+        """Remove a request, and release its resources."""
         place = self._running.index(request) if request in self._running else None
         if request is self._lone:
             self._lone = None

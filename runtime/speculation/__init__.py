@@ -1,4 +1,4 @@
-"""Guessing the next tokens, so that one step computes several; no guess changes a token.
+"""Speculative decoding: guesses the next tokens, so that one step computes several.
 
-A guess is a token that may come next; a draft is a guess that a step computes, to verify it.
+A guess is a token that may come next. A draft is a guess that a step verifies. Guesses never change tokens.
 """

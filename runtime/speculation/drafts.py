@@ -1,4 +1,4 @@
-"""Drafts of a model for the next tokens of an answer, and how often they are right."""
+"""Drafts from a draft model for one answer, and how often they are right."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PLACES = MOST - 1
 
 
 class ModelDrafts:
-    """Drafts of a model for one answer, and how often they were right, by their place.
+    """Drafts from a draft model for one answer, with the fraction of right drafts at each place.
 
-    Each is expected to be right as often as the one before it; otherwise longer drafts would not be tried where
-    short ones are nearly always right.
+    A place without data is expected to be right as often as the place before it; otherwise long drafts would not be
+    tried where short ones are nearly always right.
 
-    draft: returns drafts of the tokens after a text, as many as asked for; raises what a step raises. seconds:
-    that a draft takes.
+    draft: function (token ids, number) -> that many drafts; its errors are those of a step. seconds:
+    time per draft.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ModelDrafts:
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Learn from a text that has grown since the last call, which gave these drafts for it."""
+        """Update the statistics. drafts: drafts for the shorter text of the last call."""
         if not drafts:
             self._hits = [FADING * count for count in self._hits]
             self._tries = [FADING * count for count in self._tries]
@@ -45,7 +45,7 @@ class ModelDrafts:
         self._known = len(seen)
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return how likely each of the next drafts is right if those before it are; fewer if it has fewer."""
+        """Return up to `count` probabilities: that each draft is right if all earlier ones are."""
         found, chance = list[float](), EXPECTED
         for hits, tries in zip(self._hits[:count], self._tries, strict=False):
             chance = (TRUST * chance + hits) / (TRUST + tries)

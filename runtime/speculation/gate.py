@@ -1,6 +1,6 @@
-"""The gate: how many guesses a step verifies, by what steps cost and what was right lately.
+"""The gate: chooses how many drafts a step verifies, from costs of steps and recent hits.
 
-It follows from the text and from recorded costs alone, not from a clock, so the same call always
+It depends only on the text and on recorded costs, not on a clock, so the same call always
 drafts the same tokens.
 """
 
@@ -17,7 +17,7 @@ TRUST = 4.0  # outcomes that the expectation before any of them counts as
 
 
 class DraftChoice(NamedTuple):
-    """Tokens to draft, and the tokens that the step is expected to give in the time of a plain one."""
+    """The number of drafts, and the expected tokens per time of a plain step."""
 
     drafts: int
     gain: float
@@ -27,10 +27,10 @@ PLAIN = DraftChoice(0, 1.0)
 
 
 class Gate:
-    """Chooses the tokens of a step.
+    """Chooses the number of drafts of a step.
 
-    times: of steps, by their tokens; a step of one takes 1. most: drafted tokens of a step. attention:
-    time of each token of a step for each token before it, beyond BEFORE.
+    times: tokens of a step -> its time; a one-token step takes 1. most: largest number of drafts. attention:
+    time of each token of a step for each earlier token beyond the first BEFORE.
     """
 
     def __init__(self, times: Mapping[int, float], most: int, attention: float = 0.0) -> None:
@@ -42,16 +42,16 @@ class Gate:
 
     @property
     def can_pay(self) -> bool:
-        """Whether drafts would pay if all were right."""
+        """True if drafting is faster when all drafts are right."""
         return self.choose([1.0] * self.most, self.most) != PLAIN
 
     def choose(
         self, chances: Sequence[float], room: int, each: float = 0.0, before: int = 0
     ) -> DraftChoice:
-        """Return how many tokens to draft, at most `room`.
+        """Return the best number of drafts, at most `room`.
 
-        chances: that each is right if all before it are. each: time to draft a token. before: tokens
-        that a step attends to.
+        chances: probability of each draft if all earlier ones are right. each: time to draft a token.
+        before: number of tokens that a step attends to.
         """
         deep = self._attention * max(0, before - BEFORE)
         best, expected, chance, counted = PLAIN, 1.0, 1.0, 0
@@ -70,19 +70,19 @@ class Gate:
 
 
 class Chances:
-    """How often drafted tokens of each class were right, the latest counting most."""
+    """Fraction of right drafts in each class; recent drafts count most."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         self._right = [TRUST * chance for chance in expected]
         self._all = [TRUST] * len(expected)
 
     def of(self, kind: int) -> float:
-        """Return the chance of a token of this class, or the last class."""
+        """Return the probability that a draft of class `kind`, or of the last class, is right."""
         kind = min(kind, len(self._all) - 1)
         return self._right[kind] / self._all[kind]
 
     def saw(self, kind: int, right: bool) -> None:
-        """Note whether a token of this class was right."""
+        """Record whether a draft of class `kind` was right."""
         kind = min(kind, len(self._all) - 1)
         self._right[kind] = MEMORY * self._right[kind] + right
         self._all[kind] = MEMORY * self._all[kind] + 1

@@ -1,4 +1,4 @@
-"""The guesses of one answer: from a function of the caller's, or of the source that pays most."""
+"""Sources of drafts for one answer: a function of the caller, or the best of several sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Drafts: TypeAlias = TextDrafts | ModelDrafts
 
 
 class CallerDrafts(Guesses):
-    """Drafts from a function of the caller's: all are computed, up to the first that is no token."""
+    """Drafts from a function of the caller. Stops before the first draft that is no token id."""
 
     def __init__(self, draft: Draft, vocab_size: int) -> None:
         self._draft, self._vocab_size = draft, vocab_size
@@ -28,9 +28,9 @@ class CallerDrafts(Guesses):
 
 
 class GatedGuesses(Guesses):
-    """As many guesses as are expected to pay, of the source that pays most.
+    """Drafts from the source with the highest expected gain, as many as are expected to pay.
 
-    drafts: of each source, that of the text first. seconds: of a step of one token.
+    drafts: the sources; the one from the text is first. seconds: time of a one-token step.
     """
 
     def __init__(self, gate: Gate, drafts: list[Drafts], seconds: float) -> None:
@@ -51,7 +51,7 @@ class GatedGuesses(Guesses):
         return self._made
 
     def _of(self, drafts: Drafts, seen: Sequence[int], count: int) -> list[int]:
-        """Return drafts. A source that fails drafts never again."""
+        """Return drafts of a source. A source that raises an error is not used again."""
         try:
             return drafts.draft(seen, count)
         except StemEdgeError:

@@ -1,4 +1,4 @@
-"""What a model that is being loaded speculates with, and what its steps cost if that is not known."""
+"""Sets up speculative decoding for a model, and measures the cost of steps if unknown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_speculation(
     costs: StepCosts | None,
     options: LoadOptions,
 ) -> Speculation | None:
-    """Return what drafts; None if steps of several tokens cannot be measured, are not exact or never pay."""
+    """Return a function that begins drafting for a context; None if drafts cannot be used."""
     if options.exact and not (costs is not None and costs.same_bits):
         return None
     if callable(options.speculate):
@@ -58,9 +58,9 @@ def open_speculation(
 
 
 def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
-    """Measure steps over the first tokens of the vocabulary, before anybody uses the engine.
+    """Measure step times with the first tokens of the vocabulary, before the engine is in use.
 
-    None if context, slots or planned memory hold no such step. Raises what a step raises.
+    None if context, slots or planned memory are too small for such a step. Raises what a step raises.
     """
     before = min(BEFORE, engine.chunk_tokens, plan.context_length - MOST)
     if before < 1 or engine.logit_tokens < MOST:
@@ -72,7 +72,7 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
 
 
 def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDrafts | None] | None:
-    """Return what begins the drafts of the model's own assistant, if one was loaded, once it has drafted."""
+    """Return a function that begins drafts of the model's assistant; None if there is none."""
     if plan.context_length < MOST:
         return None
     context, times, opened = engine.open_context(MOST), list[float](), engine.backend.open_drafter

@@ -1,7 +1,7 @@
-"""Guesses from the text so far: what followed where its last tokens stood before, and how sure that is.
+"""Drafts from the text so far: what followed the last time its latest tokens occurred.
 
-Each pair of neighbouring tokens leads to the place where it last stood, and each place to the one
-before with the same pair. Of the latest such places, the one with the longest common past wins.
+For each pair of neighbouring tokens, an index has the place where it last occurred, and for each place the
+previous one with the same pair. Of the latest such places, the one with the longest common past wins.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SHIFT = 32  # bits of a token id in a key
 
 
 class Match(NamedTuple):
-    """An earlier place: the `length` tokens before it are also the last of the text."""
+    """An earlier place in the text. The `length` tokens before it equal the text's last tokens."""
 
     place: int
     length: int
 
 
 class TextIndex:
-    """Token ids of a text that grows, and where its pairs of neighbours have stood."""
+    """The token ids of a growing text, and the places of each pair of neighbouring tokens."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -35,7 +35,7 @@ class TextIndex:
         self._followed = -1  # place of the latest match
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add tokens to the end of the text."""
+        """Append tokens to the text."""
         first = len(self.ids)
         self.ids += ids
         if self._followed >= 0:
@@ -51,7 +51,7 @@ class TextIndex:
             last[key] = place
 
     def find(self) -> Match | None:
-        """Return the longest match, the latest of equal ones; None if no pair stood before."""
+        """Return the longest match, the latest of equal length; None if the last pair is new."""
         end, best = len(self.ids) - 1, Match(-1, 1)
         # Where the text is a copy of an earlier part, keep to that part.
         places = [self._followed] if 0 <= self._followed < end else []
@@ -72,7 +72,7 @@ class TextIndex:
         return next((n for n in range(most) if ids[place - n] != ids[end - n]), most)
 
     def after(self, match: Match, count: int) -> list[int]:
-        """Return the `count` tokens after a match, which a repetition goes on with."""
+        """Return the `count` tokens that followed a match, repeated beyond the text's end."""
         found = self.ids[match.place + 1 : match.place + 1 + count]
         return (found * count)[:count]
 
@@ -83,9 +83,9 @@ EXPECTED = (0.25, 0.35, 0.45, 0.55, 0.7, 0.8, 0.9)
 
 
 class TextDrafts:
-    """Drafts for one answer; methods as ModelDrafts has them.
+    """Drafts from the text so far, for one answer. Same methods as ModelDrafts.
 
-    Each token is a lesson, whether anything was drafted or not.
+    It learns from every token, whether or not it was drafted.
     """
 
     seconds = 0.0  # that a draft takes, to speak of
@@ -95,9 +95,9 @@ class TextDrafts:
         self._match: Match | None = None
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Take note of all tokens so far: some of them were foretold by the last match.
+        """Add the new tokens of `seen`, and record which of them the last match predicted.
 
-        Without drafts from that match, it counts as a draft of one token.
+        Without drafts from that match, one token is counted as if it had been drafted.
         """
         known = len(self._index.ids)
         if self._match is not None:
@@ -110,14 +110,14 @@ class TextDrafts:
         self._match = self._index.find()
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return how likely each of the next guesses is right if those before it are."""
+        """Return `count` probabilities: that each draft is right if all earlier ones are."""
         if self._match is None:
             return []
         length = self._match.length
         return [self._chances.of(_kind(length + further)) for further in range(count)]
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return guesses at the next tokens."""
+        """Return `count` drafts."""
         return self._index.after(self._match, count) if self._match is not None else []
 
 

@@ -1,1 +1,1 @@
-"""Text to token ids and back, and chat prompts."""
+"""Tokenizing, detokenizing and chat prompts."""

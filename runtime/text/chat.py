@@ -1,4 +1,4 @@
-"""Conversations as prompts: the chat template of a bundle, and messages that cannot forge turns."""
+"""Chat prompts from a bundle's chat template. Messages cannot forge turns of the conversation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class Chat:
-    """Chat template of a bundle, read when first needed; close it after use."""
+    """The chat template of a bundle, read on first use. Call `close` after use."""
 
     def __init__(self, path: Path, codec: TextCodec) -> None:
         self._path, self._codec = path, codec
@@ -42,7 +42,7 @@ class Chat:
 
     @property
     def tool_family(self) -> Family | None:
-        """How the template writes calls of tools; None without a template, or a family known here.
+        """The template's format of tool calls; None without a template or with an unknown format.
 
         Raises BundleError.
         """
@@ -54,7 +54,7 @@ class Chat:
 
     @cached_property
     def thoughts(self) -> Thoughts | None:
-        """How the template marks thoughts; None without one, or marks known here. Raises BundleError."""
+        """The template's markers of thoughts; None if it has no known ones. Raises BundleError."""
         if not self.has_template:
             return None
         return thoughts_of(read_template(self._path)[0], self._codec.special_tokens)
@@ -68,10 +68,10 @@ class Chat:
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> ChatPrompt:
-        """Text of a conversation. Raises what ChatTemplate raises.
+        """Render a conversation as text. Raises what ChatTemplate raises.
 
-        Raises InputError for a text in messages, tools or arguments that names a special token,
-        because it could end its turn and begin another's, unless special_tokens_in_text.
+        Raises InputError if a text in messages, tools or arguments names a special token, because it
+        could end its turn and begin a forged one, unless special_tokens_in_text is set.
         """
         given, offered = checked_messages(messages), checked_tools(tools)
         arguments = checked_template_arguments(template_arguments)
@@ -97,6 +97,6 @@ class Chat:
                 )
 
     def close(self) -> None:
-        """End the process of the template; closing twice is fine."""
+        """Stop the template's process; closing twice is fine."""
         if self._template is not None:
             self._template.close()

@@ -28,25 +28,25 @@ LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a who
 
 
 class ChatPrompt(str):
-    """Text that a chat template made: special tokens that it names are these tokens, and none are added."""
+    """A text that a chat template made. Names of special tokens in it become these tokens."""
 
     __slots__ = ()
 
 
 class TextRoom(NamedTuple):
-    """Memory for a text on its way to ids."""
+    """Limits on the memory for tokenizing a text, in bytes."""
 
     planned: int
     limit: int  # on this process, for texts that need more
 
 
 class TextCodec:
-    """Tokenizer of a bundle. Raises BundleError when its file is damaged.
+    """The tokenizer of a bundle. Raises BundleError when its file is damaged.
 
     vocab_size: vocabulary of the model; all ids in the file must be below it.
-    limit: on the memory of this process while it loads. Raises MemoryPlanError.
-    kept: file of this very tokenizer.json on this machine (kept.py). A child writes it if it is not there, so that
-        all loads take as much memory.
+    limit: most memory of this process while it loads. Raises MemoryPlanError.
+    kept: path of the cached form of this tokenizer.json (kept.py). If it is missing, a child process writes it, so
+        that all loads take the same memory.
     """
 
     room: TextRoom | None = None  # None: as much as there is
@@ -79,11 +79,11 @@ class TextCodec:
 
     @property
     def nbytes_to_come(self) -> int:
-        """Memory that a later text may take for the tokenizer."""
+        """Bytes of memory that the tokenizer may still take when a later text needs more of it."""
         return self._checked.memory.kept if self._kept is not None else 0
 
     def read_whole(self, limit: int) -> None:
-        """Read what is still to be read. Raises MemoryPlanError."""
+        """Read the parts of the tokenizer that are not in memory. Raises MemoryPlanError."""
         if self._kept is not None:
             self._checked.memory.check(self._path, limit)
             self._tokenizer, self._kept = self._kept.whole(), None
@@ -91,11 +91,11 @@ class TextCodec:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Names of tokens that are not text, such as those around a turn of a conversation."""
+        """Names of tokens that are not text, such as the markers of a conversation's turns."""
         return self._checked.special_tokens
 
     def special_in(self, text: str) -> str | None:
-        """First special token that a text names, if any."""
+        """Return the first special token whose name is in a text; None if there is none."""
         tokens = () if self._special_starts.isdisjoint(text) else self.special_tokens
         return next((token for token in tokens if token in text), None)
 
@@ -104,7 +104,7 @@ class TextCodec:
         return {token[:1] for token in self.special_tokens}  # few, while tokens can be thousands
 
     def special_ids(self, others: Collection[str]) -> set[int]:
-        """Token ids of special tokens that have other names than these."""
+        """Return the ids of all special tokens except those named in `others`."""
         names = (name for name in self.special_tokens if name not in others)
         tokenizer = self._for_ids(())
         return {id_ for id_ in map(tokenizer.token_to_id, names) if id_ is not None}
@@ -112,9 +112,9 @@ class TextCodec:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, special_tokens_in_text: bool = True
     ) -> list[int]:
-        """Token ids of a text, with the special tokens that the model expects around it.
+        """Return the token ids of a text, with the special tokens that the model expects around it.
 
-        special_tokens_in_text: read the names of special tokens in the text as these tokens.
+        special_tokens_in_text: convert names of special tokens in the text to these tokens.
         Raises InputError for a text that the tokenizer cannot encode.
         """
         if isinstance(text, ChatPrompt):
@@ -134,7 +134,7 @@ class TextCodec:
         return ids
 
     def _check_room(self, nbytes: int) -> None:
-        """Raise InputError for a text that might take memory that is not left."""
+        """Raise InputError if tokenizing a text of `nbytes` might exceed the free memory."""
         taken = nbytes * max(TEXT_NBYTES, GROWN_NBYTES * self._checked.growth)
         if self.room is None or taken <= self.room.planned:
             return
@@ -147,9 +147,9 @@ class TextCodec:
             )
 
     def encode_prompt(self, text: str, context_length: int, max_context: int) -> list[int]:
-        """Token ids of a text to continue; names of special tokens in it are ordinary text.
+        """Return the token ids of a prompt. Names of special tokens in it are ordinary text.
 
-        Raises InputError for a text that cannot fit, before spending time on tokenizing it.
+        Raises InputError for a text that cannot fit the context, before spending time on tokenizing it.
         """
         # Refused, because an empty text would be the begin token alone: surely a mistake.
         if not text:
@@ -166,29 +166,29 @@ class TextCodec:
         return self.encode(text, special_tokens_in_text=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD."""
         ids = list(token_ids)
         with self._native("these token ids"):
             text: str = self._for_ids(ids).decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def is_silent(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
-        """True if a token leaves nothing in any text: it is special and left out, or an id without a token."""
+        """True if a token never adds text: a skipped special token, or an id without a token."""
         with self._lock:
             name = self._for_ids((token_id,)).id_to_token(token_id)
             return name is None or (skip_special_tokens and self._added.get(token_id, False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token: perhaps only part of a character; of special tokens, their names.
+        """Return the bytes of a token, perhaps part of a character; of a special token, its name.
 
-        Ids that the tokenizer lacks have no bytes; models use such ids to fill their vocabulary up.
+        Ids that the tokenizer lacks have no bytes; models use such ids to fill up their vocabulary.
         """
         with self._lock:
             text = self._for_ids((token_id,)).id_to_token(token_id)
         return self._bytes_of(token_id, text)
 
     def every_token(self, vocab_size: int) -> list[bytes]:
-        """Bytes of each token, by its id."""
+        """Return the bytes of every token; the index is the token id."""
         with self._lock:
             whole = self._tokenizer if self._kept is None else self._kept.whole()
             texts = [whole.id_to_token(token_id) for token_id in range(vocab_size)]
@@ -207,13 +207,13 @@ class TextCodec:
 
     @cached_property
     def _added(self) -> Mapping[int, bool]:
-        """Whether each added token is special, by id; read once, because the library makes an object for each token."""
+        """Map of added token id to whether it is special. Cached, because reading is slow."""
         tokens = self._for_ids(()).get_added_tokens_decoder()
         return {token_id: token.special for token_id, token in tokens.items()}
 
     @contextmanager
     def _native(self, what: str) -> Iterator[None]:
-        """Call the library, which a panic leaves usable. Raises InputError, which names `what` it was for."""
+        """Convert errors and panics of the library in this block to InputError about `what`."""
         try:
             with self._lock:
                 yield
@@ -227,7 +227,7 @@ class TextCodec:
 
     @property
     def count(self) -> int:
-        """Count of token ids, special ones included."""
+        """Number of token ids, including special tokens."""
         return self._checked.count
 
     def _for_ids(self, ids: Sequence[int]) -> Tokenizer:
@@ -235,13 +235,13 @@ class TextCodec:
 
 
 def same_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """Count of characters or ids that two sequences have in common at the beginning."""
+    """Return the length of the common beginning of two sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def shorten(context_length: int, max_context: int) -> str:
-    """Advice for a prompt that is longer than the context."""
+    """Return advice for an error about a prompt that is longer than the context."""
     if context_length == max_context:
         return "shorten it: this model takes no longer context"
     return f"shorten it or load with a larger context_length (up to {max_context})"

@@ -1,7 +1,7 @@
-"""Keeping of a checked tokenizer for later loads (kept.py).
+"""Writes the cached form of a checked tokenizer, for later loads (kept.py).
 
-As a program, it checks and keeps one: PATH VOCAB_SIZE KEPT LIMIT. What is wrong, the process that waits for it
-finds out itself.
+Run as a program, with arguments PATH VOCAB_SIZE KEPT LIMIT. It reports no errors: the parent process finds
+the same faults itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", *AFFIXES)
 def read_checked(
     path: Path, vocab_size: int | None, limit: int | None
 ) -> tuple[CheckedTokenizer, Tokenizer]:
-    """Check a tokenizer.json, and read it. Raises BundleError, MemoryPlanError."""
+    """Check and read a tokenizer.json. Raises BundleError, MemoryPlanError."""
     checked = check_tokenizer(path, vocab_size)
     return_freed_memory()  # what checking took, since loading may take as much
     if limit is not None:
@@ -53,9 +53,9 @@ def read_checked(
 def keep(
     path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer, limit: int | None = None
 ) -> None:
-    """Write a file for `open_kept`, if it is of this kind and the folder can be written.
+    """Write a BPE tokenizer's cached form for `open_kept`, if the folder is writable.
 
-    tokenizer: what the library made of it. limit: on the memory of this process.
+    tokenizer: the library's object for the file. limit: most memory of this process.
     """
     # Taking it apart takes as much memory as the library keeps of it (37 MB of 42 with 128,256 tokens), and long.
     if limit is not None and own_memory() + checked.memory.kept > limit:
@@ -76,7 +76,7 @@ def keep(
 
 
 def main() -> None:
-    """Keep a tokenizer, unless an error says why not."""
+    """Write the cached form of the tokenizer that the arguments name."""
     path, vocab_size, kept, left = sys.argv[1:]
     limit = int(left) if left else None
     checked, tokenizer = read_checked(Path(path), int(vocab_size) if vocab_size else None, limit)
@@ -84,12 +84,12 @@ def main() -> None:
 
 
 def _merges(model: dict[str, Any]) -> Iterator[Sequence[str]]:
-    """Yield pairs of tokens, one at a time, because all of them take 100 MB."""
+    """Yield the pairs of tokens that merge, one at a time, because all pairs take 100 MB."""
     return (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
 
 
 def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dict[str, Any]] | None:
-    """Return what is kept of a tokenizer; None where parts of it may do otherwise than all of it."""
+    """Return a tokenizer's cached form; None if a part of it could tokenize differently."""
     file = msgspec.json.decode(checked.json)
     model = file["model"]
     ids: dict[str, int] = model.get("vocab", {})

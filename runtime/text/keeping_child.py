@@ -1,4 +1,4 @@
-"""Keeping of a checked tokenizer by a process of its own."""
+"""Runs a child process that writes the cached form of a checked tokenizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SECONDS = 600  # for the process that checks one
 
 
 def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
-    """Check and keep a tokenizer in a process of its own, because 10 to 20 MB of that would stay with this one.
+    """Write a tokenizer's cached form in a child process: here, 10 to 20 MB would stay allocated.
 
-    limit: on the memory of both processes.
+    limit: most memory of both processes.
     """
     if writable(kept.parent):
         left = "" if limit is None else str(max(0, limit - own_memory()))
@@ -25,7 +25,7 @@ def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | N
 
 
 def writable(folder: Path) -> bool:
-    """Return whether files can be written to a folder, which is made if it is not there."""
+    """True if files can be written to a folder. Makes the folder if it is missing."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return folder.is_dir() and os.access(folder, os.W_OK)

@@ -1,8 +1,8 @@
-"""A tokenizer of the kind BPE, kept on this machine as it was checked, of which the library gets parts.
+"""The cached form of a checked BPE tokenizer, from which the library gets only the parts it needs.
 
-For 262,144 tokens with half a million merges the library takes a second and 70 MB, but a text is made of
-few of them. Given all tokens that occur in the words of a text, and all merges between them, the
-library makes the same ids of that text; given the tokens of some ids, it makes the same text of them.
+The library takes a second and 70 MB for 262,144 tokens with half a million merges, but a text consists of
+few of them. The library makes the same ids of a text if it gets all tokens that occur in the text's
+words, and all merges between them. It makes the same text of ids if it gets only their tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_WRITTEN = 1 << 8  # tokens, because each new one takes as long as all befor
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a file has beside arrays."""
+    """The part of a cached tokenizer file that is not arrays."""
 
     checked: CheckedTokenizer  # its JSON has the added tokens alone, and no merges
     settings: dict[str, Any]  # of the library's BPE
@@ -46,18 +46,18 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Words that the library splits a text into; apart from what holds the library, or both stay for ever."""
+    """Records the words into which the library splits a text. Separate to avoid a cycle."""
 
     def __init__(self) -> None:
         self.words = list[str]()
 
     def pre_tokenize(self, text: Any) -> None:
-        """Take note of the words of a text."""
+        """Record the words of a text."""
         self.words += [word for word, *_ in text.get_splits()]
 
 
 class KeptTokenizer:
-    """The library's tokenizer, as far as texts and ids need it. Not for several threads at once."""
+    """A tokenizer that loads only the tokens a text or ids need. Not thread-safe."""
 
     def __init__(self, header: Header, arrays: dict[str, npt.NDArray[Any]]) -> None:
         self._header, self._arrays = header, arrays
@@ -74,7 +74,7 @@ class KeptTokenizer:
         self._read({}, {})
 
     def for_ids(self, ids: Collection[int]) -> Tokenizer:
-        """Return a tokenizer that writes the text of these ids."""
+        """Return a tokenizer that can decode these ids."""
         if self._whole is not None:
             return self._whole
         if set(ids) - self._written.keys():
@@ -85,7 +85,7 @@ class KeptTokenizer:
         return self._writer
 
     def for_text(self, text: str, special_tokens_in_text: bool) -> Tokenizer:
-        """Return a tokenizer that makes ids of this text."""
+        """Return a tokenizer that can encode this text."""
         if self._whole is not None or len(text) > MOST_CHARS:
             return self.whole()
         self._listener.words.clear()
@@ -123,7 +123,7 @@ class KeptTokenizer:
         self._reader.model = models.BPE(tokens, ordered, **self._header.settings)
 
     def _token(self, id_: int) -> str:
-        """Return a token; empty for ids that have none."""
+        """Return the token of an id; "" if it has none."""
         ends = self._arrays["ends"]
         if not 0 <= id_ < len(ends):
             return ""
@@ -131,7 +131,7 @@ class KeptTokenizer:
         return bytes(self._arrays["text"][start : int(ends[id_])]).decode()
 
     def _tokens_in(self, words: Iterable[str]) -> dict[str, int]:
-        """Return all tokens that are a part of a word."""
+        """Return all tokens that are substrings of a word, with their ids."""
         longest = self._header.longest
         parts = list(
             {
@@ -148,7 +148,7 @@ class KeptTokenizer:
         return {part: id_ for part, id_ in found if self._token(id_) == part}
 
     def _merges_to(self, tokens: dict[str, int]) -> dict[int, tuple[str, str]]:
-        """Return the merges of two of these tokens, by rank."""
+        """Return the merges that result in these tokens, by rank."""
         splits = ((token[:at], token[at:]) for token in tokens for at in range(1, len(token)))
         pairs = [(a, b) for a, b in splits if a in tokens and b in tokens]
         keys = np.fromiter(
@@ -160,7 +160,7 @@ class KeptTokenizer:
 
 
 def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
-    """Return the place in a cache folder of a tokenizer.json as it lies there now, for a model of this size.
+    """Return the path of a tokenizer.json's cached form. It changes when the file or the size does.
 
     Raises OSError.
     """
@@ -168,27 +168,27 @@ def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
     # st_ctime, because a copy may keep size and time of change (cp -p, rsync -t).
     times = found.st_mtime_ns, found.st_ctime_ns
     facts = str(tokenizer.resolve()), found.st_size, *times, vocab_size
-    return root / TOKENIZERS / f"{readers()}-{digest(*facts)}"
+    return root / TOKENIZERS / f"{versions_digest()}-{digest(*facts)}"
 
 
-def readers() -> str:
-    """Return a digest of what checks and reads tokenizers here, by which the names of files begin."""
+def versions_digest() -> str:
+    """Return a digest of the software versions, which is the prefix of cache file names."""
     return digest(FORMAT, __version__, version_of("tokenizers"))
 
 
 def key_of(token: str) -> int:
-    """Return a number that no other token of a kept tokenizer has."""
+    """Return a 64-bit key of a token, which is unique within a cached tokenizer."""
     data = token.encode()
     return zlib.crc32(data) << 32 | zlib.adler32(data)
 
 
 def pair_key(first: int, second: int) -> int:
-    """Return the number of a merge of two ids."""
+    """Return a 64-bit key of a pair of token ids that merge."""
     return first << 32 | second
 
 
 def _find(wanted: Keys, among: Keys) -> I64:
-    """Return the place of each number in a sorted array, or -1."""
+    """Return the index of each key in a sorted array; -1 if it is absent."""
     if not len(among):
         return np.full(len(wanted), -1, np.int64)
     places = np.searchsorted(among, wanted).clip(max=len(among) - 1)
@@ -196,7 +196,7 @@ def _find(wanted: Keys, among: Keys) -> I64:
 
 
 def open_kept(path: Path) -> KeptTokenizer | None:
-    """Open what was kept; None if it is missing or damaged."""
+    """Open a cached tokenizer file; None if it is missing or damaged."""
     try:
         descriptor = disk.open_file(path)
         try:

@@ -1,4 +1,4 @@
-"""Text of tokens as they come, given out once it is certain: a character or a stop text can be split over tokens."""
+"""Streaming detokenizer: returns text once later tokens can no longer change it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CHARACTER = 4  # most tokens of one character: each has a byte of it at least
 
 
 class TokenStream:
-    """Token ids in, text out: `push` returns text that is certain, `finish` the rest.
+    """Converts tokens to text one at a time: `push` returns final text, `finish` the rest.
 
     It holds back unfinished characters and any ending that may become a stop text. Once a stop text
-    is complete, `stopped` is True, and neither that text nor anything after it is returned. Of stop
-    texts that are complete at the same character, the longest counts.
+    is complete, `stopped` is True, and neither that text nor anything after it is returned. If several
+    stop texts end at the same character, the longest counts.
 
-    silent: ids that are left out of the text, as are the names of special tokens by default.
+    silent: ids that are left out of the text; special tokens are left out by default.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TokenStream:
         self.stop_text: str | None = None  # which ended it
 
     def push(self, token_id: int) -> str:
-        """Take one token; return new text, often empty."""
+        """Add one token; return new final text, often empty."""
         if token_id in self._silent:
             return ""
         text = self._decode([*self._before, *self._waiting, token_id])
@@ -64,7 +64,7 @@ class TokenStream:
         return self._release(new) if self._stop else new
 
     def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
+        """Return the remaining text, after the last token."""
         rest = self._decode([*self._before, *self._waiting])[self._given :]
         text = self._release(rest)
         if self.stopped:
@@ -73,7 +73,7 @@ class TokenStream:
         return text
 
     def _release(self, text: str) -> str:
-        """Return the part of the held text and `text` that is certain; hold the rest."""
+        """Append `text`; return the part that is final, and hold back the rest."""
         if self.stopped:
             return ""
         text = self._held + text
@@ -90,7 +90,7 @@ class TokenStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest ending of `text` that begins `stop`."""
+    """Return the length of the longest end of `text` with which `stop` begins."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
             return length

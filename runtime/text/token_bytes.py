@@ -1,4 +1,4 @@
-"""Bytes that a token's name in a vocabulary stands for."""
+"""Converts a token's name in a vocabulary to bytes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
 
 
 def _bytes_of_chars() -> dict[str, int]:
-    """Map the characters that stand for bytes in byte-level tokens, as GPT-2 chose them.
+    """Return GPT-2's map of characters to the bytes for which they stand in byte-level tokens.
 
-    Printable ones stand for themselves, the others for what follows U+00FF, in their order.
+    Printable characters stand for themselves, those from U+0100 on for the other bytes, in order.
     """
     printing = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
     others = (byte for byte in range(0x100) if byte not in printing)
@@ -23,7 +23,7 @@ BYTES_OF_CHARS = _bytes_of_chars()
 
 
 def bytes_of(name: str, *, byte_level: bool) -> bytes:
-    """Return the bytes of a token that is no added one; perhaps only part of a character."""
+    """Return the bytes of a token that is not an added one; perhaps only part of a character."""
     if byte_level and BYTES_OF_CHARS.keys() >= set(name):
         return bytes(BYTES_OF_CHARS[char] for char in name)
     if (byte := _BYTE.fullmatch(name)) is not None:

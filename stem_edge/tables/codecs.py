@@ -1,8 +1,8 @@
-"""Codecs of rows: how values lie on flash, and in which form slots and graphs take them.
+"""Codecs: how the values of rows are encoded on flash, and which encodings slots can hold.
 
-A record of a codec that is not a form itself is widened when it is read, without rounding. So only
-this file knows such a codec, and export/job/table_plan.py, which offers it; one whose codes are no whole part of a
-byte also changes pack_codes in numerics/quantize.py.
+Slots and graphs read only the types in Form. Records of other types are converted to a wider type when they are
+read, without rounding. So only this file and export/job/table_plan.py, which offers them, name other types; a type
+whose codes are not a whole part of a byte also needs a change of pack_codes in numerics/quantize.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FP16_MAX = float(np.finfo(np.float16).max)
 
 
 class Codec(NamedTuple):
-    """How the values of rows lie in records."""
+    """How the values of rows are encoded in records."""
 
     bits: int  # of a value, not counting its share of the scale
     forms: tuple[Form, ...]  # to which it widens, the narrowest first
@@ -63,7 +63,7 @@ CODECS: dict[RowType, Codec] = {
 
 
 def form_of(*types: RowType) -> Form:
-    """Return the narrowest form to which all of these widen. Raises ValueError if there is none."""
+    """Return the narrowest type to which all these types convert exactly. Raises ValueError."""
     for form in CODECS[types[0]].forms:
         if all(form in CODECS[one].forms for one in types):
             return form

@@ -1,6 +1,6 @@
-"""Made records, composed from records of the table store when they are needed.
+"""Records of edits, composed from records of the table store each time they are read.
 
-They have the same packing, so that cache, slots and graphs see no difference.
+They are packed in the same way, so cache, slots and graphs see no difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stem_edge.tables.rows import RecordLayout, RowLookup
 def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
     """Compose the packed record [record_nbytes] of a lookup from the records of its tokens.
 
-    A single token's row is copied as it is. A mean is taken in float32 and packed, which rounds it
+    The row of a single token is copied as it is. A mean is computed in float32 and packed, which rounds it
     like any row of this type.
     """
     record = np.empty(layout.record_nbytes, np.uint8)
@@ -36,7 +36,7 @@ def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) 
 
 
 def mean(rows: Sequence[F32]) -> F32:
-    """Mean of rows [d_ff], summed in float32 and in their order."""
+    """Return the mean of rows [d_ff], summed in float32 in the given order."""
     total = rows[0].copy()
     for row in rows[1:]:
         total += row
@@ -44,13 +44,13 @@ def mean(rows: Sequence[F32]) -> F32:
 
 
 def pack_row(layout: RecordLayout, values: F32) -> bytes:
-    """Pack a float32 row [row_width] as it lies in a record. Raises ValueError as `pack` does."""
+    """Pack a float32 row [row_width] as in a record. Raises ValueError as `pack` does."""
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
     return pack_records(single, [values[None]], least_error_scales).tobytes()
 
 
 def is_row(layout: RecordLayout, row: bytes) -> bool:
-    """Return whether these bytes are a packed row of finite values."""
+    """True if these bytes are a packed row of finite values."""
     if len(row) != layout.row_nbytes:
         return False
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
@@ -60,7 +60,7 @@ def is_row(layout: RecordLayout, row: bytes) -> bool:
 
 
 def token_of(lookup: RowLookup) -> int | None:
-    """Return the token whose own record this lookup is; None if it is a made record."""
+    """Return the token whose record this lookup reads unchanged; None if it must be composed."""
     first = lookup[0]
     if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
         return first[0]
@@ -68,5 +68,5 @@ def token_of(lookup: RowLookup) -> int | None:
 
 
 def tokens_of(lookup: RowLookup) -> list[int]:
-    """Return the tokens whose records are needed to compose a lookup, ascending."""
+    """Return the tokens whose records a lookup is composed from, ascending."""
     return sorted({token for row in lookup if isinstance(row, tuple) for token in row})

@@ -1,4 +1,4 @@
-"""Layouts of records, and packing of rows into them."""
+"""Packs rows into records, and chooses the layout of records."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Scaling: TypeAlias = Callable[[F32, int], F32]
 
 
 def range_scales(blocks: F32, bits: int) -> F32:
-    """Return scales by which the value of greatest magnitude keeps its own, exactly."""
+    """Return a scale per block with which its value of greatest magnitude is stored exactly."""
     return np.asarray(extremes(blocks) / -np.float32(1 << (bits - 1)), np.float32)
 
 
 def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = range_scales) -> U8:
-    """Pack one float32 [n, row_width] for each STEM layer into records [n, record_nbytes].
+    """Pack rows, float32 [n, row_width] for each STEM layer, into records [n, record_nbytes].
 
     scaling: finds the scales of quantized blocks; that of stem_edge.numerics.block_search loses
-    less, and takes several times as long. Raises ValueError for other shapes, and for values that fp16 cannot hold.
+    less, and takes several times as long. Raises ValueError for other shapes, and for values above fp16's range.
     """
     shape = (len(rows[0]), layout.row_width)
     if len(rows) != len(layout.layers) or {row.shape for row in rows} != {shape}:
@@ -46,7 +46,7 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
 
 
 def keep_records(layout: RecordLayout, rows: Sequence[tuple[U8, F32]]) -> U8:
-    """Put codes [n, row_width] and scales [n, 1] of each STEM layer into records [n, record_nbytes]."""
+    """Pack codes [n, row_width] and scales [n, 1] of each layer into records [n, record_nbytes]."""
     records = np.empty((len(rows[0][0]), layout.record_nbytes), np.uint8)
     for index, (codes, scales) in enumerate(rows):
         layout.row_codes(records, index)[:] = pack_codes(codes, layout.bits)
@@ -55,7 +55,7 @@ def keep_records(layout: RecordLayout, rows: Sequence[tuple[U8, F32]]) -> U8:
 
 
 def _quantize(layout: RecordLayout, values: F32, scaling: Scaling) -> tuple[U8, F32]:
-    """Return codes, and the scales as they will be stored."""
+    """Return the codes of values, and the scales as they will be stored."""
     half, blocks = np.float32(1 << (layout.bits - 1)), cut(values, layout.group_size)
     scales = scaling(blocks, layout.bits)
     if layout.scale_type == "fp16":
@@ -75,9 +75,9 @@ def make_layout(
     scale_type: ScaleType = "fp32",
     mixed: int = 1,
 ) -> RecordLayout:
-    """Make a layout with the largest group that fits, up to `group_size` (unused for floats).
+    """Return a record layout with the largest quantization group that fits, at most `group_size`.
 
-    mixed: rows that lie side by side in one; no group spans two of them.
+    mixed: number of original rows that are side by side in a row; no group spans two of them.
     """
     width = math.gcd(*(part[-1] // mixed for part in parts))
     group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0

@@ -1,17 +1,17 @@
 """Record layout: how the rows of one token are packed.
 
-A record holds, for each STEM layer in ascending order, the row's codes and then its scales:
+For each STEM layer in ascending order, a record contains the codes of the row and then its scales:
 
     [codes 0][scales 0][codes 1][scales 1] ...
 
 A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the
-matrices of an expert. Floats are stored as they are and have no scales. Whole numbers (codecs.py)
-are cut into groups of `group_size` values that share one scale (numerics/quantize.py); no group
+matrices of an expert. Floats are stored as they are and have no scales. Integers (codecs.py)
+are split into groups of `group_size` values that share one scale (numerics/quantize.py); no group
 spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
 the attributes of its zarr group.
 
-A lookup says for each STEM layer which row a token takes. That of its own id in every layer is its own
-record; any other is a *made* record (composing.py).
+A lookup says for each STEM layer which row a token uses. With the row of its own id in every layer, it reads
+the token's own record; any other lookup reads a composed record (composing.py).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MAX_PARTS, MAX_RANK = 2, 2  # an expert has two matrices
 class RecordLayout(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True
 ):
-    """Byte layout of the records of one table store. Raises ValueError if impossible.
+    """Byte layout of the records of one table store. Raises ValueError for invalid fields.
 
-    Sizes that follow from it are cached, because every step asks for them in each layer.
+    Sizes that follow from it are cached, because every step uses them in each layer.
     """
 
     records: int  # as many as tokens, unless tokens share records
@@ -87,7 +87,7 @@ class RecordLayout(
 
     @cached_property
     def bits(self) -> int:
-        """Bits of one stored value, not counting its share of the scale."""
+        """Bits of one stored value, without its share of the scale."""
         return CODECS[self.row_type].bits
 
     @cached_property
@@ -97,12 +97,12 @@ class RecordLayout(
 
     @cached_property
     def row_width(self) -> int:
-        """Values of one row, all parts."""
+        """Number of values in one row, all parts together."""
         return sum(map(math.prod, self.parts))
 
     @cached_property
     def groups(self) -> int:
-        """Scales of one row, all parts."""
+        """Number of scales in one row, all parts together."""
         return self.row_width // self.group_size if self.quantized else 0
 
     @cached_property
@@ -122,7 +122,7 @@ class RecordLayout(
 
     @cached_property
     def codes_dtype(self) -> np.dtype[np.generic]:
-        """dtype of `row_codes()`: that of floats, or uint8."""
+        """dtype of `row_codes()`: a float type, or uint8 for packed integers."""
         return np.dtype({32: "<f4", 16: "<f2"}.get(self.bits, "u1"))
 
     @cached_property
@@ -131,50 +131,50 @@ class RecordLayout(
         return np.dtype({"fp32": "<f4", "fp16": "<f2"}[self.scale_type])
 
     def codes_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Shape of one row's codes of a part."""
+        """Shape of a part's codes in one row."""
         *outer, width = self.parts[part]
         return (*outer, width * self.bits // 8 // self.codes_dtype.itemsize)
 
     def scales_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Shape of one row's scales of a part of quantized rows."""
+        """Shape of a part's scales in one row, if rows are quantized."""
         *outer, width = self.parts[part]
         return (*outer, width // self.group_size)
 
     def codes_width(self, part: int = 0) -> int:
-        """Columns of `row_codes()` that belong to a part."""
+        """Number of columns of `row_codes()` that belong to a part."""
         return math.prod(self.codes_shape(part))
 
     def part_groups(self, part: int = 0) -> int:
-        """Columns of `row_scales()` that belong to a part."""
+        """Number of columns of `row_scales()` that belong to a part."""
         return math.prod(self.scales_shape(part)) if self.quantized else 0
 
     def zero_points(self, rows: int) -> U8:
-        """Zero points [rows, bytes] that dequantizing `rows` quantized rows of part 0 needs."""
+        """Return the zero points [rows, bytes] for dequantizing `rows` rows of part 0."""
         return zero_points(rows, self.part_groups(), self.bits)
 
     def row_codes(self, records: U8, index: int) -> Codes:
-        """Codes [n, columns] of the `index`-th STEM layer: a view into records [n, nbytes]."""
+        """Return codes [n, columns] of the `index`-th STEM layer: a view of records [n, nbytes]."""
         start = index * self.row_nbytes
         return records[:, start : start + self.codes_nbytes].view(self.codes_dtype)
 
     def row_scales(self, records: U8, index: int) -> Scales:
-        """Scales [n, groups] of the `index`-th STEM layer: a view into records [n, nbytes]."""
+        """Return scales [n, groups] of the `index`-th STEM layer: a view of records [n, nbytes]."""
         start = index * self.row_nbytes + self.codes_nbytes
         stop = (index + 1) * self.row_nbytes
         return records[:, start:stop].view(self.scales_dtype)
 
     def split(self, records: U8) -> tuple[Codes, Scales]:
-        """Codes [n, layers, columns] and scales [n, layers, groups] of all STEM layers: views."""
+        """Return views of codes [n, layers, columns] and scales [n, layers, groups] of all layers."""
         rows = records.reshape(len(records), len(self.layers), self.row_nbytes)
         codes = rows[:, :, : self.codes_nbytes].view(self.codes_dtype)
         return codes, rows[:, :, self.codes_nbytes :].view(self.scales_dtype)
 
     def unpack(self, records: U8, index: int) -> F32:
-        """Unpack the rows of the `index`-th STEM layer to float32 [n, row_width]."""
+        """Dequantize the rows of the `index`-th STEM layer to float32 [n, row_width]."""
         return self.values(self.row_codes(records, index), self.row_scales(records, index))
 
     def values(self, codes: Codes, scales: Scales | None) -> F32:
-        """Values [n, row_width] of codes [n, columns] and, if there are any, scales [n, groups]."""
+        """Dequantize codes [n, columns] with scales [n, groups], if any, to float32 [n, row_width]."""
         if scales is None or not self.quantized:
             return CODECS[self.row_type].unpack(codes).astype(np.float32)
         from stem_edge.numerics.quantizing import dequantize_blocks  # not where engines do it

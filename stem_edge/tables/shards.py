@@ -4,16 +4,16 @@
     records/c/<s>/0       shard s: records in order, then the shard index
 
 Codecs are `[bytes, crc32c]` inside `sharding_indexed` (zarr v3 core and sharding specifications).
-So a shard is: for each piece of each record its bytes and their crc32c (uint32); then for each piece
-of the shard's records_per_shard places an (offset, nbytes) pair of uint64; then the crc32c of those
-pairs. Places beyond the last record hold the pair (2**64-1, 2**64-1). All little-endian.
+A shard contains the bytes of each piece of each record, each followed by its crc32c (uint32). Then comes the
+index: an (offset, nbytes) pair of uint64 for each piece of the shard's records_per_shard places, then the crc32c
+of all pairs. Places beyond the last record have the pair (2**64-1, 2**64-1). All little-endian.
 
-A record is one piece, or several of as many layers each where prompts need only the rows of its
-first layers: these are then read and checked alone, and a whole record is still one read.
+A record is one piece, or several pieces with the same number of layers each if prompts need only the rows of
+its first layers: these pieces are then read and checked alone, and a whole record is still one read.
 
 A random record through zarr costs 400-1100 us, through pread 2-10 us, so zarr is the format and not
-the read path. Only dense shards in record order are accepted, so that an offset is arithmetic and
-a missing or empty chunk, which zarr would read as zeros, is an error.
+the read path. Only dense shards in record order are accepted, so an offset is computed, and a
+missing or empty chunk, which zarr would read as zeros, is an error.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ EMPTY = np.uint64(2**64 - 1)
 
 
 def crc32c(data: U8 | bytes | memoryview) -> int:
-    """CRC-32C (Castagnoli) of a contiguous buffer."""
+    """Return the CRC-32C (Castagnoli) of a contiguous buffer."""
     return int(google_crc32c.value(data))
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Least number of equal pieces of a record, of whole rows, that its first rows end one of."""
+    """Return the fewest equal pieces of a record of which some contain exactly its first rows."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
 
 class ShardGrid(msgspec.Struct, frozen=True):
-    """Shards of an array of records, and where each record lies in them."""
+    """The shards of an array of records, and the place of each record in them."""
 
     root: Path  # of the array
     layout: RecordLayout
@@ -68,43 +68,43 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     @property
     def stride(self) -> int:
-        """Bytes from one record to the next: its pieces, each with its crc32c."""
+        """Bytes from one record to the next: all its pieces, each with its crc32c."""
         return self.pieces * self.piece_stride
 
     @property
     def piece_stride(self) -> int:
-        """Bytes of a piece and its crc32c."""
+        """Bytes of one piece and its crc32c."""
         return self.layout.record_nbytes // self.pieces + CRC_NBYTES
 
     def shard_path(self, shard: int) -> Path:
-        """Path of a shard file."""
+        """Return the path of a shard file."""
         return self.root / "c" / str(shard) / "0"
 
     def shard_records(self, shard: int) -> int:
-        """Records in a shard; the last shard may hold fewer than the others."""
+        """Return the number of records in a shard. The last shard may have fewer than the others."""
         start = shard * self.records_per_shard
         return min(self.records_per_shard, self.layout.records - start)
 
     def shard_nbytes(self, shard: int) -> int:
-        """Exact size of a shard file."""
+        """Return the exact size of a shard file in bytes."""
         places = self.records_per_shard * self.pieces
         index_nbytes = places * INDEX_ENTRY_NBYTES + CRC_NBYTES
         return self.shard_records(shard) * self.stride + index_nbytes
 
     def index_bytes(self, shard: int) -> bytes:
-        """Index of a shard, which is the same for every dense shard of that many records."""
+        """Return the index of a shard. All dense shards with the same number of records share it."""
         return b"".join(_index_pieces(*self._index_facts(shard)))
 
     def _index_facts(self, shard: int) -> tuple[int, int, int]:
-        """Pieces of records in a shard, places in its index, and bytes from one piece to the next."""
+        """Return a shard's number of pieces, its number of index entries, and bytes per piece."""
         count = self.shard_records(shard) * self.pieces
         return count, self.records_per_shard * self.pieces, self.piece_stride
 
     def open_shard(self, shard: int) -> int:
         """Open a shard file, and check its size and the checksum of its index. Raises BundleError.
 
-        Who reads records by arithmetic needs no more of the index, which has 29 MB for Gemma 3n E2B: one that
-        is not dense has another checksum.
+        The index itself is not read (29 MB for Gemma 3n E2B), because the place of a record is computed. The index of a
+        shard that is not dense has another checksum.
         """
         path = self.shard_path(shard)
         check_folder(path.parents[1])
@@ -130,7 +130,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
             raise damaged(path, f"shard index is damaged or not dense at byte {at}")
 
     def append_checksums(self, records: U8) -> bytes:
-        """Bytes of records [n, record_nbytes] in a shard: each piece followed by its crc32c."""
+        """Return the bytes of records [n, record_nbytes] in a shard: a crc32c follows each piece."""
         pieces = records.reshape(len(records) * self.pieces, -1)
         checked = np.empty((len(pieces), self.piece_stride), np.uint8)
         checked[:, :-CRC_NBYTES] = pieces
@@ -139,13 +139,13 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Records [n, nbytes] of [n, nbytes with checksums], whole or the first pieces of each."""
+        """Remove the checksums from records, whole records or only their first pieces."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
 
     def damage(self, checked: U8) -> str:
-        """Say which crc32c of a record with checksums is wrong; "" if each of its pieces is right."""
+        """Return which crc32c of a record with checksums is wrong; "" if all are right."""
         for piece in checked.reshape(-1, self.piece_stride):
             if crc32c(piece) != INTACT:
                 found, expected = crc32c(piece[:-CRC_NBYTES]), piece[-CRC_NBYTES:].tobytes()
@@ -155,7 +155,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
 
 def _index_pieces(count: int, total: int, stride: int) -> Iterator[bytes]:
-    """Yield a dense index piece by piece, because it grows with the records; its crc32c is the last piece."""
+    """Yield the bytes of a dense index in pieces, because it can be large. Its crc32c comes last."""
     crc = 0
     for start in range(0, total, INDEX_PIECE_ENTRIES):
         stop = min(start + INDEX_PIECE_ENTRIES, total)
@@ -171,13 +171,13 @@ def _index_pieces(count: int, total: int, stride: int) -> Iterator[bytes]:
 
 @cache
 def _index_sum(count: int, total: int, stride: int) -> bytes:
-    """Return the crc32c of a dense index: most shards of a table have the same."""
+    """Return the crc32c of a dense index. Cached: most shards of a table have the same index."""
     *_, last = _index_pieces(count, total, stride)
     return last
 
 
 def array_metadata(grid: ShardGrid) -> dict[str, Any]:
-    """Contents of the array's zarr.json."""
+    """Return the contents of the array's zarr.json."""
     layout = grid.layout
     inner = {
         "chunk_shape": [1, layout.record_nbytes // grid.pieces],
@@ -197,9 +197,9 @@ def array_metadata(grid: ShardGrid) -> dict[str, Any]:
 
 
 def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
-    """Open an array of such records. Raises BundleError for any other zarr.json.
+    """Open an array of records with this layout. Raises BundleError for any other zarr.json.
 
-    Its shards are not looked at, because they may be elsewhere.
+    It does not read the shards, because they may be remote.
     """
     check_folder(root)
     path = root / "zarr.json"

@@ -1,12 +1,12 @@
 """The table store on disk: a zarr v3 group, read here without zarr.
 
-    tables.zarr/zarr.json        group; its attributes hold a TableFormat
+    tables.zarr/zarr.json        group; its attributes contain a TableFormat
     tables.zarr/records/         array of records (stem_edge.tables.shards)
     tables.zarr/rare_records/    optional: records of rare tokens, with fewer bits
     tables.zarr/index/           optional: array int32 [V] of one chunk, token -> record; the chunk
-                                 is little-endian, with its crc32c (uint32) behind it
+                                 is little-endian, followed by its crc32c (uint32)
 
-Records are numbered through both arrays. Without an index, token t has record t.
+Record numbers continue from the first array to the second. Without an index, token t has record t.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
 
 
 class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """Contents of a table store: its tokens and record layouts. Raises ValueError if impossible."""
+    """The description of a table store: tokens and record layouts. Raises ValueError if invalid."""
 
     attribute: ClassVar[str] = "stem_edge"
     tokens: int
@@ -59,46 +59,46 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @cached_property
     def tables(self) -> RecordLayout:
-        """Layout of all records once they are read, as row cache and graphs have them."""
+        """Layout of all records after reading, as the row cache and graphs use them."""
         types = [layout.row_type for layout in (self.stored, self.rare_tables) if layout]
         return msgspec.structs.replace(self.stored, row_type=form_of(*types))
 
     @property
     def kind(self) -> str:
-        """Name of what is stored, as `stem-edge export --tables` has it."""
+        """Name of the stored type, as in `stem-edge export --tables`."""
         return "mixed" if self.rare_tables else self.stored.row_type
 
     def arrays(self) -> dict[str, RecordLayout]:
-        """Name and layout of each array of records, in the order of record numbers."""
+        """The layout of each array of records, by its name, in the order of record numbers."""
         if (rare := self.rare_tables) is None:
             return {RECORDS: self.stored}
         frequent = self.stored.records - rare.records
         return {RECORDS: msgspec.structs.replace(self.stored, records=frequent), RARE_RECORDS: rare}
 
     def folders(self) -> list[str]:
-        """Folders of all arrays of the group."""
+        """Names of the folders of all arrays in the group."""
         return [*self.arrays(), *([INDEX] if self.indexed else [])]
 
     @property
     def index_nbytes(self) -> int:
-        """Bytes of the index of int32, in its file as in memory."""
+        """Bytes of the int32 index, in its file as in memory."""
         return 4 * self.tokens if self.indexed else 0
 
     def nbytes(self, prompt_rows: int = 0) -> int:
-        """Bytes on flash, not counting descriptions. prompt_rows: see ModelConfig."""
+        """Return the bytes on flash, without the zarr.json files. prompt_rows: see ModelConfig."""
         overhead = pieces_for(self.stored, prompt_rows) * (CRC_NBYTES + INDEX_ENTRY_NBYTES)
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)
 
     @property
     def mean_record_nbytes(self) -> int:
-        """Mean bytes of a record on flash, where records of rare tables are smaller."""
+        """Mean bytes of a record on flash. Records of rare tokens are smaller."""
         arrays = self.arrays().values()
         return round(sum(a.records * a.record_nbytes for a in arrays) / self.stored.records)
 
 
 class TableStore(msgspec.Struct, frozen=True):
-    """Opened table store: its format, its shards, and the record of each token."""
+    """An opened table store: its format, its shards, and the record of each token."""
 
     format: TableFormat
     grids: tuple[ShardGrid, ...]
@@ -106,7 +106,7 @@ class TableStore(msgspec.Struct, frozen=True):
 
 
 def open_table_store(root: Path) -> TableStore:
-    """Open a table store. Raises BundleError unless it is just as the exporter writes it."""
+    """Open a table store. Raises BundleError unless it is exactly as the exporter writes it."""
     format = read_group(root, TableFormat)
     grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
     index = None

@@ -1,7 +1,7 @@
-"""Counts that warm the row cache: of the tokens of a text, and of the records that earlier runs used.
+"""Counts that warm the row cache: of the tokens of a text, and of records used in earlier runs.
 
 Both are plain .npy files: uint32 [V] in a bundle's token_counts.npy, and pairs uint32 [n, 2] of a record
-and its uses in the user's cache folder. Headers are compared byte for byte, so that nothing in a
+and its use count in the user's cache folder. Headers are compared byte for byte, so that nothing in a
 foreign file is ever interpreted.
 """
 
@@ -24,20 +24,20 @@ LARGEST = np.iinfo(np.uint32).max  # greater counts must not wrap around
 
 
 class Uses(NamedTuple):
-    """How often each of some records was used."""
+    """Record numbers, and how often each record was used."""
 
     records: I64  # [n], distinct
     counts: Counts  # [n]
 
 
 def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
-    """Count the occurrences uint32 [V] of ids, all below vocab_size."""
+    """Return how often each id occurs, uint32 [V]. All ids must be below vocab_size."""
     counts = np.bincount(token_ids, minlength=vocab_size)
     return np.minimum(counts, LARGEST).astype(np.uint32)
 
 
 def counts_of_records(counts: Counts, index: I32 | I64 | None, records: int) -> Counts:
-    """Sum the counts of the tokens that share each record."""
+    """Return a count for each record: the sum of the counts of all tokens that share it."""
     if index is None:
         return counts
     sums = np.bincount(index, weights=counts, minlength=records)
@@ -45,7 +45,7 @@ def counts_of_records(counts: Counts, index: I32 | I64 | None, records: int) -> 
 
 
 def encode_counts(counts: Counts) -> bytes:
-    """Encode counts as the bytes of their file."""
+    """Encode counts as the bytes of a .npy file."""
     file = io.BytesIO()
     np.lib.format.write_array(file, counts.astype("<u4"), version=(1, 0), allow_pickle=False)
     return file.getvalue()
@@ -61,7 +61,7 @@ def read_counts(path: Path, length: int) -> Counts | None:
 
 
 def read_uses(path: Path, records: int) -> Uses | None:
-    """Read uses of records below `records`; None if the file is missing or damaged."""
+    """Read use counts of records; None if the file is missing or damaged. records: their number."""
     pairs = _read(path, 2 * MOST_SAVED, 2)
     if pairs is None or not (pairs[:, 0] < records).all():
         return None
@@ -69,7 +69,7 @@ def read_uses(path: Path, records: int) -> Uses | None:
 
 
 def _read(path: Path, most: int, *columns: int) -> Counts | None:
-    """Read an array [n, *columns] of at most so many values; None if the file is missing or damaged."""
+    """Read an array [n, *columns] of up to `most` values; None if the file is missing or damaged."""
     header = len(encode_counts(np.zeros((0, *columns), np.uint32)))
     try:
         data = disk.read_file(path, header + 4 * most)
@@ -80,7 +80,7 @@ def _read(path: Path, most: int, *columns: int) -> Counts | None:
 
 
 def write_uses(path: Path, uses: Uses) -> None:
-    """Write the most used records atomically. Raises OSError."""
+    """Write the counts of the most used records atomically. Raises OSError."""
     best = np.argsort(uses.counts, kind="stable")[::-1][:MOST_SAVED]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, encode_counts(np.stack([uses.records[best], uses.counts[best]], axis=1)))

@@ -1,4 +1,4 @@
-"""The index of a table store or of a model of n-grams: the record, or the class, of each token."""
+"""The index array on disk: each token's record in a table store, or its class in an n-gram model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stem_edge.tables.zarr_json import array_document, compare, naming, read_jso
 
 
 def index_metadata(tokens: int) -> dict[str, Any]:
-    """Contents of the array's zarr.json."""
+    """Return the contents of the array's zarr.json."""
     codecs: list[dict[str, Any]] = [
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "crc32c"},
@@ -23,7 +23,7 @@ def index_metadata(tokens: int) -> dict[str, Any]:
 
 
 def index_chunk(root: Path) -> Path:
-    """Path of the only chunk of the array in the folder `root`."""
+    """Return the path of the array's only chunk. root: the array's folder."""
     return root / "c" / "0"
 
 
@@ -34,7 +34,7 @@ def encode_index(index: I32) -> bytes:
 
 
 def read_index(root: Path, tokens: int, records: int) -> I32:
-    """Read the record of each token, all below `records`. Raises BundleError."""
+    """Read the record number of each token, all below `records`. Raises BundleError."""
     path = index_chunk(root)
     for folder in (root, path.parent):
         check_folder(folder)

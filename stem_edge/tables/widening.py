@@ -1,4 +1,4 @@
-"""Records of rare tables, which have fewer bits, brought into the form of the others."""
+"""Converts records of rare tokens, which have fewer bits, to the layout of other records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
-    """Convert records [n, nbytes] of one layout to those of a wider one; exact."""
+    """Convert records [n, nbytes] of one layout to a layout with more bits, without rounding."""
     if layout.row_type == wide.row_type:
         return records
     made = np.empty((len(records), wide.record_nbytes), np.uint8)
@@ -26,7 +26,7 @@ def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
 
 @cache
 def _of_bytes(stored: RowType, form: Form) -> tuple[npt.NDArray[np.uint], np.dtype[np.generic]]:
-    """Return the widened codes of each byte, as one number, and their dtype."""
+    """Return the converted codes for each byte value, as one integer per byte, and their dtype."""
     every = np.arange(256, dtype=np.uint8)[:, None]
     wide = CODECS[form].pack(CODECS[stored].unpack(every))
     return wide.view(f"u{wide[0].nbytes}")[:, 0], wide.dtype

@@ -1,4 +1,4 @@
-"""Rows that are means over the last tokens of a document: which ones, and what each is worth to a token."""
+"""Windowed rows: a token uses the mean of the rows of the last tokens of its document."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Ids = TypeVar("Ids", I32, I64)  # of rows, or slots in their place
 
 
 def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Sequence[int]) -> Ids:
-    """Rows [T - first, window] of the last tokens of each, oldest first, from the `first` on.
+    """Return, for each token from index `first` on, the row ids of its window, oldest first.
 
-    token_ids, row_ids [T]: of a text and of its tokens' own rows. ends: tokens that end a document.
+    token_ids, row_ids [T]. Result: [T - first, window]. ends: ids of tokens that end a document.
     """
     before, places = window - 1, np.arange(len(token_ids))
     padded = np.concatenate([np.full(before, NOTHING, row_ids.dtype), row_ids])
@@ -30,9 +30,9 @@ def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Seque
 
 
 def spread(slots: npt.NDArray[np.integer[Any]]) -> tuple[I32, F32]:
-    """Return slots of consecutive tokens [B, T, window] in a line, and what each is worth to a token.
+    """Split windows [B, T, window] of consecutive tokens into distinct slots and their weights.
 
-    They are slots [B, T + window - 1], in the order of the text, and shares [B, T, T + window - 1].
+    Returns slots [B, T + window - 1] in the order of the text, and weights [B, T, T + window - 1].
     """
     sequences, count, window = slots.shape
     line = np.concatenate([slots[:, 0, :-1], slots[:, :, -1]], axis=1)

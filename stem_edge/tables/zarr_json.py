@@ -1,4 +1,4 @@
-"""zarr.json files of a table store: written in one way, and accepted only in that way."""
+"""zarr.json files of a table store. They are written in one way, and only that way is accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_JSON_NBYTES = 1 << 20
 
 
 class Format(msgspec.Struct, frozen=True):
-    """Contents of a group of arrays; `attribute` is the group's attribute that holds it."""
+    """A description of arrays, stored in the attribute `attribute` of their zarr group."""
 
     attribute: ClassVar[str]
 
@@ -25,14 +25,14 @@ F = TypeVar("F", bound=Format)
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
-    """Encode the bytes of a zarr.json."""
+    """Encode metadata as the bytes of a zarr.json."""
     return msgspec.json.format(msgspec.json.encode(metadata), indent=2)
 
 
 def array_document(
     shape: list[int], data_type: str, chunk: list[int], codecs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Contents of an array's zarr.json."""
+    """Return the contents of an array's zarr.json."""
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -48,13 +48,13 @@ def array_document(
 
 
 def group_document(format: Format) -> dict[str, Any]:
-    """Contents of a group's zarr.json, whose attributes hold a format."""
+    """Return the contents of a group's zarr.json, with a format in its attributes."""
     attributes = {format.attribute: msgspec.to_builtins(format)}
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
 def read_group(root: Path, kind: type[F]) -> F:
-    """Read the format of a group. Raises BundleError unless its zarr.json is as the exporter writes it."""
+    """Read the format of a group. Raises BundleError unless its zarr.json is as exported."""
     group = read_json(path := root / "zarr.json")
     with naming(path):
         format = msgspec.convert(group["attributes"][kind.attribute], kind)
@@ -63,7 +63,7 @@ def read_group(root: Path, kind: type[F]) -> F:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a zarr.json. Raises BundleError."""
+    """Read a zarr.json as a dict. Raises BundleError."""
     data = read_plain(path, MAX_JSON_NBYTES, "description of tables")
     try:
         return decode_json(data, dict[str, Any], MAX_JSON_NBYTES)
@@ -73,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn what the contents of this file make fail into a BundleError that names it."""
+    """Convert errors in this block into a BundleError that names the file."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -82,7 +82,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError if they differ as JSON text, because to Python 3 == 3.0."""
+    """Raise ValueError if two objects differ as JSON text, because in Python 3 == 3.0."""
     for field in sorted(found.keys() | expected.keys()):
         texts = [
             msgspec.json.encode(side.get(field), order="sorted").decode()

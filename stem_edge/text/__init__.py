@@ -1,4 +1,4 @@
-"""Checks of tokenizers and chat templates, which strangers wrote, and the process for templates.
+"""Checks of untrusted tokenizers and chat templates, and the process that renders templates.
 
 Encoding and decoding text is in runtime/text.
 """

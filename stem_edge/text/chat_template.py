@@ -1,8 +1,8 @@
-"""Render conversations with the chat template of a tokenizer, as the model saw them in training.
+"""Renders conversations with a tokenizer's chat template, in the format of the model's training.
 
-The template comes with the bundle and cannot be trusted, so it runs in a process of its own
+The template comes with the bundle and cannot be trusted, so it runs in a separate process
 (stem_edge/text/chat_worker.py) with limits on time and memory. That process stays for the next
-rendering. It is ended when the template is closed or garbage-collected, or does not answer in time.
+rendering. It ends when the template is closed or garbage-collected, or does not answer in time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REMEDY = "export with a tokenizer whose chat_template works, or give plain text"
 
 
 def has_template(path: Path) -> bool:
-    """Return whether a tokenizer_config.json has a chat template. Raises BundleError."""
+    """True if a tokenizer_config.json has a chat template. Raises BundleError."""
     return bool(_templates(_read_config(path)))
 
 
@@ -52,7 +52,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _templates(config: dict[str, Any]) -> dict[str, str]:
-    """Return templates by name; empty without one for every conversation."""
+    """Return templates by name; {} if there is no default template."""
     given = config.get("chat_template")
     if isinstance(given, str):
         return {"default": given}
@@ -63,7 +63,7 @@ def _templates(config: dict[str, Any]) -> dict[str, str]:
 
 
 def read_template(path: Path) -> tuple[str, str, dict[str, str]]:
-    """Read the chat template of a tokenizer_config.json, that for tools, and special tokens for both.
+    """Read a tokenizer_config.json: the chat template, the template for tools, special tokens.
 
     Raises BundleError, and InputError if there is no template.
     """
@@ -86,9 +86,9 @@ def read_template(path: Path) -> tuple[str, str, dict[str, str]]:
 
 
 class ChatTemplate:
-    """Chat template of a tokenizer_config.json; close it after use.
+    """The chat template of a tokenizer_config.json. Call `close` after use.
 
-    Raises BundleError for a template that cannot work, naming the line; InputError if there is
+    Raises BundleError, naming the line, for a template that cannot work; InputError if there is
     none; BackendError if its process cannot be started.
     """
 
@@ -117,11 +117,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the text of a conversation, by default with the beginning of an answer at its end.
+        """Return the text of a conversation, by default followed by the beginning of an answer.
 
-        messages, tools and arguments: as stem_edge.text.messages returns them.
-        Raises InputError for messages that the template refuses, or fails for, or takes too long
-        for, and for tools that it has no place for; BundleError if its process ends, or if it never
+        messages, tools and arguments: results of the functions in stem_edge.text.messages.
+        Raises InputError if the template refuses the messages, fails, takes too long or does not
+        support tools. Raises BundleError if its process ends, or if the template never
         worked.
         """
         source = self.tool_source if tools else self.source
@@ -184,7 +184,7 @@ class ChatTemplate:
         return BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
 
     def close(self) -> None:
-        """End the process. Closing twice is fine, and a later rendering starts a new one."""
+        """Stop the process. Closing twice is fine, and a later rendering starts a new process."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()
@@ -192,7 +192,7 @@ class ChatTemplate:
 
 
 class _Worker:
-    """Process that renders templates, killed when it does not answer in time."""
+    """A process that renders templates. It is killed if it does not answer in time."""
 
     def __init__(self) -> None:
         process = subprocess.Popen(
@@ -211,7 +211,7 @@ class _Worker:
             raise
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """Send a line and return the answer, a line. Raises TimeoutError and other OSErrors."""
+        """Send one line and return the line of the answer. Raises TimeoutError and other OSErrors."""
         stdin, stdout = (cast(IO[bytes], p) for p in (self._process.stdin, self._process.stdout))
         # A timer kills the process, because otherwise both a write and a read could block for ever.
         late = threading.Event()

@@ -1,8 +1,8 @@
-"""Process that renders chat templates: requests on stdin, answers on stdout, each a line of JSON.
+"""The process that renders chat templates: requests on stdin, answers on stdout, as lines of JSON.
 
-A template is a program by whoever made the bundle. Jinja's sandbox restricts it to its own values,
+A template is a program from an untrusted author. Jinja's sandbox restricts it to its own values,
 the limits of this process keep it from exhausting the machine, and the parent
-(stem_edge/text/chat_template.py) ends it when it takes too long.
+(stem_edge/text/chat_template.py) kills it when it takes too long.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class RefusedMessagesError(Exception):
 
 
 class OtherFileError(Exception):
-    """Raised for a template that would read another one."""
+    """Raised for a template that includes, imports or extends another template."""
 
 
 class Missing(jinja2.Undefined):
-    """Undefined value that a template may test for, but not use.
+    """An undefined value. A template may test for it, but not use it.
 
-    Missing fields of a message or a tool print as nothing, which published templates rely on; an
-    unset variable cannot be printed.
+    A missing field of a message or a tool prints as nothing, because published templates rely on that;
+    printing an unset variable is an error.
     """
 
     __slots__ = ()
@@ -57,18 +57,18 @@ class Missing(jinja2.Undefined):
 
 
 class GenerationTag(Extension):
-    """Tag `{% generation %}...{% endgeneration %}`, which marks the model's words for training."""
+    """The tag `{% generation %}...{% endgeneration %}`, which marks the model's words for training."""
 
     tags = {"generation"}  # noqa: RUF012  must be as in the base class
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the nodes inside of the tag, which is all that rendering needs."""
+        """Return the nodes inside the tag. The tag itself renders as nothing."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return Jinja as chat templates expect it, without anything else."""
+    """Return a sandboxed Jinja environment with exactly what chat templates expect."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -97,7 +97,7 @@ def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = Non
 
 @functools.lru_cache(1)
 def compiled(source: str) -> jinja2.Template:
-    """Compile a template, and refuse one that reads another."""
+    """Compile a template. Raises OtherFileError if it refers to another template."""
     made = environment()
     for node in made.parse(source).find_all(OTHER_FILES):
         raise OtherFileError(f"{type(node).__name__.lower()} of another template", node.lineno)
@@ -105,7 +105,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the text, or an error if it is too long."""
+    """Return the rendered text, or an error if it is too long."""
     pieces, length = list[str](), 0
     values = dict(request.get("arguments") or {}, documents=None, **request["tokens"])
     values |= {"messages": request["messages"], "tools": request.get("tools")}
@@ -119,7 +119,7 @@ def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request; every failure becomes an answer as well."""
+    """Answer a request. Every failure becomes an answer with an error."""
     try:
         return render(compiled(request["template"]), request)
     except RefusedMessagesError as error:
@@ -137,7 +137,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(error: BaseException) -> int | None:
-    """Return the line in the template; Jinja's frames have the line numbers of the source."""
+    """Return the template line at which an error was raised; None if it is unknown."""
     trace, line = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":
@@ -147,7 +147,7 @@ def _line(error: BaseException) -> int | None:
 
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     send(READY)
     while line := receive():
         limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
@@ -155,7 +155,7 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None
 
 
 def main() -> None:
-    """Serve stdin and stdout."""
+    """Answer requests from stdin on stdout."""
     # Ctrl-C at a terminal reaches this process, too, but only the parent knows what it shall end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

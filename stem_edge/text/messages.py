@@ -1,7 +1,7 @@
-"""Messages of a conversation and tools for it, in OpenAI's form, checked and copied for a template.
+"""Checks and copies the messages and tools of a conversation, which are in OpenAI's format.
 
-Every text is kept as it came, and each of them can be asked for (texts), because a text that names
-a special token could forge a turn.
+Every text stays as it was given. `texts` yields each of them, because a text that names a special
+token could forge a turn.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Object = dict[str, Any]
 
 
 def checked_messages(messages: object) -> list[Object]:
-    """Check and copy messages: of each the role, the content as one text, and what else it has.
+    """Check and copy messages. Each has a role, a content that is one text, and optional fields.
 
-    Tool calls come out as {"id", "type", "function": {"name", "arguments"}} with arguments as an
-    object, which most templates want; content that is missing beside them is "". Raises InputError.
+    Tool calls become {"id", "type", "function": {"name", "arguments"}} with arguments as an object,
+    which most templates need; a message with tool calls but no content gets "". Raises InputError.
     """
     given = _listed("messages", messages, 1, MAX_MESSAGES)
     checked = [_message(f"messages[{number}]", message) for number, message in enumerate(given)]
@@ -45,7 +45,7 @@ def checked_messages(messages: object) -> list[Object]:
 
 
 def checked_tools(tools: object) -> list[Object] | None:
-    """Check and copy tools, each {"type": "function", "function": {"name", ...}}; None for none.
+    """Check and copy tools, each {"type": "function", "function": {"name", ...}}. None: no tools.
 
     Raises InputError.
     """
@@ -87,7 +87,7 @@ def checked_template_arguments(arguments: object) -> Object:
 
 
 def texts(where: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield each text in a JSON value, names included, and where it is, such as "tools[0].type"."""
+    """Yield (place, text) for each text in a JSON value, keys included. A place: "tools[0].type"."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, Mapping):
@@ -190,7 +190,7 @@ def _tool(where: str, tool: object) -> Object:
 def _function(
     where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
 ) -> tuple[Object, Object]:
-    """Return the values of an object about a function, and those of its function."""
+    """Check an object with a "function" field; return the fields of both objects."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {_shown(given['type'])}, expected 'function'")
@@ -213,7 +213,7 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Return the values of an object that are not null; clients write null for missing values."""
+    """Check the fields of an object; return the ones that are not null. Null means missing."""
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}
@@ -231,7 +231,7 @@ def _listed(where: str, value: object, least: int, most: int) -> Sequence[object
 
 
 def _copied(where: str, value: object, depth: int = 0) -> Any:
-    """Copy a JSON value. Raises InputError for any other, and for one nested too deeply."""
+    """Copy a JSON value. Raises InputError for other values, and for too deep nesting."""
     if depth > MAX_DEPTH:
         raise InputError(f"{where} is nested more than {MAX_DEPTH} deep; make it flatter")
     if value is None or isinstance(value, str | bool | int):
@@ -246,7 +246,7 @@ def _copied(where: str, value: object, depth: int = 0) -> Any:
 
 
 def _check_texts(what: str, values: Iterable[tuple[str, object]], remedy: str) -> None:
-    """Check that the texts in values, each with its place, are Unicode and not too long."""
+    """Check that the texts in (place, value) pairs are valid Unicode and not too long."""
     count = 0
     for place, text in (found for where, value in values for found in texts(where, value)):
         count += len(text)

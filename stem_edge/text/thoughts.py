@@ -1,4 +1,4 @@
-"""Thoughts of a model before its answer, as chat templates mark them."""
+"""Separates a model's thoughts from its answer, by the markers that chat templates use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LAST_TOKENS = 16  # of a prompt, which have the marker that begins thoughts if o
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Markers around thoughts. special: special tokens in them, whose names the text must keep."""
+    """Markers around thoughts. special: special tokens among them, which decoding must keep."""
 
     begin: str
     end: str
     special: tuple[str, ...] = ()
 
     def parser(self, prompt: str) -> ThoughtParser:
-        """Return a parser for an answer to a prompt, whose end may begin the thoughts."""
+        """Return a parser for an answer. The prompt's end may already open the thoughts."""
         return ThoughtParser(self, inside=prompt.rstrip().endswith(self.begin))
 
 
@@ -30,7 +30,7 @@ KNOWN = (
 
 
 def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> Thoughts | None:
-    """Return the markers of a chat template, which takes thoughts out of earlier turns by the end."""
+    """Return the known markers whose end marker a chat template contains; None if there are none."""
     for known in KNOWN:
         if known.end in template_source:
             names = (n for n in special_tokens if n == known.end or known.begin.startswith(n))
@@ -39,11 +39,11 @@ def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> T
 
 
 class ThoughtParser:
-    """Parser of one answer, made by Thoughts.parser. White space around thoughts does not come out.
+    """Splits one answer into thoughts and content. It removes white space around thoughts.
 
-    Markers count before the answer alone, because an answer, or a call in it, may be about them. But
-    special tokens in them come out nowhere, because no message that is sent back may name one.
-    inside: whether the answer begins with thoughts, without a marker.
+    Markers count only before the content, because the content may mention them. But special tokens
+    among them are removed everywhere, because no message that is sent back may name a special token.
+    inside: True if the answer begins with thoughts, without a marker.
     """
 
     def __init__(self, thoughts: Thoughts, *, inside: bool) -> None:
@@ -53,7 +53,7 @@ class ThoughtParser:
         self._lead = True  # no thought has come out yet
 
     def push(self, text: str, *, ended: bool = False) -> tuple[str, str]:
-        """Return the thoughts, and the content after them, that are certain with this delta."""
+        """Add text; return the thoughts and the content that can no longer change."""
         self._text, thought = self._text + text, ""
         if self._state == "before":
             self._begin(ended=ended)
@@ -79,7 +79,7 @@ class ThoughtParser:
             self._state = "content"
 
     def _read_thought(self, *, ended: bool) -> str:
-        """Return the thoughts up to the end, or to white space or a part of the end at the last."""
+        """Return text up to the end marker, or up to what may be white space or a marker's start."""
         text, end = self._text, self._marks.end
         if self._lead:
             text = text.lstrip(SPACE)

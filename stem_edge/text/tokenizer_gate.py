@@ -1,8 +1,8 @@
-"""Check of a tokenizer.json before the tokenizers library sees it.
+"""Checks a tokenizer.json before the tokenizers library reads it.
 
 The library trusts the numbers, lengths and ids in the file, and some values make it abort the
-process. They are bounded here, and unknown kinds of steps are refused by name. The JSON that is
-passed on is encoded again, so that two parsers cannot disagree about it.
+process. This module limits them, and refuses unknown kinds of steps by name. The library gets JSON
+that is encoded again, so that two parsers cannot disagree about it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NULL = msgspec.Raw(b"null")
 
 
 class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
-    """Token that is split off a text before the tokenizer's model sees it."""
+    """A token that is split off a text before the tokenizer's model sees the text."""
 
     id: Id
     content: Content
@@ -50,7 +50,7 @@ class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False
 
 
 class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
-    """Top-level object of a tokenizer.json."""
+    """The top-level object of a tokenizer.json."""
 
     model: msgspec.Raw
     version: Literal["1.0"] = "1.0"
@@ -69,8 +69,8 @@ Added = Annotated[list[AddedToken], msgspec.Meta(max_length=MAX_ADDED)]
 def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokenizer:
     """Check a tokenizer.json for a model with `vocab_size` rows. Raises BundleError.
 
-    Ids must be 0 to vocab_size - 1, each of one token; some may have none, because a model can have
-    more rows than its tokenizer has tokens.
+    Ids must be from 0 to vocab_size - 1, each for one token. Some ids may have no token, because a model
+    can have more rows than its tokenizer has tokens.
     """
     try:
         data = disk.read_file(path, MAX_NBYTES)
@@ -88,9 +88,9 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
 
 
 def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
-    """Check the bytes of a tokenizer.json as check_tokenizer does. Raises ValueError, RecursionError.
+    """Check the bytes of a tokenizer.json like check_tokenizer. Raises ValueError, RecursionError.
 
-    Padding and truncation are removed, and dropout, which makes the ids of a text random.
+    Removes padding, truncation, and dropout, which makes the ids of a text random.
     """
     if len(data) > MAX_NBYTES:
         raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
@@ -127,7 +127,7 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
 
 
 def _decoded(file: TokenizerFile, name: str, kind: Any) -> Any:
-    """Return a part of the file as objects of Python, unless it is too large. Raises ValueError."""
+    """Decode the part `name` of the file. Raises ValueError if it is too large."""
     raw: msgspec.Raw = getattr(file, name)
     most = MAX_PART_NBYTES.get(name, MAX_OTHER_PART_NBYTES)
     if len(raw) > most:

@@ -1,7 +1,7 @@
-"""Check of a tokenizer's model: its tokens and merges, and the memory that the library takes for them.
+"""Checks a tokenizer's model: its tokens and merges, and the memory that the library needs.
 
-A file of 64 MiB can name what the library needs gigabytes and minutes for, so numbers are bounded
-before. Lists are read in pieces, because objects of Python would take more than the library.
+A file of 64 MiB can describe a model for which the library needs gigabytes and minutes, so sizes are limited
+first. Lists are decoded in pieces, because Python objects would take more memory than the library.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PIECES = _some(_PAIR % rb"[-+.0-9eE]+")
 
 
 class _Fields(msgspec.Struct):
-    """Fields of a model that the library knows; it ignores others, so they are left out."""
+    """The fields of a model that the library knows. Other fields are left out; it ignores them."""
 
     type: Field = msgspec.UNSET
     dropout: Field = msgspec.UNSET
@@ -65,11 +65,11 @@ class _Fields(msgspec.Struct):
 def check_tokens(
     raw: msgspec.Raw, added_nbytes: int
 ) -> tuple[bytes, dict[str, int], TokenizerMemory]:
-    """Return the JSON of a model written anew for the library, its ids, and the memory it takes.
+    """Check a model; return it as new JSON for the library, its token ids, and its memory needs.
 
-    Dropout, which makes the ids of a text random, is left out. Raises ValueError.
+    Leaves out dropout, which makes the ids of a text random. Raises ValueError.
 
-    added_nbytes: text of the tokens that are split off before the model, whose memory counts, too.
+    added_nbytes: bytes of the added tokens' texts, whose memory counts, too.
     """
     fields = msgspec.json.decode(raw, type=_Fields)
     given = msgspec.structs.asdict(fields).items()
@@ -96,7 +96,7 @@ def check_tokens(
 
 
 def _vocabulary(raw: msgspec.Raw) -> dict[str, int]:
-    """Map each token to its id. Raises ValueError unless it is named once."""
+    """Map each token to its id. Raises ValueError if a token occurs twice."""
     count = 0
     for count, _ in enumerate(_KEY.finditer(memoryview(raw)), 1):
         _check_count(count)
@@ -106,7 +106,7 @@ def _vocabulary(raw: msgspec.Raw) -> dict[str, int]:
 
 
 def _pieces(raw: msgspec.Raw) -> dict[str, int]:
-    """Map each token of a Unigram model to its id, which is its place in the list."""
+    """Map each token of a Unigram model to its id, which is its index in the list."""
     ids, count = dict[str, int](), 0
     for some in _lists(raw, _PIECES, list[tuple[str, float]], "model.vocab"):
         for piece, _ in some:
@@ -118,7 +118,7 @@ def _pieces(raw: msgspec.Raw) -> dict[str, int]:
 
 
 def _nodes(pieces: Collection[str]) -> int:
-    """Return the nodes of the library's tree of tokens: their distinct beginnings. Raises ValueError."""
+    """Return the size of the library's prefix tree of tokens, in nodes. Raises ValueError."""
     text = sum(len(piece.encode()) for piece in pieces)
     if text > MAX_PIECES_NBYTES:
         raise ValueError(
@@ -146,10 +146,10 @@ def _check_distinct(ids: Mapping[str, int], count: int) -> None:
 
 
 def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[bytes, int]:
-    """Return the merges for the library, and their number. Raises ValueError.
+    """Return the merges as JSON for the library, and their number. Raises ValueError.
 
     plain: write them as "a b", which the library reads with half the memory that ["a", "b"] takes.
-    Tokens with spaces cannot be written so, and it skips texts that begin with #version.
+    Tokens with spaces cannot be written so, and the library skips texts that begin with #version.
     """
     most = min(MAX_MERGES * len(ids), MAX_MERGES_IN_ALL)
     keys, written = array("Q"), list[bytes]()
@@ -182,7 +182,7 @@ def _is_comment(merge: object) -> bool:
 
 
 def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
-    """Return the tokens of a merge; old files join them in one text."""
+    """Return the two tokens of a merge. Old files join them in one text."""
     first, *others = merge.split(" ") if isinstance(merge, str) else merge
     if len(others) != 1:
         raise ValueError(f"model.merges has {str(merge)[:80]!r}, expected two tokens")
@@ -190,7 +190,7 @@ def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
 
 
 def _lists(raw: msgspec.Raw, some: re.Pattern[bytes], kind: Any, where: str) -> Iterator[list[Any]]:
-    """Yield the elements of a JSON list in pieces. Raises ValueError for one of another kind."""
+    """Decode a JSON list; yield it in pieces. Raises ValueError for elements of another kind."""
     data = memoryview(raw)
     if bytes(data[:1]) != b"[":
         raise ValueError(f"{where} is not a list")

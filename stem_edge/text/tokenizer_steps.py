@@ -1,7 +1,7 @@
-"""Check of a tokenizer's steps: their kinds, and how far they can lengthen a text.
+"""Checks a tokenizer's steps: their kinds, and the factor by which they can lengthen a text.
 
 The library accepts steps that turn a line into gigabytes: nine that replace a character by ten, a
-prefix of a million bytes, or a template with the text five times. They must be refused before.
+prefix of a million bytes, or a template with the text five times. They must be refused first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FIXED_GROWTH = {"ByteLevel": 2, "Metaspace": 3}
 
 
 def check_model(model: Mapping[str, msgspec.Raw]) -> None:
-    """Raise ValueError for a model of an unknown kind, or with a long text that it would repeat."""
+    """Raise ValueError for a model of an unknown kind, or with a long text in a setting."""
     kind = msgspec.json.decode(model["type"], type=str) if "type" in model else None
     if kind is not None and kind not in MODELS:
         raise ValueError(f"model.type is {kind[:80]!r}, expected {' or '.join(MODELS)}")
@@ -71,9 +71,9 @@ def check_model(model: Mapping[str, msgspec.Raw]) -> None:
 
 
 def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
-    """Return the largest factor by which steps lengthen a text or what a token decodes to.
+    """Return the largest factor by which steps lengthen a text or the text of decoded tokens.
 
-    parts: the steps by the names in KINDS. Raises ValueError for a step that is not accepted.
+    parts: the steps, by the names in KINDS. Raises ValueError for a step that is not accepted.
     """
     growths = dict.fromkeys(KINDS, 1)
     for part, step in parts.items():
@@ -88,7 +88,7 @@ def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
 
 
 def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the steps of a part, including those in sequences, each with its path in the file."""
+    """Yield (path in the file, step) for the steps of a part, including nested sequences."""
     field, names = KINDS[part]
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":
@@ -119,7 +119,7 @@ def _check_texts(where: str, step: dict[str, Any]) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value; it can recurse, because msgspec has bounded the depth."""
+    """Yield all texts in a JSON value. It may recurse, because msgspec has limited the depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -132,7 +132,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _check_numbers(where: str, step: dict[str, Any], vocab_size: int) -> None:
-    """Check numbers that the library trusts: lengths, and ids that are added around a text."""
+    """Check numbers that the library trusts: lengths, and ids that a step adds around a text."""
     kind = step["type"]
     length = step.get("length")
     if kind == "FixedLength" and "length" in step and not (type(length) is int and length > 0):
@@ -177,7 +177,7 @@ def _growth(part: str, steps: list[dict[str, Any]]) -> int:
 
 
 def _factor(step: dict[str, Any]) -> int:
-    """Return the bytes that a step can make of one byte."""
+    """Return the maximum number of bytes that a step makes from one byte."""
     if step["type"] == "Replace":
         pattern, content = step.get("pattern"), str(step.get("content", ""))
         plain = pattern.get("String") if isinstance(pattern, dict) else None
@@ -191,7 +191,7 @@ def _factor(step: dict[str, Any]) -> int:
 
 
 def _charsmap_growth(charsmap: Any) -> int:
-    """Return the longest replacement in a charsmap: a trie, then texts terminated by zeros."""
+    """Return the length of the longest text in a charsmap: a trie, then zero-terminated texts."""
     message = "normalizer.precompiled_charsmap is {}, expected base64 of a trie and its texts"
     try:
         data = base64.b64decode(charsmap, validate=True)

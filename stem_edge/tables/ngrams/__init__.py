@@ -1,1 +1,1 @@
-"""Rows that several tokens pick together: which ones they are, and how they lie on flash."""
+"""N-gram tables, in which several tokens select a row: which row it is, and its place on flash."""

@@ -1,7 +1,7 @@
-"""How the rows of a table of n-grams lie on flash: many small ones in a page, which is read whole.
+"""Storage of the rows of an n-gram table: many small rows per page. A page is read as a whole.
 
-A page is what a drive reads at least, so a row costs no more than a byte would. Rows are stored as the
-checkpoint has them, or with fewer bits; the scales of a row lie behind its codes.
+A page is the smallest unit that a drive reads, so reading a row costs no more than reading a byte. Rows are stored
+as in the checkpoint, or with fewer bits; the scales of a row follow its codes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOAT_NBYTES: dict[Stored, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 def _fp8_values() -> F32:
-    """Value of each byte as float8 e4m3fn (OCP, Open Compute Project, 2023): no infinities, one NaN."""
+    """Return the value of each byte as float8 e4m3fn (OCP, 2023): no infinities, one NaN."""
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     values = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
@@ -37,7 +37,7 @@ FP8 = _fp8_values()
 
 
 class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """A table of n-grams: its keys, and how its rows are stored. Raises ValueError if impossible."""
+    """An n-gram table: its hash, and the storage of its rows. Raises ValueError if invalid."""
 
     name: str  # of its folder
     layer: int | None  # that adds what its rows give, counted from 0; None: the input embedding
@@ -62,7 +62,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def codes(self) -> RecordLayout:
-        """Layout of a row of whole numbers."""
+        """Layout of one row, if it is stored as integers."""
         return RecordLayout(
             records=1,
             layers=(0,),
@@ -74,7 +74,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def row_nbytes(self) -> int:
-        """Bytes of a row: codes and scales."""
+        """Bytes of one row: codes and scales."""
         if self.stored in FLOAT_NBYTES:
             scales = self.width // self.block if self.block else 0
             return self.width * FLOAT_NBYTES[self.stored] + scales
@@ -82,35 +82,35 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def rows_per_page(self) -> int:
-        """Rows of a page: as many as it holds with its checksum, at least one."""
+        """Number of rows in a page: as many as fit beside its checksum, at least one."""
         return max(1, (PAGE_NBYTES - CRC_NBYTES) // self.row_nbytes)
 
     @cached_property
     def page_nbytes(self) -> int:
-        """Bytes of a page without its checksum, with which it fills one of a drive where rows are small."""
+        """Bytes of a page, without its checksum. With it, a page of small rows is a drive's page."""
         if self.row_nbytes <= PAGE_NBYTES - CRC_NBYTES:
             return PAGE_NBYTES - CRC_NBYTES
         return -(-self.rows_per_page * self.row_nbytes // WORD_NBYTES) * WORD_NBYTES
 
     @cached_property
     def pages(self) -> int:
-        """Pages of the table; the last one is filled up with zeros."""
+        """Number of pages in the table; the last page is padded with zeros."""
         return -(-self.hash.rows // self.rows_per_page)
 
     @property
     def format(self) -> TableFormat:
-        """Pages as records of a table store: one for each number, of words that nobody looks at."""
+        """Format of a table store that has a record for each page. Its values have no meaning."""
         words = ((self.page_nbytes // WORD_NBYTES,),)
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on flash, not counting descriptions."""
+        """Bytes on flash, without the zarr.json files."""
         return self.format.nbytes()
 
     def values(self, rows: U8) -> F32:
-        """Return the values [n, width] of stored rows [n, row_nbytes]."""
+        """Decode stored rows [n, row_nbytes] to float32 [n, width]."""
         if self.stored not in FLOAT_NBYTES:
             layout = self.codes
             return layout.unpack(rows, 0) * np.float32(self.scale)

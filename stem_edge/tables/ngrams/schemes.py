@@ -1,10 +1,10 @@
-"""Hashes of public models, derived from their config.json exactly as their own code derives them.
+"""N-gram hashes of public models, derived from config.json exactly as in the models' code.
 
 | model | source | tables |
 |---|---|---|
 | Qwen3.8-Flash-Next | transformers, models/qwen4_exp | of one layer: bigrams and trigrams |
 | DeepSeek-V4.1 | the model's reference code | of two layers: up to 4 ids, which are mapped to classes first |
-| LongCat-Flash-Lite, LongCat-2.0 | the model's modeling_longcat_ngram.py | beside the input embedding |
+| LongCat-Flash-Lite, LongCat-2.0 | the model's modeling_longcat_ngram.py | added to the input embedding |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEEPSEEK = {
 
 
 class QwenConfig(msgspec.Struct):
-    """What config.json of a Qwen model says of its table; defaults are those of transformers."""
+    """Fields about n-gram tables in a Qwen config.json, with the defaults of transformers."""
 
     vocab_size: Count
     ple_layer_ids: Annotated[list[Count], msgspec.Meta(max_length=64)]  # counted from 1
@@ -47,7 +47,7 @@ class QwenConfig(msgspec.Struct):
     seed: int = 1234
 
     def tables(self) -> list[NgramTable]:
-        """Return its tables. Raises ValueError."""
+        """Return the model's tables. Raises ValueError."""
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         orders = _orders(self.ngram_size, self.heads_per_ngram)
         heads, found = len(orders), list[NgramTable]()
@@ -74,7 +74,7 @@ class QwenConfig(msgspec.Struct):
 
 
 class DeepSeekConfig(msgspec.Struct):
-    """What config.json of a DeepSeek model says of its tables."""
+    """The fields of a DeepSeek model's config.json about its n-gram tables."""
 
     vocab_size: Count
     engram_layer_ids: list[int]  # counted from 0
@@ -87,7 +87,7 @@ class DeepSeekConfig(msgspec.Struct):
     engram_pad_token_id: Id
 
     def tables(self) -> list[NgramTable]:
-        """Return its tables. Raises ValueError if they have other rows than config.json says."""
+        """Return the model's tables. Raises ValueError if their sizes differ from config.json."""
         orders, used = _orders(self.engram_max_ngram_size, self.engram_n_heads), set[int]()
         found = list[NgramTable]()
         for layer, rows in zip(self.engram_layer_ids, self.engram_num_embeddings, strict=True):
@@ -121,7 +121,7 @@ class DeepSeekConfig(msgspec.Struct):
 
 
 class LongCatConfig(msgspec.Struct):
-    """What config.json of a LongCat model says of its n-gram embedding."""
+    """The fields of a LongCat model's config.json about its n-gram embedding."""
 
     vocab_size: Count  # of text
     hidden_size: Count
@@ -132,7 +132,7 @@ class LongCatConfig(msgspec.Struct):
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
 
     def tables(self) -> list[NgramTable]:
-        """Return its tables as one, with a head for each."""
+        """Return the model's tables as a single table with one head per original table."""
         orders = _orders(self.emb_neighbor_num, self.emb_split_num)
         base = self.ngram_vocab_size_ratio * self.vocab_size
         sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))
@@ -158,9 +158,9 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 
 
 def keyed_tables(config: dict[str, Any]) -> list[NgramTable]:
-    """Return the tables of n-grams that a config.json describes.
+    """Return the n-gram tables that a config.json describes.
 
-    Raises ValueError if it describes none that are known here, or a number is missing.
+    Raises ValueError if it describes no known kind of n-gram table, or if a field is missing.
     """
     inner = config.get("text_config")
     config = config | (inner if isinstance(inner, dict) else {})
@@ -172,12 +172,12 @@ def keyed_tables(config: dict[str, Any]) -> list[NgramTable]:
 
 
 def table(name: str, layer: int | None, keys: NgramHash, width: int) -> NgramTable:
-    """Return a table as config.json describes it, which does not say how rows are stored."""
+    """Return a table with rows as float32, because config.json does not say how rows are stored."""
     return NgramTable(name=name, layer=layer, hash=keys, width=width, stored="fp32")
 
 
 def splitmix64(number: int) -> int:
-    """Return the number after this one in the generator SplitMix64 (Steele et al., 2014)."""
+    """Return the number that follows `number` in the generator SplitMix64 (Steele et al., 2014)."""
     number = (number + GOLDEN) & WORD
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & WORD
@@ -185,9 +185,9 @@ def splitmix64(number: int) -> int:
 
 
 def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[int, ...]:
-    """Return the first `count` primes above a number that are not used elsewhere, ascending.
+    """Return the first `count` primes above `number` that are not in `used`, ascending.
 
-    They are found by division: tables have at most 2**30 rows.
+    They are found by trial division: tables have at most 2**30 rows.
     """
     found = list[int]()
     while len(found) < count:
@@ -198,7 +198,7 @@ def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[in
 
 
 def _bound(symbols: int) -> int:
-    """Return the number that halves of multipliers stay below, so that products fit 64 bits."""
+    """Return the limit on half a hash multiplier that keeps products with ids within 64 bits."""
     return max(1, INT64_MAX // symbols // 2)
 
 

@@ -1,8 +1,8 @@
-"""Tables of n-grams on flash: a zarr v3 group, read here without zarr.
+"""N-gram tables on flash: a zarr v3 group, read here without zarr.
 
-OUT/zarr.json      group; its attributes hold an NgramFormat
-OUT/<table>/       array of pages, as stem_edge.tables.shards describes arrays of records
-OUT/classes/       where a hash maps ids to classes: array int32 [V] of one chunk, id -> class
+OUT/zarr.json      group; its attributes contain an NgramFormat
+OUT/<table>/       array of pages; stem_edge.tables.shards describes arrays of records
+OUT/classes/       if a hash maps ids to classes: array int32 [V] of one chunk, id -> class
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_TABLES = 64
 
 
 class NgramFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Contents of a folder of tables of n-grams. Raises ValueError if impossible."""
+    """The description of a folder of n-gram tables. Raises ValueError for invalid fields."""
 
     attribute: ClassVar[str] = "stem_edge_ngrams"
     tables: tuple[NgramTable, ...]
@@ -39,18 +39,18 @@ class NgramFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def classes(self) -> tuple[int, int] | None:
-        """Ids of the vocabulary, and classes that they are mapped to; None if they are not."""
+        """(ids in the vocabulary, classes to which they are mapped); None without classes."""
         keys = self.tables[0].hash
         return None if keys.classes is None else (keys.vocab_size, keys.classes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on flash, not counting descriptions."""
+        """Bytes on flash, without the zarr.json files."""
         return sum(table.nbytes for table in self.tables)
 
 
 class NgramStore(msgspec.Struct, frozen=True):
-    """Opened folder of tables of n-grams."""
+    """An opened folder of n-gram tables."""
 
     format: NgramFormat
     tables: tuple[TableStore, ...]  # of pages
@@ -58,13 +58,13 @@ class NgramStore(msgspec.Struct, frozen=True):
 
 
 def is_ngrams(root: Path) -> bool:
-    """Return whether a folder holds tables of n-grams, whole or damaged."""
+    """True if a folder contains n-gram tables, complete or damaged."""
     path = root / "zarr.json"
     return path.is_file() and NgramFormat.attribute in str(read_json(path).get("attributes"))
 
 
 def open_ngrams(root: Path) -> NgramStore:
-    """Open tables of n-grams. Raises BundleError unless they are just as the exporter writes them."""
+    """Open n-gram tables. Raises BundleError unless they are exactly as the exporter writes them."""
     if not (root / "zarr.json").is_file():
         raise BundleError(
             f"{root}: no tables of n-grams here; stem-edge export --tables-only makes them"

@@ -1,4 +1,4 @@
-"""Calls of tools in the text of an answer, as each family of chat templates writes them.
+"""Tool calls in the text of an answer, in the format of each family of chat templates.
 
-stem_edge/apps/answers/turn.py shows how they are offered, demanded by a grammar, and read.
+stem_edge/apps/answers/turn.py shows how tools are offered, forced by a grammar, and parsed.
 """

@@ -1,4 +1,4 @@
-"""How families of models write calls of tools: the table of them, and a chat template's entry."""
+"""The formats in which families of models write tool calls, and how to recognize each family."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Family:
-    """How calls are written.
+    """The format of a model family's tool calls.
 
-    signs: patterns that are all in the source of a chat template of the family. begin, end: markers
+    signs: patterns that all occur in the source of the family's chat templates. begin, end: markers
     around a call; the end may be missing. inside: white space between a marker and a call.
-    between: separates calls. bare: the beginning of an answer that is a call without markers.
+    between: separates calls. bare: start of an answer that is a call without markers.
     key: name of the arguments in a call that is a JSON object. quote: marker around strings in a call
-    like `call:name{key:value}`, for the families that have no JSON. special: markers that are special
-    tokens, whose names answers must keep.
+    like `call:name{key:value}`, for the families that do not use JSON. special: markers that are special
+    tokens, which decoding must not skip.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Family:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Markers without which an answer cannot be read."""
+        """The markers that must be in the text of an answer to parse its calls."""
         marks = () if self.bare else (self.begin, self.end)
         return (*marks, self.quote) if self.quote else marks
 
@@ -73,9 +73,9 @@ FAMILIES = (
 
 
 def family_of(template_source: str, special_tokens: Collection[str] = ()) -> Family | None:
-    """Return the family of a chat template, by the text that it writes; None if it is unknown.
+    """Return the family of a chat template, recognized by its source; None if it is unknown.
 
-    special_tokens: names of the tokenizer's special tokens, of which some may be the family's markers.
+    special_tokens: names of the tokenizer's special tokens, to find the family's markers among them.
     """
     for family in FAMILIES:
         if all(re.search(sign, template_source) for sign in family.signs):

@@ -1,8 +1,8 @@
-"""The grammar of answers that are calls of tools, in llguidance's dialect of Lark.
+"""The grammar of answers that are tool calls, in llguidance's dialect of Lark.
 
-llguidance enforces the whole schema of arguments that are JSON. Of arguments in Gemma's form, `properties`,
-`required`, `type`, `items`, and scalars in `enum` and `const` are enforced; a value that other keywords
-describe, such as $ref, may be any.
+For JSON arguments, llguidance enforces the whole schema. For arguments in Gemma's format, the grammar enforces
+`properties`, `required`, `type`, `items`, and scalars in `enum` and `const`; a value that other keywords
+describe, such as $ref, may be any value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def calls_grammar(
 ) -> str:
     """Return the grammar of answers that call these tools.
 
-    name: the function that has to be called; None for any. parallel: allow several calls.
+    name: the function that must be called; None for any. parallel: allow several calls.
     Raises InputError for a function that is not among the tools.
     """
     functions = [tool["function"] for tool in tools]
@@ -71,19 +71,19 @@ def calls_grammar(
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema that allows only the arguments described in it."""
+    """Return a schema that allows only the arguments that it describes."""
     if schema.keys() & OPEN:
         return schema
     return {"type": "object", "properties": {}, "additionalProperties": False, **schema}
 
 
 def literal(text: str) -> str:
-    """Return text as it is written in a grammar."""
+    """Return a text as a quoted string of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _marks(family: Family, text: str) -> str:
-    """Return the Lark of markers and white space: special tokens, or else text."""
+    """Return the Lark for markers and white space; special tokens are matched as tokens."""
     marks = "|".join(map(re.escape, family.special))
     parts = re.split(f"({marks})", text) if marks else [text]
     special = {part for part in family.special if SPECIAL.fullmatch(part)}
@@ -91,7 +91,7 @@ def _marks(family: Family, text: str) -> str:
 
 
 class _BracesRules:
-    """Rules of calls in Gemma's form, each with a name of its own."""
+    """Lark rules for calls in Gemma's format, each with its own name."""
 
     def __init__(self, family: Family) -> None:
         self._quote = _marks(family, family.quote)
@@ -106,7 +106,7 @@ class _BracesRules:
         ]
 
     def members(self, schema: Mapping[str, Any], depth: int = 0) -> str:
-        """Return the Lark of an object's members, in the order in which templates write them."""
+        """Return the Lark for an object's members, in the order in which templates write them."""
         properties, required = schema.get("properties"), schema.get("required")
         if not isinstance(properties, Mapping) or not properties or depth > MAX_DEPTH:
             return "" if schema.get("additionalProperties") is False else "pairs"
@@ -148,5 +148,5 @@ class _BracesRules:
 
 
 def _key(name: str) -> str:
-    """Return the Lark of a key, in quotes if it would not be read as one without."""
+    """Return the Lark for a key. It is quoted if it would be misread without quotes."""
     return literal((literal(name) if AFTER_WORDS.intersection(name) else name) + ":")

@@ -1,4 +1,4 @@
-"""The parser of an answer that arrives in deltas, which tells text from calls of tools."""
+"""A streaming parser that separates tool calls from text in an answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stem_edge.text.tool_calls.reading import CallReader, MoreError, NoCallError
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool."""
+    """A tool call."""
 
     index: int  # among the calls of an answer, from 0
     id: str  # as OpenAI's look
@@ -23,11 +23,11 @@ class Call:
 
 
 class CallParser:
-    """Parser of one answer.
+    """Separates the tool calls of one answer from its text.
 
-    tools: those that were offered, as checked_tools returns them; None allows any name.
-    A call that breaks off, and a call of a function that nobody offered, are text.
-    White space before a call and after the last one does not come out.
+    tools: the offered tools, as checked_tools returns them; None allows any name.
+    Incomplete calls, and calls of functions that were not offered, are text.
+    White space before a call and after the last call is dropped.
     """
 
     def __init__(self, family: Family, tools: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -40,7 +40,7 @@ class CallParser:
         self._pieces = list[str | Call]()
 
     def push(self, text: str, *, ended: bool = False) -> list[str | Call]:
-        """Return the texts and calls that are certain with this delta; parts of markers are held back."""
+        """Add text; return complete calls, and text that can no longer be part of a call."""
         self._text, self._ended = self._text + text, ended
         try:
             # An unfinished call is not read again with each delta, but where it may end.
@@ -53,7 +53,7 @@ class CallParser:
         return pieces
 
     def _read(self) -> None:
-        """Take a call, or text before one. Raises MoreError."""
+        """Consume one call, or the text before the next one. Raises MoreError."""
         self._due, at = 0, self._next(0)
         if self._after_call and self._comes(self._family.between.strip(), at):
             at = self._next(at + len(self._family.between.strip()))
@@ -68,18 +68,18 @@ class CallParser:
             self._take(min((stop for stop in stops if stop > 0), default=len(self._text)))
 
     def _next(self, at: int) -> int:
-        """Return the place of the next character that is no white space."""
+        """Return the index of the next character that is not white space."""
         return len(self._text) - len(self._text[at:].lstrip(SPACE))
 
     def _comes(self, mark: str, at: int) -> bool:
-        """Tell whether a marker comes next. Raises MoreError where that is not certain."""
+        """True if a marker comes next. Raises MoreError if more text is needed to tell."""
         partly = len(self._text) - at < len(mark) and mark.startswith(self._text[at:])
         if partly and not self._ended:
             raise MoreError
         return bool(mark) and self._text.startswith(mark, at)
 
     def _take(self, count: int) -> None:
-        """Turn the next characters into content, after which no call can be without a marker."""
+        """Consume `count` characters as content. After content, a call needs a marker."""
         self._bare = self._after_call = False
         rest = self._text[count:]
         self._content(self._text[:count])

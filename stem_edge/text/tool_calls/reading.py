@@ -1,4 +1,4 @@
-"""Reading of a call from the text of an answer: the name, and the arguments as JSON text."""
+"""Parses one tool call in an answer's text: its name, and its arguments as JSON text."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ARGUMENTS = ("arguments", "parameters")  # models mix them up
 
 
 class NoCallError(Exception):
-    """Raised where text is no call."""
+    """Raised if a text is not a tool call."""
 
 
 class MoreError(NoCallError):
-    """Raised where the text ends before a call does."""
+    """Raised if the text ends before the call does."""
 
 
 class CallReader:
-    """Reader of the call at a place in a text.
+    """Parses the call at position `at` of a text.
 
-    quote: marker around strings, of families that have no JSON. names: of the functions that may be
+    quote: marker around strings, for families that do not use JSON. names: functions that may be
     called; None: any.
     """
 
@@ -51,7 +51,7 @@ class CallReader:
         return name, self._read_object()
 
     def _read_json(self) -> tuple[str, str]:
-        """Read a JSON object with a name and arguments, in either order."""
+        """Parse a JSON object with a name and arguments, in either order."""
         name = arguments = ""
         self._expect("{")
         while (char := self._peek()) != "}":
@@ -79,7 +79,7 @@ class CallReader:
         return name
 
     def _read_object(self) -> str:
-        """Read the arguments as JSON. A comma is written with the next value: models put one behind the last."""
+        """Parse the arguments; return them as JSON. Drops trailing commas, which models write."""
         found, comma, depth = "", "", 0
         while depth or not found:
             char = self._peek()
@@ -97,7 +97,7 @@ class CallReader:
         return found
 
     def _word(self) -> str:
-        """Read a number, true, false, null, or a key without quotes where there are such."""
+        """Parse a number, true, false, null, or an unquoted key; return it as JSON."""
         word = self._match(WORD)
         if self._quote and word and self._peek() == ":":
             return json.dumps(word, ensure_ascii=False)
@@ -111,7 +111,7 @@ class CallReader:
             raise NoCallError from None
 
     def _quoted(self) -> str | None:
-        """Read a string and return it as JSON; None for anything else."""
+        """Parse a string and return it as JSON; None if there is no string here."""
         if self._quote and self._comes(self._quote):  # nothing escapes in it
             start = self.at + len(self._quote)
             if (end := self._text.find(self._quote, start)) < 0:
@@ -128,7 +128,7 @@ class CallReader:
         return str(_loaded(text))
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        """Read what matches, which ends before another character."""
+        """Consume a match of `pattern` that ends before the text does. Raises MoreError."""
         found = pattern.match(self._text, self.at)
         if found is None or found.end() == len(self._text):
             raise MoreError
@@ -136,7 +136,7 @@ class CallReader:
         return found[0]
 
     def _peek(self) -> str:
-        """Return the next character that is no white space."""
+        """Skip white space; return the next character."""
         while self.at < len(self._text):
             if (char := self._text[self.at]) not in SPACE:
                 return char
@@ -144,7 +144,7 @@ class CallReader:
         raise MoreError
 
     def _comes(self, text: str) -> bool:
-        """Tell whether this text comes next, after white space."""
+        """True if `text` comes next, after white space. Raises MoreError if more text is needed."""
         self._peek()
         if self._text.startswith(text, self.at):
             return True
@@ -159,7 +159,7 @@ class CallReader:
 
 
 def _escape(found: re.Match[str]) -> str:
-    """Return an escape as JSON. As in Python, a backslash that escapes nothing stands for itself."""
+    """Convert an escape to valid JSON. As in Python, an unneeded backslash is kept."""
     char = found[1]
     if char is None:
         return json.dumps(found[0])[1:-1]
