@@ -1,4 +1,4 @@
-"""Exporting checkpoints to bundles."""
+"""Exports checkpoints to bundles."""
 
 from stem_edge.export.exporter import export_bundle
 

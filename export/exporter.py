@@ -1,4 +1,4 @@
-"""Export of a checkpoint to a bundle: read, convert, write, compare, publish."""
+"""Exports a checkpoint to a bundle: reads, quantizes, writes, compares and publishes it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def export_bundle(
 
 
 def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
-    """Export a checkpoint as export_bundle does, with its keywords as one object."""
+    """Export a checkpoint to a bundle in `out`; `recipe` holds the options of export_bundle."""
     give_back_freed_blocks(KEPT_NBYTES)
     checkpoint = checkpoint_folder(checkpoint, recipe.progress)
     if recipe.assistant is not None:
@@ -171,7 +171,7 @@ def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> Exported
 
 
 def _footprint(plan: Plan) -> Footprint:
-    """Return the sizes of the bundle to be written. Raises GraphError."""
+    """Return the sizes that the new bundle will have. Raises GraphError."""
     config, format = plan.source.config, plan.format
     tables = plan.tables.format if plan.tables else None
     if plan.recipe.engine == GgufFormat.engine:
@@ -180,7 +180,7 @@ def _footprint(plan: Plan) -> Footprint:
 
 
 def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
-    """Write all files, compare the bundle with its checkpoint, and write the manifest."""
+    """Write all files of the bundle, compare it with its checkpoint, and write the manifest."""
     source, config, bar = plan.source, plan.source.config, out.bar
     ids, exact = judged_ids(plan.text_ids, config.max_context), None
     peaks = dict[str, F32]()

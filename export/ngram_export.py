@@ -1,6 +1,6 @@
-"""Export of a model's tables of n-grams alone, for a server of its backbone.
+"""Exports only a model's n-gram tables, for a server that runs the backbone elsewhere.
 
-Pages are written piece by piece, so that 100 GB of rows take some MB of memory.
+Pages are written piece by piece, so that exporting 100 GB of rows needs some MB of memory.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def export_rows(
 
 
 def _stored(table: NgramTable, rows: RowsStored) -> NgramTable:
-    """Return the table as it is to be stored."""
+    """Return the table's description with the type in which the export stores its rows."""
     if rows not in ROWS_STORED:
         raise ExportError(f"rows of n-grams as {rows!r}; expected {', '.join(ROWS_STORED)}")
     if rows == "keep":
@@ -92,7 +92,7 @@ def _write(
     class_of: I32 | None,
     threads: int,
 ) -> None:
-    """Write the pages of every table, and what describes them."""
+    """Write the pages and metadata of every table. class_of: class of each token id, if any."""
     root = out.folder
     files = {root / "zarr.json": encode_metadata(group_document(format))}
     if class_of is not None:
@@ -110,7 +110,7 @@ def _write(
 
 
 def _pages(out: Output, source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:
-    """Return pages start..stop [n, page_nbytes]; what follows the last row is zeros."""
+    """Return pages start..stop of a table as bytes [n, page_nbytes], padded with zeros."""
     first = start * table.rows_per_page
     last = min(stop * table.rows_per_page, table.hash.rows)
     rows = source.read(first, last)

@@ -1,6 +1,6 @@
-"""Quality check of a new bundle, and the manifest that reports the result.
+"""Compares a new bundle with its checkpoint, and reports the result in the manifest.
 
-The bundle is loaded through the public API, as a user does; the numpy reference model computes the
+The bundle is loaded through the public API, as users load it. The numpy reference model computes the
 expected logits from the checkpoint.
 """
 
@@ -51,11 +51,10 @@ EXACT_VALUES = 1 << 25  # logits of the checkpoint that are in memory at once
 def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 | None) -> Manifest:
     """Compare the new bundle with its checkpoint, and return its manifest.
 
-    A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
-    written: format with the prefill graph; ids: tokens to compare on; exact: hidden states
-        [T, hidden_width] of the checkpoint before its head, None if the bundle has the checkpoint's
-        values; GGUF blocks are then tried, others were checked when written.
-    Raises FarError for a bundle that diverges from its checkpoint more than the options' bound.
+    A prefill graph that is less exact than the decoding graph is deleted, unless the recipe asks for it.
+    written: format with the prefill graph; ids: tokens to compare on; exact: the checkpoint's hidden
+        states [T, hidden_width] before the head; None: only run a GGUF backbone, without comparing.
+    Raises FarError if the bundle diverges from its checkpoint by more than recipe.bound.
     """
     format, notes, prefill, apart = plan.format, plan.source.notes, None, None
     if exact is None:
@@ -110,7 +109,7 @@ def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
 
 @contextmanager
 def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Model]:
-    """Load the bundle for a text; a large one prepared, in little memory, in files that are then removed."""
+    """Load the bundle for `tokens` tokens; prepare a large one in temporary files to save memory."""
     # Only here, because an export needs nothing else of what runs bundles.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
@@ -138,7 +137,7 @@ def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Mo
 def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
     """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
 
-    Each piece overwrites the one before, because those of all tokens can take as much as the model.
+    Each piece overwrites the previous one, because all logits can need as much memory as the model.
     """
     for found in model.logits_chunks(ids):
         if not np.isfinite(found).all():
@@ -150,9 +149,9 @@ def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
 
 
 def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare logits with those of the checkpoint: fields of the quality report, and the first logits.
+    """Compare a bundle's logits with the checkpoint's; return report fields and the first logits.
 
-    exact: as in accept; of few tokens at a time, because logits of all can take as much as the model.
+    exact: see accept. The checkpoint's logits are computed for few tokens at a time, to save memory.
     """
     each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
     step = max(1, EXACT_VALUES // plan.source.config.vocab_size)
@@ -180,12 +179,12 @@ def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, f
 
 
 def _rounded(value: float | np.floating[Any]) -> float:
-    """Round to as many digits as a report shows."""
+    """Round to the number of digits in a quality report."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manifest:
-    """Describe the bundle as written so far; measured: fields of the quality report."""
+    """Return the manifest of the bundle as written so far. measured: fields of the quality report."""
     formats: dict[str, Any] = {format.field: format}
     engine, files = plan.recipe.engine, out.files
     tables = plan.tables.format if plan.tables else None

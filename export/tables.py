@@ -1,7 +1,7 @@
-"""Writer of the table store, which streams the tables of a checkpoint.
+"""Writes the table store of a bundle, piece by piece, from a checkpoint's tables.
 
-The shards are not written through zarr, because it makes a chain of Python calls for each record
-and holds whole shards in memory. The bytes are the same; a test checks it by reading with zarr.
+The zarr library does not write the shards, because it makes a chain of Python calls for each record
+and holds whole shards in memory. The files are valid zarr; a test reads them with the library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PIECE_NBYTES = 16 << 20
 def write_tables(
     out: Output, folder: str, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
 ) -> None:
-    """Write a table store into a folder of the bundle."""
+    """Write a table store into the folder `folder` of the bundle."""
     root, first = out.folder / folder, 0
     files = {root / "zarr.json": encode_metadata(group_document(plan.format))}
     grids = [
@@ -65,7 +65,7 @@ def write_shard(
     threads: int,
     work: Callable[[int, int], U8],
 ) -> None:
-    """Write a shard of an array. work: returns its records start..stop, `step` of them, in any thread."""
+    """Write one shard of an array. work: thread-safe; returns the bytes of records start..stop."""
     start = shard * grid.records_per_shard
     stop = start + grid.shard_records(shard)
     spans = ((at, min(at + step, stop)) for at in range(start, stop, step))
@@ -84,7 +84,7 @@ def _records(
     start: int,
     stop: int,
 ) -> U8:
-    """Return records start..stop of an array. first: number of its first record."""
+    """Return the bytes of records start..stop of an array. first: number of the array's record 0."""
     start, stop = first + start, first + stop
     out.bar.advance(4 * (stop - start) * layout.row_width * len(layout.layers))
     if (kept := _kept(plan, tables, layout, start, stop)) is not None:
@@ -100,7 +100,7 @@ def _records(
 def _kept(
     plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
 ) -> U8 | None:
-    """Read records of rows that are stored as the checkpoint has them; None if they are not."""
+    """Return records with the checkpoint's own codes and scales; None if rows must be quantized."""
     scaled = [
         codes
         for layer in layout.layers
@@ -119,7 +119,7 @@ def _kept(
 
 
 def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> F32:
-    """Read the rows of records start..stop from wherever they are in the checkpoint's table."""
+    """Read the rows of records start..stop from a table, whose rows may have another order."""
     runs = [(start, stop)]
     if plan.order is not None:  # ascending numbers, in runs without gaps
         numbers = plan.order[start:stop]
@@ -131,6 +131,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Divide an array into shards of about `nbytes` bytes, and its records into pieces."""
+    """Return the division of an array into shards of about `nbytes` bytes, and of its records."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

@@ -1,7 +1,7 @@
-"""Classes of token ids: tokens whose texts differ in case, accents or space alone are one class.
+"""Classes of token ids. Tokens are in one class if they differ only in case, accents or space.
 
-DeepSeek-V4.1 looks n-grams up by them. They are in no checkpoint, but derived from its tokenizer, in
-the order of ids (the model's reference code; docs/formats.md).
+DeepSeek-V4.1 looks up n-grams of classes. No checkpoint stores the classes; they follow from its
+tokenizer, numbered in the order of ids (the model's reference code; docs/formats.md).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STEPS = [
 
 
 def token_classes(path: Path, vocab_size: int, classes: int) -> I32:
-    """Return the class of each id [vocab_size]. Raises CheckpointError unless there are so many.
+    """Return the class of each token id [vocab_size], computed from a tokenizer.json.
 
-    path: of the checkpoint's tokenizer.json.
+    Raises CheckpointError unless the number of classes is `classes`.
     """
     try:
         checked = check_json(path.read_bytes(), vocab_size)

@@ -1,8 +1,8 @@
-"""Worker process that exports a checkpoint which a load was given, or fetches it from a hub.
+"""Worker process in which `load` exports a checkpoint, or fetches one from a hub.
 
-Not a command for users: stem_edge.runtime.first_load.making starts it, and explains why. If that
-is refused, the last line on stdout is "ErrorClass: message". Progress goes to stderr. At the end of stdin
-it ends, because then the process that waits for it was killed.
+Not a command for users: stem_edge.runtime.first_load.making starts it, and explains why. Progress goes to
+stderr. If the work fails, the last line on stdout is "ErrorClass: message". The worker ends when stdin is
+closed, because its parent was then killed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stem_edge.system.child import INTERRUPTED, REFUSED, end_with_parent
 
 
 def main() -> int:
-    """Run with the arguments CHECKPOINT OUT ENGINE SHOW, which is True, False or None as for Progress.
+    """Export a checkpoint. Arguments: CHECKPOINT OUT ENGINE SHOW; SHOW is True, False or None.
 
-    If OUT is empty, fetch the checkpoint, and print its path.
+    SHOW is as for Progress. If OUT is empty, only fetch the checkpoint, and print its path.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # as it is read, whatever the user's encoding
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

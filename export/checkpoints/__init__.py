@@ -1,4 +1,4 @@
-"""Readers of checkpoints, one for each trainer: the model that they describe, and its tensors.
+"""Readers of checkpoints, one for each trainer. They return the model's config and tensors.
 
-The formats of files that hold tensors are in tensor_files.
+tensor_files reads the file formats, such as safetensors.
 """

@@ -1,7 +1,7 @@
-"""Checkpoints of BlaGPT's trainer: state_step*.pt and best_model*.pt.
+"""Reads checkpoints of BlaGPT's trainer: state_step*.pt and best_model*.pt.
 
-Such a file holds the model's options and tensors, and the trainer's source, which is not read. Facts
-about the trainer that no option states are noted where they are used.
+Such a file holds the model's options, its tensors, and the trainer's source code, which is not read.
+Comments below note facts about the trainer that no option states.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ IGNORED = {
 
 
 class Options(msgspec.Struct):
-    """Options in `model_config` that describe the model; one that is missing is off."""
+    """Options in `model_config` that describe the model. An option that is missing is off."""
 
     vocab_size: int
     n_layer: Layers
@@ -95,7 +95,7 @@ class Options(msgspec.Struct):
     use_top: bool = False
 
     def stem(self) -> tuple[int, ...]:
-        """List the layers with a table: as given, else by the ratio, never the first."""
+        """Return the layers with a table, by stem_layers or stem_ratio; never the first layer."""
         if not self.use_stem:
             return ()
         span = SPANS.get(self.stem_ratio or "", self.n_layer + 1)
@@ -104,7 +104,7 @@ class Options(msgspec.Struct):
 
 
 def find_states(path: Path) -> list[Path]:
-    """List the states: the file itself, or those in a folder, the one to export last."""
+    """List a folder's state files, the one to export last; for a state file, only itself."""
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
     return [
@@ -116,13 +116,13 @@ def find_states(path: Path) -> list[Path]:
 
 
 def step_of(name: str) -> tuple[int, str]:
-    """Return the step of a state by its file's name, as what to sort by."""
+    """Return (step, name) of a state file as a sort key; the step is the name's last number."""
     digits = re.findall(r"\d+", Path(name).stem)
     return (int(digits[-1][:18]) if digits else -1, name)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a state of BlaGPT's trainer, or the last one in a folder that has some. Raises CheckpointError."""
+    """Open a state file of BlaGPT's trainer, or a folder's last one. Raises CheckpointError."""
     states = find_states(Path(path))
     file, others = states[-1], ", ".join(state.name for state in states[:-1])
     config, tensors = _read_state(file)
@@ -139,7 +139,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Read the model's description and tensors, and check that they agree."""
+    """Read the model's config and tensors, and check that they agree."""
     state = load_tensors(path)
     described, saved = state.get("model_config"), state.get("model")
     if not isinstance(described, dict) or not isinstance(saved, dict):
@@ -172,7 +172,7 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def _convert(
     config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Return backbone and tables; unknown tensors keep their names, so that check_shapes refuses."""
+    """Return backbone and tables by our names. check_shapes refuses unknown names later."""
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
     names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)

@@ -1,4 +1,4 @@
-"""Checkpoint as the exporter sees it, whichever trainer wrote it, and checks of its tensors."""
+"""Checkpoint of any trainer as the exporter sees it, and checks of its tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIECE_VALUES = 1 << 16  # read at a time when looking for zeros
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Tokenizer that the model was trained with, by the trainer's own name of its kind."""
+    """Where the model's tokenizer is, and its kind ("json", "gguf" or "bytes")."""
 
     kind: str
     path: Path | None
@@ -33,10 +33,10 @@ class TokenizerSource:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint by this project's names, its tensors not read yet.
+    """Checkpoint with tensors by this project's names; their values are read when needed.
 
-    backbone has the names and shapes of ModelConfig.backbone_shapes(); tables maps each STEM layer
-    to its [records, row width] table (ModelConfig.records, row_parts).
+    backbone: tensors with the names and shapes of ModelConfig.backbone_shapes(). tables: STEM layer ->
+    its table [records, row width] (ModelConfig.records, row_parts).
     """
 
     path: Path
@@ -52,14 +52,14 @@ class Checkpoint:
 
     @property
     def rows(self) -> Mapping[int, Matrix]:
-        """STEM layer -> a row for each token [vocab_size, row width], for the reference model."""
+        """STEM layer -> table with a row for each token [vocab_size, row width]."""
         if self.index is None:
             return self.tables
         return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors as the checkpoint stores them."""
+        """Bytes that all tensors take in the checkpoint."""
         matrices = [*self.backbone.values(), *self.tables.values()]
         return sum(matrix.nbytes for matrix in matrices)
 
@@ -67,9 +67,9 @@ class Checkpoint:
 def module_names(
     inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the trainer's name of each module -> this project's name of its weight.
+    """Map the trainer's module names to this project's names of their weights.
 
-    inside: the trainer's prefix of names in a layer, with {} for its number.
+    inside: prefix of names in a layer, with {} for its number; top, parts: names outside and in layers.
     """
     return dict(top) | {
         inside.format(layer) + theirs: f"layers.{layer}.{ours}"
@@ -79,7 +79,7 @@ def module_names(
 
 
 def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint if its tensors fit its config. Raises CheckpointError."""
+    """Raise CheckpointError if the tensors do not fit the config; else return the checkpoint."""
     config = checkpoint.config
     expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
     table = (config.records, config.record_values // max(1, len(config.row_layers)))
@@ -101,7 +101,7 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
-    """Return rows from `start` on of the matrix `name`. Raises CheckpointError for NaN and inf."""
+    """Return `values`. Raises CheckpointError for NaN or inf. start: row number of the first row."""
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(np.argwhere(bad)[0][0]) + start
@@ -113,7 +113,7 @@ def check_finite(name: str, start: int, values: F32) -> F32:
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
-    """Return whether two matrices have equal values."""
+    """Return True if two matrices have equal values."""
     if one.shape != other.shape or not one.shape:
         return False
     starts = range(0, other.shape[0], READ_ROWS)
@@ -124,10 +124,10 @@ def same_values(one: Tensor, other: Tensor) -> bool:
 
 
 def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint, with a note about tables that are all zeros.
+    """Return the checkpoint with a note for the user about each table that is all zeros.
 
-    They are exported, because tables of stem-plus may start as zeros, and the bundle computes what
-    the checkpoint does. But a table that was never loaded, or is in a hole of a file, is zero, too.
+    Such tables are exported, because tables of stem-plus may start as zeros. But a table may also be all
+    zeros because it was not saved, or because the file has a hole.
     """
     notes = [
         f"the table of layer {layer} is all zeros: check that the checkpoint is complete"
@@ -138,6 +138,6 @@ def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def is_zero(matrix: Tensor) -> bool:
-    """Return whether all values of a matrix or vector are 0."""
+    """Return True if all values of a matrix or vector are 0."""
     step = max(1, PIECE_VALUES // max(1, prod(matrix.shape[1:])))
     return not any(matrix.rows(at, at + step).any() for at in range(0, matrix.shape[0], step))

@@ -1,6 +1,6 @@
-"""Checkpoints on a model hub: only the files that this project's readers use are fetched.
+"""Downloads a checkpoint from a model hub: only the files that this project's readers use.
 
-Hubs keep several forms of a model side by side, and pictures; one form is enough.
+Hub repositories often hold a model in several formats, and pictures; one format is enough.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def checkpoint_folder(
     progress: bool | None = None,
     tensors: Callable[[str], bool] = lambda name: True,
 ) -> Path:
-    """Return the folder or file of a checkpoint; one on a hub is fetched into the hub's cache.
+    """Return the local path of a checkpoint; one on a hub is first fetched into the hub's cache.
 
-    path: hf:org/name, or hf:org/name:FILE.gguf, is on a hub. tensors: names of those that are needed;
-    of files that an index lists, only theirs are fetched. Raises HubError, CheckpointError, InputError.
+    path: local path, or hf:org/name or hf:org/name:FILE.gguf for a hub. tensors: returns True for names of
+    needed tensors; files without any are not fetched. Raises HubError, CheckpointError, InputError.
     """
     named = ON_HUB.fullmatch(str(path))
     name = hub_name(path if named is None else named[1])
@@ -72,7 +72,7 @@ def _ggufs(listing: Iterable[str]) -> list[str]:
 
 
 def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
-    """Choose the files to read, but those that an index names. Raises CheckpointError."""
+    """Choose the files to fetch from a hub's listing. Raises CheckpointError."""
     files = set(listing)
     if MANIFEST in files:
         raise CheckpointError(
@@ -107,7 +107,7 @@ def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _fetch(snapshot: Snapshot, files: list[str]) -> None:
-    """Fetch files, and compare the large ones with their sha256, which names their blobs in the cache."""
+    """Fetch files, and verify the sha256 of large ones, which is their name in the cache."""
     fetch(snapshot, files)
     links = [file for file in files if (snapshot.folder / file).is_symlink()]
     blobs = {file: (snapshot.folder / file).readlink().name for file in links}

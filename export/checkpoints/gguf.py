@@ -1,9 +1,9 @@
-"""Checkpoints in a GGUF file, or in the files of a split one: llama.cpp's form of a model.
+"""Reads a checkpoint from llama.cpp's GGUF file, or from the files of a split model.
 
-Their keys and names of tensors become those of Hugging Face (gguf_keys.py), so each family is described
-once, in hugging_face/. The rows of q and k of llama are read in the order of Hugging Face, which rotates
-halves: so the model is the same on both engines, adapters for the original fit, and onnxruntime has its
-fastest form. Blocks lie within rows, so each row keeps its codes.
+Keys and tensor names are translated to those of Hugging Face (gguf_keys.py), so that hugging_face/ alone
+describes each family. For llama, rows of q and k are read in Hugging Face's order, where RoPE rotates
+halves. The model is then the same on both engines, adapters for the original fit, and onnxruntime runs
+its fastest RoPE. Reordering keeps the quantized codes, because blocks lie within rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ALTUP = {
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Open a GGUF file, and the others of a split one. Raises CheckpointError."""
+    """Open a GGUF file, with all files of a split model. Raises CheckpointError."""
     file = open_gguf(path)
     found, content = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if content != "model":
@@ -89,7 +89,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _read_keys(file: GgufFile, architecture: str) -> Keys:
-    """Read the keys of an architecture, if no other changes the model. Raises CheckpointError."""
+    """Read an architecture's keys. Raises CheckpointError for an unknown key that is not 0."""
     at, known = f"{architecture}.", IGNORED.union(Keys.__struct_encode_fields__)
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)
@@ -104,7 +104,7 @@ def _read_keys(file: GgufFile, architecture: str) -> Keys:
 
 
 def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
-    """Replace tensors that hold a matrix of each stream [E, N, K] by these. Raises ValueError."""
+    """Split each tensor [E, N, K] of all AltUp streams into E matrices [N, K], in place."""
     shape = config.streams - 1, config.dim, config.dim
     for name in STREAMS.values():
         found = tensors.pop(f"{name}.weight", None)
@@ -118,9 +118,9 @@ def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
 def _renamed(
     path: Path, decoder: Decoder, config: ModelConfig, tensors: Tensors, *, pairs: bool
 ) -> TensorFiles:
-    """Return the tensors of a file as Hugging Face names and orders them.
+    """Return a file's tensors with Hugging Face's names and order of rows.
 
-    pairs: True if the rows of heads lie in pairs that rotate together.
+    pairs: True if RoPE rotates adjacent rows of a head in the file, as for llama.
     """
     borrowing = range(config.own_kv_layers, config.n_layers)
     unread = [f"layers.{layer}.{part}" for layer in borrowing for part in LENT]
@@ -141,7 +141,7 @@ def _renamed(
 
 
 def _stored_name(name: str) -> str:
-    """Return the file's name of a tensor of the backbone."""
+    """Return the name in a GGUF file of a backbone tensor."""
     at, _, part = name.rpartition(".")
     if part in STREAMS:
         return f"{STREAMS[part]}.{int(at.split('.')[1]) - 1}.weight"

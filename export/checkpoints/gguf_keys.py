@@ -1,7 +1,7 @@
-"""Keys of a GGUF file that describe a model, and what a config.json of Hugging Face would say instead.
+"""Translates the keys of a GGUF file to those that Hugging Face's config.json would have.
 
-Norms of Gemma 3 have their 1 in the file. No key holds its factor of scores, so it is llama.cpp's, and
-embeddings are scaled by the square root of their width, not rounded to the type of the weights.
+For Gemma 3, the file's norms include the 1 that Hugging Face adds. No key holds the factor of attention
+scores; it is chosen as in llama.cpp. The factor of embeddings is not rounded to the weights' type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tensors: TypeAlias = dict[str, Tensor]  # those that were not taken yet
 
 
 class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", ".")):
-    """Keys of all architectures, without the architecture's name before them."""
+    """Keys of all architectures, without the prefix "<architecture>."."""
 
     context_length: int
     embedding_length: int
@@ -92,7 +92,7 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
         return self.attention__key_length_swa or self.head_dim
 
     def each(self, given: Any) -> Sequence[Any]:
-        """Return the value of each layer. Raises ValueError."""
+        """Return one value per layer, from a list or a single value. Raises ValueError."""
         if not isinstance(given, list):
             return [given] * self.block_count
         if len(given) != self.block_count:
@@ -102,7 +102,7 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
         return given
 
     def rope(self) -> dict[str, Any]:
-        """Return the scaling of RoPE as in config.json; {}: none. Raises ValueError."""
+        """Return rope_scaling as in config.json; {} for plain RoPE. Raises ValueError."""
         kind, given = self.rope__scaling__type, self.rope__scaling__factor
         factor = (self.rope__scale_linear if given is None else given) or 1.0
         if kind == "yarn":
@@ -141,7 +141,7 @@ def _dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 def _llama3(keys: Keys, tensor: Tensor, other: dict[str, Any]) -> dict[str, Any]:
-    """Return the scaling of Llama 3 that makes these factors [head_dim / 2]. Raises ValueError."""
+    """Return Llama 3's rope_scaling from its factors [head_dim / 2]. Raises ValueError."""
     width = keys.head_dim
     if tensor.shape != (width // 2,) or other:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")
@@ -182,7 +182,7 @@ def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
 
 
 def _of_full(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """Return the rotation in layers with full attention. Raises ValueError."""
+    """Return rope_parameters of the layers with full attention. Raises ValueError."""
     factors, scaling = tensors.pop(ROPE_FACTORS, None), keys.rope()
     if factors is None:
         return scaling

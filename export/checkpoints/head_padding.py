@@ -1,4 +1,4 @@
-"""Heads as an engine needs them: padded with zeros that change nothing, or in another order."""
+"""Pads attention heads with zeros, or reorders their rows, as an engine needs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stem_edge.numerics.quantize import F32
 def pad_heads(
     config: ModelConfig, number: int, tensors: Mapping[str, Matrix]
 ) -> Mapping[str, Matrix]:
-    """Pad heads in the tensors of layer `number` from head_dim to head_width."""
+    """Return the tensors of layer `number` with heads padded from head_dim to head_width."""
     layer = config.layer(number)
     extra = head_width(layer) - layer.head_dim
     if not extra:
@@ -35,13 +35,13 @@ def pad_heads(
 
 
 def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F32:
-    """Pad a value for each row of a matrix, "wq", "wk" or "wv", likewise."""
+    """Pad a vector, which has a value for each row of "wq", "wk" or "wv", as pad_heads does."""
     layer = config.layer(number)
     return _padded(layer, _parts(config, layer)[matrix], vector)
 
 
 def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
-    """Map tensors to the number of parts that are padded at their ends."""
+    """Map tensor names to their number of parts; zeros go to the end of each part."""
     # RoPE pairs values; where a pair has one of each half, both halves must be padded.
     halves = 1 if config.rope_interleaved else 2
     parts = {
@@ -55,22 +55,22 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Pad rows of heads [heads * head_dim, ...] that have this many parts, at the end of each part."""
+    """Pad rows of heads [heads * head_dim, ...] with zeros at the end of each of `parts` parts."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 
 
 def _pad(array: F32, parts: int, extra: int) -> F32:
-    """[parts * n, ...] -> [parts * (n + extra), ...], zeros at the end of each part."""
+    """Pad [parts * n, ...] to [parts * (n + extra), ...], with zeros at the end of each part."""
     cut = array.reshape(parts, -1, *array.shape[1:])
     grown = np.pad(cut, ((0, 0), (0, extra), *((0, 0) for _ in array.shape[1:])))
     return grown.reshape(-1, *array.shape[1:])
 
 
 def order_heads(tensor: Tensor, order: npt.NDArray[np.intp]) -> Tensor:
-    """Return a matrix or vector of heads with the rows of each head in another order.
+    """Return a matrix or vector with the rows of each head reordered.
 
-    order: row of the head for each place.
+    order: order[i] is the old number, in its head, of the row that becomes row i.
     """
     size = len(order)
     if tensor.shape[0] % size:

@@ -1,9 +1,9 @@
-"""Checkpoints of the public STEM trainer, which is built on Meta Lingua.
+"""Reads checkpoints of the public STEM trainer, which is built on Meta Lingua.
 
     params.json  consolidated.pth  consolidated_stem.pth, or stem_shards/stem_model_mp<n>.pt
 
-The trainer's defaults (its transformer arguments, its rule for the FFN width, interleaved RoPE) are
-noted where they are used.
+Comments below note the trainer's defaults: its transformer arguments, its rule for the FFN width, and
+interleaved RoPE.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHOWN_TABLES = 800  # characters about tables in a message
 
 
 class Params(msgspec.Struct):
-    """`model` of params.json, with the trainer's own defaults."""
+    """Key `model` of params.json, with the trainer's own defaults."""
 
     dim: int = 512
     n_layers: Layers = 8
@@ -71,7 +71,7 @@ class Params(msgspec.Struct):
 
     @property
     def ffn_width(self) -> int:
-        """Width of FFNs by the trainer's rule: 2/3 of 4 dim, scaled, rounded up."""
+        """FFN width by the trainer's rule: 8/3 * dim, times a factor, rounded up to a multiple."""
         width = int(2 * (4 * self.dim) / 3)
         if self.ffn_dim_multiplier is not None:
             width = int(self.ffn_dim_multiplier * width)
@@ -79,21 +79,21 @@ class Params(msgspec.Struct):
 
 
 class TokenizerParams(msgspec.Struct):
-    """`data.tokenizer` of params.json."""
+    """Key `data.tokenizer` of params.json."""
 
     name: str = "bytes"
     path: str | None = None
 
 
 class DataParams(msgspec.Struct):
-    """`data` of params.json."""
+    """Key `data` of params.json."""
 
     tokenizer: TokenizerParams = msgspec.field(default_factory=TokenizerParams)
     add_bos: bool = True
 
 
 class TrainParams(msgspec.Struct):
-    """Part of params.json that is read; the rest does not change the model."""
+    """Keys of params.json that are read. The other keys do not change the model."""
 
     model: Params
     model_type: str = ""
@@ -137,7 +137,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Open the backbone by this project's names; unknown tensors keep their own names."""
+    """Open the backbone's tensors by our names. Unknown tensors keep the trainer's names."""
     path = folder / BACKBONE
     if not path.is_file():
         listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
@@ -152,7 +152,7 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
-    """Open the table of each STEM layer; the trainer numbers them in the order of stem_layers."""
+    """Open the table of each STEM layer. order: stem_layers, by which the trainer numbers tables."""
     whole = folder / TABLES
     files = [whole] if whole.is_file() else _shard_files(folder)
     states = [_table_shards(path, len(order)) for path in files]
@@ -168,7 +168,7 @@ def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
 
 
 def _table_shards(path: Path, count: int) -> list[Tensor]:
-    """Open the columns of all tables that one file holds."""
+    """Open one file of tables: for each of `count` tables, all columns or a shard of them."""
     found = named_tensors(path, load_tensors(path))
     names = [f"stem_embeddings.{number}.weight" for number in range(count)]
     if missing := [name for name in names if name not in found or len(found[name].shape) != 2]:
@@ -181,7 +181,7 @@ def _table_shards(path: Path, count: int) -> list[Tensor]:
 
 
 def _shard_files(folder: Path) -> list[Path]:
-    """List the column shards in the order of their numbers, mp10 after mp9."""
+    """List the files with column shards of the tables, in numeric order (mp10 after mp9)."""
     found = {path.name for path in (folder / SHARDS).glob("stem_model_mp*.pt")}
     names = [f"stem_model_mp{number}.pt" for number in range(max(1, len(found)))]
     if missing := [name for name in names if name not in found]:
@@ -229,7 +229,7 @@ def _config(
 
 
 def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:
-    """Find the tokenizer's file as params.json names it, else by its name in the folder."""
+    """Find the tokenizer file that params.json names, there or in the checkpoint's folder."""
     path = Path(data.tokenizer.path) if data.tokenizer.path else None
     if path is not None and not path.is_file():
         path = folder / path.name if not (folder / path).is_file() else folder / path

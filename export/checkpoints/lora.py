@@ -1,8 +1,8 @@
-"""LoRA adapters of PEFT, merged into a checkpoint as its rows are read: W + scale B A.
+"""Merges a PEFT LoRA adapter into a checkpoint while its rows are read: W + scale * B A.
 
     adapter_config.json  adapter_model.safetensors
 
-The sums are computed in float32, whichever types the two are stored in; nothing is written back.
+The sums are computed in float32, whatever the stored types are. The checkpoint's files do not change.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ IGNORED = {
 
 
 class Options(msgspec.Struct):
-    """Options in adapter_config.json that the sums depend on."""
+    """Options in adapter_config.json that change the merged weights."""
 
     r: Annotated[int, msgspec.Meta(ge=1)]
     lora_alpha: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
@@ -59,12 +59,12 @@ class Options(msgspec.Struct):
 
     @property
     def scale(self) -> float:
-        """Factor of B A."""
+        """Factor of the product B A."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
 
 def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
-    """Return the checkpoint with the adapter of a folder merged. Raises CheckpointError."""
+    """Return the checkpoint with a LoRA adapter (PEFT's folder) merged in. Raises CheckpointError."""
     folder = Path(adapter)
     missing = "give the folder that PEFT's save_pretrained wrote"
     given = read_json(folder / CONFIG, "the options of an adapter", dict[str, Any], missing=missing)
@@ -100,7 +100,7 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
 
 
 def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:
-    """Open the adapter as module -> part -> tensor. Raises CheckpointError for any other tensor."""
+    """Open an adapter file: module -> part, such as lora_A -> tensor. Raises CheckpointError."""
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in open_tensors(path).items():
         match = PART.fullmatch(name.removeprefix(PREFIX))

@@ -1,4 +1,4 @@
-"""Tables of n-grams in a checkpoint of a large model, of which nothing else is opened.
+"""Opens the n-gram tables in a large model's checkpoint, and nothing else of it.
 
 | model | tensors of a table |
 |---|---|
@@ -40,14 +40,14 @@ SCALES = (".weight_scale", ".scale")  # in place of a tensor's `.weight`
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of a table as a checkpoint stores them, in tensors that lie one after another."""
+    """Rows of an n-gram table as the checkpoint stores them, in one or more tensors."""
 
     table: NgramTable
     weights: Sequence[Tensor]  # [rows, width] each
     scales: Sequence[Tensor]  # [rows, blocks] each; (): none
 
     def read(self, start: int, stop: int) -> U8:
-        """Read rows start..stop as `table` stores them, [n, row_nbytes]. Raises CheckpointError."""
+        """Read rows start..stop as stored bytes [n, row_nbytes]. Raises CheckpointError."""
         starts = [0, *accumulate(tensor.shape[0] for tensor in self.weights)]
         pieces, at = list[U8](), start
         while at < stop:
@@ -67,9 +67,9 @@ class StoredRows:
 
 
 def open_tables(folder: Path) -> list[StoredRows]:
-    """Open the tables of n-grams of a Hugging Face folder. Raises CheckpointError.
+    """Open the n-gram tables in a Hugging Face folder. Raises CheckpointError.
 
-    Only the files that hold them are needed, beside config.json and the index.
+    The folder needs only config.json, the index, and the files that hold the tables.
     """
     path = folder / CONFIG
     config = read_json(path, "a model's config.json", dict[str, Any])
@@ -82,13 +82,13 @@ def open_tables(folder: Path) -> list[StoredRows]:
 
 
 def is_table(name: str) -> bool:
-    """Return whether a tensor of this name is a part of such a table."""
+    """Return True if a tensor of this name is part of an n-gram table."""
     scaled = (name.removesuffix(s) + ".weight" for s in SCALES if name.endswith(s))
     return any(WEIGHTS.fullmatch(weight) for weight in (name, *scaled))
 
 
 def _stored(folder: Path, table: NgramTable, tensors: dict[str, Tensor]) -> StoredRows:
-    """Find the tensors of a table, in the order of its rows."""
+    """Return a table's rows, from its tensors among `tensors`."""
     parts = dict[int, Tensor]()
     for name, tensor in tensors.items():
         if (found := WEIGHTS.fullmatch(name)) is None:
@@ -102,7 +102,7 @@ def _stored(folder: Path, table: NgramTable, tensors: dict[str, Tensor]) -> Stor
 
 
 def _check(folder: Path, table: NgramTable, weights: list[Tensor]) -> None:
-    """Raise CheckpointError unless the tensors are all rows of the table."""
+    """Raise CheckpointError unless `weights` together hold all rows of the table."""
     rows = sum(tensor.shape[0] for tensor in weights)
     if not weights or rows < table.hash.rows:
         raise CheckpointError(

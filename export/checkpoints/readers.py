@@ -1,4 +1,4 @@
-"""Choice of the reader for a checkpoint, by the files that its trainer writes."""
+"""Chooses the reader for a checkpoint, by the names of its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ADVICE: dict[tuple[str, ...], str] = {
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a checkpoint of any known trainer, in a folder or on a hub (hf:org/name).
+    """Open a checkpoint of any known trainer: a local path, or hf:org/name on a hub.
 
     Raises CheckpointError, HubError, InputError.
     """
@@ -64,7 +64,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _refuse(path: Path) -> None:
-    """Raise CheckpointError for files that are often mistaken for a checkpoint."""
+    """Raise CheckpointError with advice, for files that are often mistaken for a checkpoint."""
     if path.is_file():
         what = looks_like(SourceFile(path).head)
         if path.name.lower().endswith(ARCHIVES):

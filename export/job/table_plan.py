@@ -104,5 +104,5 @@ def _mixed(source: Checkpoint, layout: RecordLayout, counts: Counts) -> TablePla
 
 
 def scaling_of(layout: RecordLayout) -> Scaling:
-    """Return the function that computes scales of rows: least-error search, or by range for 8 bits."""
+    """Return the function that computes scales of rows: by search, or by range for 8 bits."""
     return least_error_scales if layout.bits < 8 else range_scales

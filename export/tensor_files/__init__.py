@@ -1,4 +1,4 @@
-"""Files that hold tensors, read as data: safetensors, GGUF, torch archives and their pickle.
+"""Reads tensors from files: safetensors, GGUF and torch archives. No code in a file is run.
 
-Nothing in them is unpickled or run. The meaning of tensors is in checkpoints.
+The package `checkpoints` knows the meaning of the tensors.
 """

@@ -1,9 +1,9 @@
-"""GGUF files, version 2 or 3: keys with values, and tensors, read in place as their rows are used.
+"""Reads GGUF files, version 2 or 3: keys at once, and tensors when their rows are used.
 
 A file is a header (counts, keys, the list of tensors) and the values of the tensors one after another,
-each at a multiple of general.alignment, up to the end of the file. Nothing is taken from a header
-before it is known to lie within the file; the layout is ggml's docs/gguf.md. A model may be split
-into files NAME-00001-of-00003.gguf and so on; the first has the keys.
+each at a multiple of general.alignment, up to the end of the file (ggml's docs/gguf.md). Sizes in the
+header are checked against the file before use. A model may be split into files
+NAME-00001-of-00003.gguf and so on; the first has the keys.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Value: TypeAlias = Any  # bool, int, float, str, or a list of one of these
 
 
 class GgufFile(NamedTuple):
-    """Content of one file, or of all files of a split model."""
+    """Keys and tensors of a GGUF file, or of all files of a split model."""
 
     path: Path
     keys: dict[str, Value]
@@ -49,7 +49,7 @@ class GgufFile(NamedTuple):
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a file and, if it is part of a split model, the others. Raises CheckpointError."""
+    """Open a GGUF file, with all files of a split model. Raises CheckpointError."""
     paths = split_files(path)
     first, split, tensors = _open(paths[0]), dict[Path, list[Value]](), dict[str, Tensor]()
     for each in paths:
@@ -63,12 +63,12 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def read_keys(path: Path) -> dict[str, Value]:
-    """Read the keys of a file, or of a split model's first file. Raises CheckpointError."""
+    """Read the keys of a GGUF file, or of a split model's first file. Raises CheckpointError."""
     return _open(split_files(path)[0]).keys
 
 
 def _check_split(split: Mapping[Path, list[Value]], tensors: int) -> None:
-    """Raise CheckpointError unless all files say that they belong together. split: SPLIT_KEYS of each."""
+    """Raise CheckpointError unless the files form one split model. split: file -> its SPLIT_KEYS."""
     for number, (path, found) in enumerate(split.items()):
         expected = [number, len(split), tensors]
         if found != expected and not (number and found == [*expected[:2], None]):
@@ -92,7 +92,7 @@ def _open(path: Path) -> GgufFile:
 
 
 def _read(file: SourceFile) -> GgufFile:
-    """Read a header. Raises ValueError."""
+    """Read the header of a GGUF file. Raises ValueError."""
     if not file.head.startswith(MAGIC):
         what = looks_like(file.head) or f"bytes {file.head[:8].hex(' ') or 'none'}"
         raise ValueError(f"it is {what}")
@@ -117,7 +117,7 @@ def _read(file: SourceFile) -> GgufFile:
 
 
 class _Header:
-    """Bytes of a header in their order, read from the file a piece at a time."""
+    """Reader of a header's fields in file order; reads the file piece by piece."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file, self._data, self._start = file, b"", 0
@@ -125,11 +125,11 @@ class _Header:
 
     @property
     def at(self) -> int:
-        """Byte of the file that comes next."""
+        """Offset in the file of the next byte to read."""
         return self._start + self._at
 
     def take(self, nbytes: int) -> bytes:
-        """Return the next bytes. Raises ValueError."""
+        """Return the next `nbytes` bytes. Raises ValueError if the file is too short."""
         end = self._at + nbytes
         if end > len(self._data):
             self._fill(nbytes)
@@ -145,7 +145,7 @@ class _Header:
         self._data, self._start, self._at = self._file.read(at, piece), at, 0
 
     def check(self, count: int, nbytes: int) -> None:
-        """Raise ValueError unless the file has room for `count` values of at least `nbytes` bytes each."""
+        """Raise ValueError if the rest of the file is shorter than `count` * `nbytes` bytes."""
         end = self.at + count * nbytes
         if end > self._file.nbytes:
             raise ValueError(
@@ -155,11 +155,11 @@ class _Header:
             raise ValueError(f"its header is larger than {MAX_HEADER_NBYTES} bytes")
 
     def number(self, format: str) -> Any:
-        """Return the next number."""
+        """Return the next number. format: its type, as for the struct module."""
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
     def count(self, what: str, most: int, nbytes: int) -> int:
-        """Return the next count. Each of the things counted takes at least `nbytes` bytes."""
+        """Return the next count of `what`, at most `most`; each item has at least `nbytes` bytes."""
         found: int = self.number("<Q")
         if found > most:
             raise ValueError(f"{found} {what}; expected at most {most}")
@@ -167,14 +167,14 @@ class _Header:
         return found
 
     def text(self, what: str, most: int) -> str:
-        """Return the next text."""
+        """Return the next string, which has at most `most` bytes. what: name for messages."""
         length = int.from_bytes(self.take(8), "little")
         if length > most:
             raise ValueError(f"{what} of {length} bytes at byte {self.at}; expected at most {most}")
         return self.take(length).decode()
 
     def value(self, key: str) -> Value:
-        """Return the value of a key."""
+        """Return the next value, with its type and length; `key` is for messages."""
         kind: int = self.number("<I")
         if kind != ARRAY:
             return self._values_of(key, kind, 1)[0]
@@ -213,7 +213,7 @@ def _keys(header: _Header, count: int) -> dict[str, Value]:
 
 
 def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
-    """Return name, shape, number of the type, and offset of the next tensor."""
+    """Read the next entry of the list of tensors: name, shape, type number and offset."""
     name = header.text("the name of a tensor", MAX_NAME_NBYTES)
     axes: int = header.number("<I")
     if not 1 <= axes <= MAX_AXES:
@@ -230,7 +230,7 @@ def _placed(
     start: int,
     alignment: int,
 ) -> dict[str, Tensor]:
-    """Check where tensors lie and return them by name. start: byte where the values begin."""
+    """Check the tensors' offsets, and return name -> tensor. start: offset of the first value."""
     tensors: dict[str, Tensor] = {}
     at = end = 0
     for name, shape, number, offset in entries:

@@ -1,4 +1,4 @@
-"""Tensors in GGUF files: their rows as they are stored, the values, and codes of simple blocks."""
+"""Lazy tensors of GGUF files: stored bytes of rows, float values, and codes of simple blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIDDLE = np.float32(8)  # code that an offset stands for here
 def gguf_tensor(
     file: SourceFile, name: str, type: TensorType, shape: tuple[int, ...], at: int
 ) -> Tensor:
-    """Return a tensor in a file. at: byte of the first value."""
+    """Return a lazy tensor of a GGUF file. at: offset of its first value."""
     *inner, width = shape[1:] or (1,)
     each = math.prod(inner) * type.row_nbytes(width)
 
@@ -43,7 +43,7 @@ def gguf_tensor(
 
 
 def stacked_matrix(tensor: Tensor, number: int) -> Tensor:
-    """Return one of the matrices [N, K] of a tensor [E, N, K]."""
+    """Return matrix [N, K] number `number` of a tensor [E, N, K]."""
 
     def change(read: Read[Any]) -> Read[Any]:
         return lambda start, stop: read(number, number + 1)[0][start:stop]
@@ -52,7 +52,7 @@ def stacked_matrix(tensor: Tensor, number: int) -> Tensor:
 
 
 def with_codes(matrix: Matrix) -> Tensor | None:
-    """Return a matrix of a GGUF file as codes with scales; None if its type has other blocks."""
+    """Return a GGUF matrix as codes with scales; None unless it is Q4_0, Q4_1 or Q8_0."""
     stored = matrix.stored if isinstance(matrix, Tensor) else None
     if not isinstance(matrix, Tensor) or stored is None or stored.type.name not in BITS:
         return None
@@ -88,14 +88,14 @@ def with_codes(matrix: Matrix) -> Tensor | None:
 
 
 def coded_rows(table: Tensor, width: int) -> Tensor:
-    """Return a matrix, as codes if parts of so many columns have blocks of their own without offsets."""
+    """Return a table as codes, if no block crosses a part of `width` columns; else unchanged."""
     codes = None if (coded := with_codes(table)) is None else coded.codes
     fits = codes is not None and codes.offsets is None and width % codes.group_size == 0
     return coded if fits and coded is not None else table
 
 
 def decoded(codes: U8, type: TensorType) -> F32:
-    """Return the values of stored rows as float32."""
+    """Decode the stored bytes of rows to float32."""
     if type.name in NUMBERS:
         return np.asarray(codes.view(NUMBERS[type.name]), np.float32)
     if type.name == "BF16":  # the upper half of a float32

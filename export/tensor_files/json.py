@@ -1,4 +1,4 @@
-"""JSON files and options of a checkpoint, read strictly and with a limit of size."""
+"""Reads JSON files and options of a checkpoint strictly, up to a limit of size."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ V = TypeVar("V")
 def read_json(
     path: Path, what: str, type: type[V], nbytes: int = MAX_NBYTES, *, missing: str = ""
 ) -> V:
-    """Decode a file as `type`. Raises CheckpointError.
+    """Decode a JSON file as `type`. Raises CheckpointError.
 
-    what: name of its content for messages; nbytes: most bytes that it may have; missing: what to do
-    if there is no such file.
+    what: name of the content for messages; nbytes: largest size; missing: advice for the user if there is no
+    such file.
     """
     try:
         data = disk.read_file(path.resolve(), nbytes)
@@ -51,7 +51,7 @@ def read_json(
 
 
 def check_json(data: bytes) -> None:
-    """Raise ValueError for JSON with so many values that they fill the memory."""
+    """Raise ValueError for JSON with more than MAX_VALUES values, which would fill the memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} values")
 
@@ -65,11 +65,11 @@ def read_options(
     ignored: Collection[str],
     advice: str,
 ) -> T:
-    """Convert a trainer's options to `type`, if no other option changes the model.
+    """Convert a trainer's options to `type`. Raises CheckpointError for unsupported options.
 
-    expected: option -> its supported values; ignored: options that do not change the model; advice:
-    what to do about others. Those must be off (null, False, 0, empty), because new options of a
-    trainer are off by default. Raises CheckpointError.
+    expected: option -> its supported values; ignored: options that do not change the model; advice: what
+    the user can do about an unsupported option. All other options must be off (null, False, 0, empty),
+    because new options of a trainer are off by default.
     """
     for name, found in options.items():
         if name in ignored or name in type.__struct_fields__:
@@ -89,7 +89,7 @@ def read_options(
 
 
 def convert_options(path: Path, options: Mapping[str, object], type: type[T]) -> T:
-    """Convert options to `type`, without those that it lacks. Raises CheckpointError."""
+    """Convert options to `type`; options without a field are dropped. Raises CheckpointError."""
     try:
         return msgspec.convert(options, type)
     except (ValueError, re.error, ArithmeticError, RecursionError) as error:
@@ -99,7 +99,7 @@ def convert_options(path: Path, options: Mapping[str, object], type: type[T]) ->
 
 
 def some(problems: Sequence[str], shown: int = 80) -> str:
-    """Return some of many problems as one line."""
+    """Return the first problems as one line, and the number of the rest."""
     more = f" (and {len(problems) - MOST_SHOWN} more)" if len(problems) > MOST_SHOWN else ""
     return "; ".join(one_line(each, shown) for each in problems[:MOST_SHOWN]) + more
 

@@ -1,11 +1,11 @@
-"""Matrices that are stored as codes of 2, 4 or 8 bits with scales.
+"""Decodes matrices that are stored as packed codes of 2, 4 or 8 bits with scales.
 
 | form | codes | scales |
 |---|---|---|
 | gemma (QuantizedLinear and QuantizedEmbedding of transformers) | low bits first in bytes, 8 bits signed | one for each row, or for each part of a row |
 | pack-quantized of compressed-tensors (vLLM's W4A16) | low bits first in words of 32 bits | one for each group; zero points, if there are any, are packed along the rows |
 
-All codes but the signed ones count from 0.
+Codes are unsigned, except gemma's 8 bits.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SHAPE = {"I64": 8, "I32": 4}  # types of the sizes that a matrix has unpacked
 
 
 def is_grouped(matrix: Matrix) -> bool:
-    """Return True for codes in words, whose groups have scales."""
+    """Return True for a matrix from `grouped`: codes in 32-bit words, with a scale per group."""
     return isinstance(matrix, Tensor) and matrix.dtype in WORDS and codes_of(matrix) is not None
 
 
 def packed(stored: Tensor, scales: Tensor, width: int) -> Tensor:
-    """Return codes in bytes and scales as a matrix of this many columns. Raises CheckpointError."""
+    """Return the matrix [N, width] of codes packed in bytes. Raises CheckpointError."""
     rows, nbytes = (*stored.shape, 0, 0)[:2]
     sizes = {-(-width * bits // 8): bits for bits in BITS}
     bits = sizes.get(nbytes, 0)
@@ -57,7 +57,7 @@ def packed(stored: Tensor, scales: Tensor, width: int) -> Tensor:
 
 
 def grouped(stored: Tensor, scales: Tensor, zeros: Tensor | None, shape: Tensor) -> Tensor:
-    """Return codes in words, scales and zero points as a matrix [N, K]. Raises CheckpointError."""
+    """Return the matrix [N, K] of codes packed in 32-bit words. Raises CheckpointError."""
     sizes = shape.numbers().astype(np.int64).tolist() if shape.shape == (2,) else [0, 0]
     rows, width = sizes
     words = (*stored.shape, 0, 0)[:2]
@@ -95,7 +95,7 @@ def grouped(stored: Tensor, scales: Tensor, zeros: Tensor | None, shape: Tensor)
 
 
 def _coded(stored: Tensor, width: int, codes: Codes) -> Tensor:
-    """Return the matrix that codes stand for, under the name of its codes."""
+    """Return the matrix [N, width] that codes decode to, with the name of tensor `stored`."""
 
     def rows(start: int, stop: int) -> F32:
         scales, found = codes.scales(start, stop), codes.read(start, stop)

@@ -1,8 +1,8 @@
-"""Tensors in the safetensors files of a folder, read in place when their rows are asked for.
+"""Opens the safetensors files of a folder; rows of tensors are read from the file when needed.
 
-A folder has model.safetensors, or model.safetensors.index.json and the files that it names. A file
-is eight bytes with the length of a header, the header in JSON, and the values. The tensors must
-follow each other up to the end of the file, so that it holds nothing that is not a tensor.
+A folder has model.safetensors, or model.safetensors.index.json and the files that the index names. A
+file consists of eight bytes with the header's length, the header in JSON, and the values. The tensors
+must fill the file without gaps.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MAX_HEADER_NBYTES = 100_000_000  # limit of the format
 
 
 class TensorFiles:
-    """Tensors of a checkpoint. Each is taken once, so that unused ones can be found."""
+    """Tensors of a checkpoint by name. Each can be taken once; what is left was unused."""
 
     def __init__(
         self, path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None
     ) -> None:
-        """names: the files' own names of tensors, where they differ."""
+        """names: name -> the tensor's name in its file if different, for messages."""
         self._path, self._left, self._names = path, dict(tensors), names or {}
 
     def __contains__(self, name: str) -> bool:
@@ -45,17 +45,17 @@ class TensorFiles:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors that were not taken yet."""
+        """Names of the tensors that have not been taken."""
         return sorted(self._left)
 
     def own(self, name: str) -> str:
-        """Return the name in its file of a tensor that is left."""
+        """Return the name that a tensor has in its file. The tensor must not have been taken."""
         return self._left[name].name
 
     def take(
         self, name: str, dtypes: dict[str, int] = FLOATS, shape: tuple[int, ...] | None = None
     ) -> Tensor:
-        """Take the tensor of that name. Raises CheckpointError if it has another type or shape."""
+        """Remove and return a tensor. Raises CheckpointError if its type or shape is different."""
         tensor = self._taken(name, dtypes)
         if shape not in (None, tensor.shape):
             raise CheckpointError(
@@ -77,9 +77,9 @@ class TensorFiles:
 def open_folder(
     folder: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> dict[str, Tensor]:
-    """Open the tensors of a folder with such names; other files need not be there.
+    """Open the tensors of a folder for whose names `wanted` returns True: name -> tensor.
 
-    Raises CheckpointError.
+    Files without such tensors may be missing. Raises CheckpointError.
     """
     if (folder / WEIGHTS).is_file():
         return {n: tensor for n, tensor in open_tensors(folder / WEIGHTS).items() if wanted(n)}
@@ -99,7 +99,7 @@ class _Index(msgspec.Struct):
 
 
 def indexed_files(folder: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """Return the names of the files that hold such tensors by a folder's index. Raises CheckpointError."""
+    """Return the files that hold wanted tensors, by a folder's index. Raises CheckpointError."""
     return {file for name, file in _places(folder, "").items() if wanted(name)}
 
 
@@ -109,7 +109,7 @@ def _places(folder: Path, missing: str) -> dict[str, str]:
 
 
 def _read_index(folder: Path, wanted: Callable[[str], bool]) -> dict[Path, list[str]]:
-    """Read the index as file -> names of its wanted tensors."""
+    """Read a folder's index: file -> names of the wanted tensors in it."""
     path = folder / INDEX
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     missing = f"nor {WEIGHTS}, found {one_line(found)}; copy them, or save the model as safetensors"
@@ -147,7 +147,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read(file: SourceFile) -> dict[str, Tensor]:
-    """Read the header of a file as name -> tensor. Raises ValueError."""
+    """Read the header of a safetensors file: name -> tensor. Raises ValueError."""
     head, what = file.head, looks_like(file.head)
     # What looks like a pickle may be the length of a header, but a zip archive must be refused,
     # because other tools would read other tensors from it.
@@ -186,7 +186,7 @@ def _header(data: bytes) -> dict[str, _Tensor]:
 
 
 def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:
-    """Check a header's entry; `at`: byte of the values where the last tensor ended."""
+    """Check a header's entry and return its tensor. at: end of the tensor before it."""
     shown = one_line(name)
     if entry.dtype not in VALUE_NBYTES:
         raise ValueError(f"tensor {shown} has the unknown type {one_line(entry.dtype)}")

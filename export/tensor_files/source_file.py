@@ -1,7 +1,7 @@
-"""Files of a checkpoint, read by position when their values are asked for.
+"""Opens files of a checkpoint, and reads values by position when they are needed.
 
-Files are not mapped, because the process would be killed if one were truncated meanwhile; so it is
-an error.
+Files are not mapped, because the system would kill the process if a mapped file were truncated. With
+reads, this is only an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADS = {
 
 
 def looks_like(head: bytes) -> str | None:
-    """Describe a file by its first bytes; None if they are not known."""
+    """Return the kind of a file, such as "a GGUF file", by its first bytes; None if unknown."""
     if head[TAR_AT : TAR_AT + 5] == b"ustar":
         return "a tar archive"
     if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
@@ -42,14 +42,13 @@ def looks_like(head: bytes) -> str | None:
 
 
 class SourceFile:
-    """File of a checkpoint, open as long as one of its tensors is in use, for any thread.
+    """Open file of a checkpoint; thread-safe. It is closed when no tensor uses it any more.
 
-    Links are followed, because caches of models are folders of links; their targets must be regular
-    files.
+    Links are followed, because caches of models consist of links. The target must be a regular file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError."""
+        """Open the file. Raises CheckpointError."""
         self.path = path
         try:
             self._descriptor = disk.open_file(path.resolve())
@@ -65,15 +64,15 @@ class SourceFile:
 
     @property
     def head(self) -> bytes:
-        """First bytes of the file."""
+        """First HEAD_NBYTES bytes of the file."""
         return self.read(0, min(HEAD_NBYTES, self.nbytes))
 
     def read(self, at: int, nbytes: int) -> bytes:
-        """Read bytes that the caller knows to be in the file. Raises CheckpointError."""
+        """Read `nbytes` bytes at offset `at`. Raises CheckpointError, also past the file's end."""
         return self._fill(np.empty(nbytes, np.uint8), at).tobytes()
 
     def values(self, at: int, count: int, dtype: str) -> npt.NDArray[Any]:
-        """Read values of a numpy type from byte `at` on. Raises CheckpointError."""
+        """Read `count` values of a numpy type at offset `at`. Raises CheckpointError."""
         array = np.empty(count, dtype)
         self._fill(array.view(np.uint8), at)
         return array

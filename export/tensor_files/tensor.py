@@ -1,6 +1,6 @@
-"""Lazy tensors of a checkpoint: their sizes, and functions that read some of their rows.
+"""Lazy tensors of a checkpoint: shapes, and functions that read rows when they are needed.
 
-Only plain numbers are read; the code that opens a file checks that they are within it.
+Only plain numbers are read. The code that opens a file checks that its tensors lie within it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Read: TypeAlias = Callable[[int, int], Rows]  # rows start..stop
 
 @dataclass(frozen=True)
 class Codes:
-    """Codes of a matrix [N, K], with a scale for each group of its columns."""
+    """Quantized codes of a matrix [N, K], with a scale for each row and group of columns."""
 
     bits: int
     group_size: int
@@ -56,7 +56,7 @@ class Codes:
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows of a matrix in one of ggml's types."""
+    """Stored bytes of a matrix's rows, in one of ggml's types."""
 
     type: TensorType
     read: Read[U8]  # [n, bytes of a row]
@@ -64,7 +64,7 @@ class Stored:
 
 @dataclass(frozen=True, repr=False)
 class Tensor:
-    """A Matrix of a checkpoint, or matrices [N, K] that are stacked in one [E, N, K]."""
+    """Lazy matrix [N, K] or vector of a checkpoint, or stacked matrices [E, N, K]."""
 
     shape: tuple[int, ...]
     rows: Read[F32]
@@ -80,21 +80,21 @@ class Tensor:
         return f"a tensor {list(self.shape)} of {self.dtype}"
 
     def numbers(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Read rows as numbers of the file's own type; default: all. Raises TypeError without any."""
+        """Read rows (default: all) in the file's type. Raises TypeError for computed tensors."""
         if self.raw is None:
             raise TypeError(f"{self.name} is computed")
         found: npt.NDArray[Any] = self.raw(start, self.shape[0] if stop is None else stop)
         return found
 
     def computed(self, rows: Read[F32], shape: tuple[int, ...] | None = None) -> Tensor:
-        """Return a tensor whose rows are computed from this one."""
+        """Return a tensor whose float32 rows the function `rows` computes; it has no codes."""
         shape = self.shape if shape is None else shape
         return replace(self, shape=shape, rows=rows, raw=None, codes=None, stored=None)
 
     def reread(self, count: int, change: Callable[[Read[Any]], Read[Any]]) -> Tensor:
-        """Return a tensor of `count` rows that reads rows, codes and blocks by changed functions.
+        """Return a tensor of `count` rows with other reading functions, for rows, codes and blocks.
 
-        change: returns the function that takes the place of one that reads rows.
+        change: maps each reading function to the function that replaces it.
         """
         codes, stored = self.codes, self.stored
         if codes is not None:
@@ -116,14 +116,14 @@ class Tensor:
         )
 
     def part(self, start: int, stop: int) -> Tensor:
-        """Return the tensor of rows start..stop."""
+        """Return rows start..stop as a tensor."""
         count = max(0, min(stop, self.shape[0]) - start)
         return self.reread(count, lambda read: lambda a, b: read(start + a, start + min(b, count)))
 
     def columns(self, width: int) -> list[Tensor]:
-        """Divide the matrix into matrices of so many columns, which read its rows together.
+        """Divide the matrix into matrices of `width` columns each; a row is read once for all.
 
-        Raises CheckpointError if columns of one group would be in two matrices.
+        Raises CheckpointError if a group of columns with one scale would be divided.
         """
         count, total = self.shape
         shared = self.reread(count, remembering)
@@ -153,7 +153,7 @@ class Tensor:
 
 
 def remembering(read: Read[Rows]) -> Read[Rows]:
-    """Return a function that keeps what each thread read last."""
+    """Return a function that reads like `read`, and caches the last result of each thread."""
     last = threading.local()
 
     def again(start: int, stop: int) -> Rows:
@@ -165,7 +165,7 @@ def remembering(read: Read[Rows]) -> Read[Rows]:
 
 
 def _cut(read: Read[F32], total: int, first: int, width: int) -> Read[F32]:
-    """Return a function that reads some columns of rows of `total` values."""
+    """Return a function that reads columns first..first + width of rows with `total` values."""
     step = max(1, PIECE_NBYTES // (4 * total))
 
     def some(start: int, stop: int) -> F32:
@@ -182,12 +182,12 @@ def bytes_of(tensor: Tensor, start: int, stop: int) -> U8:
 
 
 def codes_of(matrix: Matrix) -> Codes | None:
-    """Return the codes that a matrix is stored as; None without any."""
+    """Return the quantized codes of a matrix; None if it has none."""
     return matrix.codes if isinstance(matrix, Tensor) else None
 
 
 def joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Return tensors as one, end to end (axis 0) or side by side (axis 1)."""
+    """Concatenate tensors lazily along axis 0 (rows) or 1 (columns)."""
     if len(tensors) == 1:
         return tensors[0]
     sizes, shape = [tensor.shape[axis] for tensor in tensors], tensors[0].shape
@@ -209,7 +209,7 @@ def file_tensor(
     shape: tuple[int, ...],
     at: int,
 ) -> Tensor:
-    """Return a tensor in a file; a number is a row. at: byte of the first value."""
+    """Return a lazy tensor of plain numbers in a file. at: offset of the first value."""
     sizes, size = shape or (1,), VALUE_NBYTES[dtype]
 
     def raw(start: int, stop: int) -> npt.NDArray[Any]:
@@ -229,7 +229,7 @@ def file_tensor(
 
 
 def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
-    """Return a shape that a file claims, if it is possible. Raises ValueError."""
+    """Return a shape from a file's header. Raises ValueError if it is impossible."""
     sizes = tuple(size for size in shape if type(size) is int and 0 <= size <= MAX_VALUES)
     shown = f"[{', '.join(str(size)[:24] for size in shape[:MAX_AXES])}]"
     if len(sizes) != len(shape) or len(sizes) > MAX_AXES:
@@ -240,7 +240,7 @@ def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
 
 
 def check_type(tensor: Tensor, types: dict[str, int] = FLOATS) -> Tensor:
-    """Return the tensor, if it has one of these types. Raises CheckpointError."""
+    """Return the tensor. Raises CheckpointError unless its type is one of `types`."""
     if tensor.dtype not in types:
         raise CheckpointError(
             f"{tensor.path}: {tensor.name} is {tensor.dtype}; expected one of {', '.join(types)}: "

@@ -1,7 +1,7 @@
-"""Tensors in files of torch.save, which torch maps into memory.
+"""Opens tensors in files of torch.save. torch maps these files into memory.
 
-`weights_only` keeps torch from running anything in such a file. All checksums of its archive are
-compared before it is mapped, because reading a mapped file that was cut would end the process.
+`weights_only` keeps torch from running code in a file. All checksums of the archive are compared before
+it is mapped, because reading a truncated mapped file would end the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PIECE_NBYTES = 1 << 22  # read at a time to compare checksums
 
 
 class Unread:
-    """Stands for an object of any class, whose state is not read."""
+    """Placeholder for a pickled object of any class; ignores the object's state."""
 
     def __init__(self, *arguments: object) -> None:
         pass
@@ -48,9 +48,9 @@ class Unread:
 
 
 def load_tensors(path: Path) -> dict[Any, Any]:
-    """Open a dict saved by torch.save, with a Tensor for each tensor, not read yet.
+    """Open a dict saved by torch.save, with a lazy Tensor in the place of each torch tensor.
 
-    Any error of a damaged or hostile file becomes a CheckpointError of one line.
+    Any error from a damaged or hostile file becomes a CheckpointError of one line.
     """
     try:
         _check_archive(path)
@@ -79,9 +79,9 @@ def load_tensors(path: Path) -> dict[Any, Any]:
 
 
 def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Return the matrices and vectors of a model's state, by names without wrappers' prefixes.
+    """Return name -> tensor of a state dict. Prefixes such as "module." are removed from names.
 
-    skipped: prefixes of names to be left out. Raises CheckpointError.
+    skipped: prefixes of tensors to leave out. Raises CheckpointError.
     """
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}; expected a dict of tensors")
@@ -105,7 +105,7 @@ def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict
 
 
 def _check_archive(path: Path) -> None:
-    """Raise ValueError or BadZipFile unless this is a whole archive as torch.save writes it."""
+    """Raise ValueError or BadZipFile unless the file is a complete archive of torch.save."""
     with path.open("rb") as file:
         head = file.read(HEAD_NBYTES)
         if not head.startswith(ZIP):
@@ -123,7 +123,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _mapped(path: Path) -> Any:
-    """Open what torch.save wrote. Raises whatever torch does."""
+    """Load a file of torch.save with mapped tensors. Raises any error of torch."""
     torch = _import_torch(path)
     with torch.serialization.safe_globals([(Unread, name) for name in ARRAYS]):
         state = torch.load(path.resolve(), weights_only=True, mmap=True)
@@ -155,7 +155,7 @@ def _import_torch(path: Path) -> Any:
 
 
 def _opened(path: Path, tensor: Any) -> Any:
-    """Return a tensor of torch as one of ours; one of an unknown kind as it is."""
+    """Convert a torch tensor to a Tensor; return it unchanged if its type is not supported."""
     dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or str(tensor.layout) != "torch.strided":
         return tensor

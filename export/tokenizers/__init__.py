@@ -1,1 +1,1 @@
-"""Every kind of tokenizer as one tokenizer.json."""
+"""Converts every kind of tokenizer to a Hugging Face tokenizer.json."""

@@ -1,17 +1,17 @@
-"""Conversion of the tokenizer in a GGUF file, with the ids that llama.cpp gives.
+"""Converts the tokenizer in a GGUF file, so that text gets the same ids as in llama.cpp.
 
 | tokenizer.ggml.model | becomes |
 |---|---|
-| gpt2 | byte-level BPE, after the pattern that tokenizer.ggml.pre names |
-| llama | BPE as sentencepiece does it, with merges in the order of the scores |
-| gemma4 | the same, with merges of its own |
+| gpt2 | byte-level BPE; tokenizer.ggml.pre names the pattern that splits text before |
+| llama | BPE in the style of sentencepiece, with merges in the order of the scores |
+| gemma4 | the same, but the file lists the merges |
 
-The patterns come from the models' own tokenizer.json; llama.cpp's for "tekken" lacks marks. A name
-stands for several models with the same tokenizer.
+The patterns come from the models' own tokenizer.json, because llama.cpp's pattern for "tekken" lacks
+combining marks. A name in tokenizer.ggml.pre stands for several models with the same tokenizer.
 
-llama.cpp does not normalize text. If the original tokenizer did, the converted one gives llama.cpp's
-ids for such text. The other differences that remain: characters whose class differs between Unicode
-versions, names of special tokens that overlap in a text, and the character "▁" itself.
+llama.cpp does not normalize text, and neither does the converted tokenizer, even if the original did.
+Ids still differ for characters whose class differs between Unicode versions, for overlapping names of
+special tokens in a text, and for the character "▁" itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"
 
 
 class Pre(NamedTuple):
-    """What a name of tokenizer.ggml.pre means."""
+    """Settings that a name in tokenizer.ggml.pre stands for."""
 
     pattern: str  # or GPT2, SMOLLM
     ignore_merges: bool = False  # a word that is a token stays whole, whatever merges would make
@@ -74,7 +74,7 @@ Said: TypeAlias = tuple[str | None, str | None, bool, str | None]
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
-    """Read the tokenizer of a file, and the ids that end a text. Raises CheckpointError, ValueError."""
+    """Read a file's tokenizer and the ids that end a text. Raises CheckpointError, ValueError."""
     keys = read_keys(path)
     kind = keys.get(AT + "model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
@@ -140,7 +140,7 @@ def _byte_level(keys: dict[str, Value], names: list[str], pre: Pre) -> Tokenizer
 
 
 def _merges(keys: dict[str, Value]) -> list[tuple[str, str]]:
-    """Take the merges, whose half a million pairs take more memory than all else."""
+    """Return the merges as pairs, and remove them from `keys` to save memory."""
     texts = _texts(keys, "merges")
     del keys[AT + "merges"]
     texts.reverse()  # so that each is freed once it is cut
@@ -150,7 +150,7 @@ def _merges(keys: dict[str, Value]) -> list[tuple[str, str]]:
 
 
 def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> list[tuple[str, str]]:
-    """Return merges in the order of the scores."""
+    """Return the merges that lead to known tokens, in the order of the tokens' scores."""
     scores = keys.get(AT + "scores")
     if not isinstance(scores, list) or len(scores) != len(names):
         raise ValueError(f"{AT}scores is not a list of {len(names)}, as {AT}tokens is")
@@ -161,7 +161,7 @@ def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> li
 
 
 def _pairs(ranked: Iterable[str], known: Collection[str]) -> list[tuple[str, str]]:
-    """List every pair of known tokens that makes a ranked one, in the order of the ranks.
+    """List all pairs of known tokens that join to a token of `ranked`, in the order of `ranked`.
 
     Raises ValueError for a vocabulary that would take minutes and gigabytes.
     """

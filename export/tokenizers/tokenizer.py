@@ -1,10 +1,10 @@
-"""Conversion of the trainer's tokenizer, whatever its kind, to one Hugging Face `tokenizer.json`.
+"""Converts a trainer's tokenizer of any kind to a Hugging Face `tokenizer.json`.
 
-A token's id chooses its row, so the converted tokenizer must give the trainer's own ids: the tests
-compare them with the original's.
+A token's id selects its table row, so the converted tokenizer must return the trainer's own ids. Tests
+compare both tokenizers.
 
-Names of special tokens are recognised in a prompt, as Hugging Face users expect; the trainer reads
-them as ordinary text. `Tokenizer.encode_special_tokens = True` gives the trainer's reading.
+Names of special tokens in a prompt become special tokens, as Hugging Face users expect; the trainer
+reads them as ordinary text. With `Tokenizer.encode_special_tokens = True` they are ordinary text.
 """
 
 import json
@@ -31,7 +31,7 @@ _HINT = "give the right file, or pass --tokenizer FILE"
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
-    """Texts of tokenizer.json and tokenizer_config.json, and the ids that the model needs."""
+    """Contents of tokenizer.json and tokenizer_config.json, and ids of special tokens."""
 
     json: str
     config: dict[str, object]
@@ -42,9 +42,9 @@ class ExportedTokenizer:
 
 
 def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
-    """Convert the trainer's tokenizer of this kind from the file `path` (unused for "bytes").
+    """Convert a tokenizer of the kind "json", "gguf" or "bytes". Raises CheckpointError.
 
-    add_bos: put the first token before a text. None: as the tokenizer.json does.
+    path: its file; none for "bytes". add_bos: whether BOS comes before each text; None: as in the file.
     """
     if kind == "json":
         return _convert_json(_file(kind, path), add_bos)
@@ -63,7 +63,7 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
 
 
 def _of_bytes() -> Tokenizer:
-    """Build the tokenizer that has the bytes of UTF-8 as its first 256 ids."""
+    """Build the tokenizer "bytes": its first 256 ids are the bytes of UTF-8 text."""
     # Byte-level instead of byte fallback, which decodes a whole run of bytes to U+FFFD when a
     # single one of them is wrong.
     vocab = {char: byte for byte, char in enumerate(_byte_chars())}
@@ -75,7 +75,7 @@ def _of_bytes() -> Tokenizer:
 
 
 def _byte_chars() -> list[str]:
-    """List the characters that stand for bytes: itself where it is in the alphabet, else the next."""
+    """List the characters by which ByteLevel represents the bytes 0 to 255."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = {ord(char): char for char in alphabet if ord(char) < 256}
     others = iter(char for char in alphabet if ord(char) >= 256)
@@ -94,7 +94,7 @@ def _file(kind: str, path: Path | None) -> Path:
 
 @contextmanager
 def _reading(path: Path, expected: str) -> Iterator[None]:
-    """Turn whatever a damaged file makes a library raise into one CheckpointError."""
+    """Convert any error in the `with` block to a CheckpointError; libraries raise many types."""
     try:
         yield
     except (CheckpointError, KeyboardInterrupt, SystemExit):
@@ -167,7 +167,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; empty if there is no file."""
+    """Read a file that holds a JSON object; return {} if there is no file."""
     if not path.is_file():
         return {}
     with _reading(path, "a JSON object"):
@@ -175,7 +175,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _adds(path: Path, tokenizer: Tokenizer, bos: str | None) -> bool:
-    """Return whether the tokenizer itself puts its first token before a text."""
+    """Return True if the tokenizer puts its BOS token before a text. Raises CheckpointError."""
     with _reading(path, "a tokenizer that puts nothing or its bos_token before a text"):
         added = tokenizer.encode("a")
         pairs = zip(added.tokens, added.special_tokens_mask, strict=True)
@@ -186,7 +186,7 @@ def _adds(path: Path, tokenizer: Tokenizer, bos: str | None) -> bool:
 
 
 def _stops(path: Path, vocab_size: int) -> list[int]:
-    """Read the ids that end a text from the model's files beside its tokenizer.json."""
+    """Read the ids that end a text (eos_token_id) from the files beside tokenizer.json."""
     for beside in (path.with_name("generation_config.json"), path.with_name("config.json")):
         options = _read_object(beside)
         inside = options.get("text_config")  # of a multimodal model

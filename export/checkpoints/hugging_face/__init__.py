@@ -1,1 +1,1 @@
-"""Checkpoints with a config.json: folders as transformers writes them, and the schema of this project."""
+"""Reads checkpoint folders with a config.json, from transformers or in this project's schema."""

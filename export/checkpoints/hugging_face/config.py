@@ -1,7 +1,7 @@
-"""Reading config.json of Hugging Face models as a ModelConfig.
+"""Converts config.json of Hugging Face models to a ModelConfig.
 
-A family of dense models is a class here, an entry of KINDS (reader.py), and one of ARCHITECTURES
-(../gguf_keys.py) for its GGUF files. keys.py says what happens to keys that are not read.
+To add a family of dense models, add a class here, an entry in KINDS (reader.py), and an entry in
+ARCHITECTURES (../gguf_keys.py) for GGUF files. keys.py decides about keys that are not read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUANTIZERS = (QUANTIZED, "compression_config", "quantization")
 
 
 class Decoder(msgspec.Struct, kw_only=True):
-    """Keys that all models here have, with the defaults of transformers."""
+    """Keys of config.json that all model families share, with the defaults of transformers."""
 
     packable: ClassVar[bool] = False  # whether quant_method gemma is for such models
     known_as: ClassVar[str] = ""  # model_type whose keys they have, if not their own
@@ -60,50 +60,50 @@ class Decoder(msgspec.Struct, kw_only=True):
         )
 
     def extras(self) -> dict[str, Any]:
-        """Return the fields of ModelConfig that this kind of model sets."""
+        """Return the fields of ModelConfig that are special to this family: name -> value."""
         return {}
 
     @classmethod
     def text(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of config.json that describe the text model."""
+        """Return the keys of config.json that describe the text model, which may be nested."""
         return given
 
     def outer(self, given: dict[str, Any]) -> tuple[str, ...]:
-        """Take what config.json says outside of the part that `text` returns; return notes for the user."""
+        """Read the keys of config.json outside the text model; return notes for the user."""
         return ()
 
     def names(self) -> Names:
-        """Return the names of the model's modules."""
+        """Return Hugging Face's names of this family's modules."""
         return NAMES
 
     def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
-        """Take the tensors of ModelConfig.backbone_shapes() out of `files`."""
+        """Take the backbone's tensors from `files`, by the names of ModelConfig.backbone_shapes()."""
         return {name: files.take(self.tensor(name)) for name in config.backbone_shapes()}
 
     def tensor(self, name: str) -> str:
-        """Return Hugging Face's name of a tensor of the backbone."""
+        """Return Hugging Face's name of a backbone tensor."""
         return tensor_name(name, self.names())
 
     def widths(self, config: ModelConfig) -> dict[str, int]:
-        """Return the columns of each matrix by Hugging Face's name of it."""
+        """Return Hugging Face's name of each matrix -> its number of columns."""
         shapes = config.backbone_shapes().items()
         found = {self.tensor(name): shape[1] for name, shape in shapes if len(shape) == 2}
         return found | {tensor_name("head"): config.dim}
 
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
-        """Take the tables out of `files`; return STEM layer -> table."""
+        """Take the tables from `files`; return STEM layer -> table."""
         return {}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        """Return the record of each token [V]; None if token i has record i."""
+        """Return the record number of each token [V]; None if token i has record i."""
         return None
 
     def unused(self, name: str) -> bool:
-        """Return whether the model is known to need nothing of a tensor that was not taken."""
+        """Return True if a tensor that was not read is known to be unnecessary for this family."""
         return False
 
     def model(self) -> ModelConfig:
-        """Return the model that the keys describe. Raises ValueError."""
+        """Return the ModelConfig that these keys describe. Raises ValueError."""
         theta, scaling = self.read_rope()
         fields: dict[str, Any] = {
             "vocab_size": self.vocab_size,
@@ -125,7 +125,7 @@ class Decoder(msgspec.Struct, kw_only=True):
 
 
 class Llama(Decoder, kw_only=True):
-    """Llama 1 to 3, SmolLM, SmolLM2, TinyLlama, and many others."""
+    """Config of Llama 1 to 3, SmolLM, SmolLM2, TinyLlama, and many other models."""
 
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -136,7 +136,7 @@ class Llama(Decoder, kw_only=True):
 
 
 class Mistral(Decoder, kw_only=True):
-    """Mistral 7B, and models of the same form."""
+    """Config of Mistral 7B, and of models with the same architecture."""
 
     num_key_value_heads: int | None = 8
     sliding_window: int | None = 4096
@@ -146,13 +146,13 @@ class Mistral(Decoder, kw_only=True):
 
 
 class Windowed(Decoder, kw_only=True):
-    """Models with a window in the layers that layer_types names."""
+    """Config of families in which layer_types names the layers with sliding-window attention."""
 
     sliding_window: int | None = None
     layer_types: list[str] | None = None
 
     def windows(self, default: list[str]) -> dict[str, Any]:
-        """Return sliding_window and window_layers of ModelConfig."""
+        """Return ModelConfig's window fields. default: layer types if config.json has none."""
         types = self.layer_types or default
         if len(types) != self.num_hidden_layers or set(types) - {FULL, SLIDING}:
             raise ValueError(
@@ -170,7 +170,7 @@ class Windowed(Decoder, kw_only=True):
 
 
 class Qwen2(Windowed, kw_only=True):
-    """Qwen2 and Qwen2.5."""
+    """Config of Qwen2 and Qwen2.5."""
 
     num_key_value_heads: int | None = 32
     use_sliding_window: bool = False
@@ -188,7 +188,7 @@ class Qwen2(Windowed, kw_only=True):
 
 
 class Qwen3(Qwen2, kw_only=True):
-    """Qwen3 without experts."""
+    """Config of Qwen3 models without experts."""
 
     head_dim: int | None = 128
     attention_bias: bool = False
@@ -201,9 +201,9 @@ class Qwen3(Qwen2, kw_only=True):
 def read_config(
     path: Path, kinds: dict[str, type[Decoder]]
 ) -> tuple[ModelConfig, Decoder, tuple[str, ...], bool]:
-    """Read a config.json of one of `kinds`. Raises CheckpointError.
+    """Read a config.json whose model_type is in `kinds`. Raises CheckpointError.
 
-    Returns also notes for the user, and whether matrices are codes, as packed.py reads them.
+    Returns the model, its decoder, notes for the user, and True if matrices are packed codes (packed.py).
     """
     whole = read_json(path, "a model's configuration", dict[str, Any])
     kind = whole.get("model_type")
@@ -231,7 +231,7 @@ def read_config(
 
 
 def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
-    """Raise CheckpointError for a model that stores its tensors as codes of a quantizer."""
+    """Raise CheckpointError if config.json says that the model is already quantized."""
     for key in QUANTIZERS:
         if (found := given.get(key)) is not None:
             # mlx alone does not name itself.

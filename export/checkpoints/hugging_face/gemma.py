@@ -1,4 +1,4 @@
-"""Parts that Gemma 3, 3n and 4 share: text models inside multimodal ones, norms, windows and factors."""
+"""Config that Gemma 3, 3n and 4 share: text inside multimodal models, norms, windows, factors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOWERS = re.compile(
 
 
 class Gemma(Windowed, kw_only=True, dict=True):
-    """Keys of config.json, or of its text_config; those that it lacks are as transformers has them."""
+    """Keys of config.json, or of its text_config. Missing keys get the defaults of transformers."""
 
     # What differs between the families.
     family: ClassVar[str]
@@ -56,7 +56,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         self.layer_types = self.layer_types or [SLIDING if n % span else FULL for n in numbers]
 
     def expect(self, key: str, *wanted: object) -> None:
-        """Raise ValueError unless a key has one of these values."""
+        """Raise ValueError unless the value of `key` is one of `wanted`."""
         if (found := getattr(self, key)) not in wanted:
             raise ValueError(
                 f"{key} is {one_line(repr(found))}; of {self.family} models, only those with "
@@ -89,7 +89,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return self._rope_of(SLIDING)
 
     def ropes(self) -> Mapping[str, Any]:
-        """Return the rotation of each kind of layers."""
+        """Return the RoPE parameters of each layer type."""
         return self.rope_parameters or self.ROPES
 
     def _rope_of(self, kind: str) -> tuple[float, RopeScaling | None]:
@@ -116,7 +116,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         }
 
     def kinds(self) -> Iterator[LayerKind]:
-        """Yield how layers of full attention rotate, other heads, and other widths."""
+        """Yield what differs between layers: RoPE of full attention, heads, and widths of FFNs."""
         theta, scaling = self._rope_of(FULL)
         yield LayerKind(layers=self.full(), rope_theta=theta, rope_scaling=scaling)
         for (width, count), layers in self.own_heads().items():
@@ -127,7 +127,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
                 yield LayerKind(layers=those, d_ff=width)
 
     def own_heads(self) -> Mapping[tuple[int, int], Sequence[int]]:
-        """Return head_dim and n_kv_heads -> layers that have these; 0: the model's."""
+        """Return (head_dim, n_kv_heads) -> layers with these sizes; 0 means the model's default."""
         return {}
 
     def ffn_widths(self) -> Sequence[int]:
@@ -138,7 +138,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return [given] * self.num_hidden_layers
 
     def for_each(self, key: str, given: list[T]) -> list[T]:
-        """Return the list, if it has a value for each layer. Raises ValueError."""
+        """Return the list `given`. Raises ValueError unless it has a value for each layer."""
         if len(given) != self.num_hidden_layers:
             raise ValueError(
                 f"{key} is {one_line(repr(given))}; expected a number for each of "
@@ -147,11 +147,11 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return given
 
     def full(self) -> tuple[int, ...]:
-        """Return the layers with full attention."""
+        """Return the numbers of the layers with full attention."""
         return tuple(n for n, kind in enumerate(self.layer_types or ()) if kind == FULL)
 
     def rounded(self, scale: float) -> float:
-        """Round a factor to the type of the weights, because transformers does so."""
+        """Round a factor to the type of the weights, as transformers does."""
         wide = np.array(scale, np.float32)
         kind = self.dtype or self.torch_dtype
         if kind is None:
@@ -169,12 +169,12 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return self.MODULES._replace(inside=self.inside)
 
     def unused(self, name: str) -> bool:
-        """Return True for towers."""
+        """Return True for tensors of image and audio towers, which text does not need."""
         return self.inside != NAMES.inside and TOWERS.fullmatch(name) is not None
 
 
 def groups(values: Sequence[T]) -> dict[T, tuple[int, ...]]:
-    """Return value -> the layers that have it."""
+    """Group layers by value: value -> numbers of the layers with this value."""
     return {
         value: tuple(n for n, other in enumerate(values) if other == value)
         for value in dict.fromkeys(values)

@@ -1,6 +1,6 @@
-"""Reading Gemma 3: config.json of the text model, alone or in a multimodal one, and its tensors.
+"""Reads Gemma 3 and FunctionGemma: the text model, alone or inside a multimodal model.
 
-FunctionGemma is such a model. Norms are stored as what is added to 1, but not in GGUF files.
+Norm weights are stored as w - 1, except in GGUF files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OLDER_INSIDE = "language_model.model."  # of multimodal models before transforme
 
 
 class Gemma3(Gemma, kw_only=True):
-    """Keys of config.json, or of its text_config."""
+    """Keys of Gemma 3's config.json, or of its text_config."""
 
     family = "Gemma 3"
     multimodal = "gemma3"

@@ -1,7 +1,7 @@
-"""Reading Gemma 3n: config.json of the text model, alone or in a multimodal one, and its tensors.
+"""Reads Gemma 3n: the text model, alone or inside a multimodal model.
 
-A token has several hidden states (AltUp), a product of low rank stands beside attention (LAuReL),
-and the gates of the first layers are sparse.
+Each token has several hidden states (AltUp). A low-rank product is added beside attention (LAuReL).
+The gates of the first layers are sparse.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPARSE_LAYERS, SPARSITY = 10, 0.95  # without activation_sparsity_pattern, in de
 
 
 class Gemma3n(GemmaPle, kw_only=True):
-    """Keys of config.json, or of its text_config."""
+    """Keys of Gemma 3n's config.json, or of its text_config."""
 
     family = "Gemma 3n"
     multimodal = "gemma3n"
@@ -84,5 +84,5 @@ class Gemma3n(GemmaPle, kw_only=True):
         return super().tensor(name)
 
     def unused(self, name: str) -> bool:
-        """Return True also for factors of the active stream that config.json turns off."""
+        """Return True also for scales of the active AltUp stream, if config.json turns them off."""
         return super().unused(name) or (not self.altup_correct_scale and name.endswith(SCALE))

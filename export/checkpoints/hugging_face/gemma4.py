@@ -1,7 +1,7 @@
-"""Reading Gemma 4: config.json of the text model, alone or in a multimodal one, and its tensors.
+"""Reads Gemma 4: the text model, alone or inside a multimodal model.
 
-Layers of full attention have different heads and RoPE. The last layers borrow K and V from earlier
-ones, and may have a wider FFN.
+Layers with full attention have different heads and RoPE than the others. The last layers use the keys
+and values of earlier layers, and may have a wider FFN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stem_edge.export.tensor_files.json import one_line
 
 
 class Gemma4(GemmaPle, kw_only=True):
-    """Keys of config.json, or of its text_config."""
+    """Keys of Gemma 4's config.json, or of its text_config."""
 
     family = "Gemma 4"
     multimodal = "gemma4"

@@ -1,4 +1,4 @@
-"""config.json of the assistant of a Gemma 4: a drafter whose layers have no keys and values of their own."""
+"""Reads the config.json of Gemma 4's assistant, a draft model that uses Gemma 4's KV cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS, HEAD = "masked_embedding.token_ordering", "lm_head.weight"
 
 
 class Gemma4Assistant(Gemma4, kw_only=True):
-    """Keys of config.json and of its text_config."""
+    """Keys of the assistant's config.json and of its text_config."""
 
     family = "Gemma 4 assistant"
     known_as = "gemma4_text"
@@ -51,7 +51,7 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
 
 def with_lenders(config: ModelConfig) -> ModelConfig:
-    """Return a model with a layer of each kind before its own, which borrow keys and values of these."""
+    """Put a layer of each kind before the model's own layers, as a source of keys and values."""
     kinds = dict[object, int]()
     for number, layer in enumerate(config.layers):
         kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)

@@ -1,6 +1,6 @@
-"""Parts that Gemma 3n and 4 share beyond Gemma 3: per-layer embeddings, and layers that borrow K and V.
+"""Config that Gemma 3n and 4 share: per-layer embeddings, and layers without own K and V.
 
-A row of the table of per-layer embeddings holds the rows of one token in all layers.
+The checkpoint has one table of per-layer embeddings. Its row for a token joins the rows of all layers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BORROWED = (
 
 
 class GemmaPle(Gemma, kw_only=True):
-    """Keys of config.json, or of its text_config."""
+    """Keys of config.json, or of its text_config, that Gemma 3n and 4 share."""
 
     packable = True
     MODULES = Names(TOP, PLE_LAYER)
@@ -94,7 +94,7 @@ class GemmaPle(Gemma, kw_only=True):
         return found
 
     def keys_are_values(self, config: ModelConfig, layer: int) -> bool:
-        """Return whether a layer has no matrix for V beside that for K."""
+        """Return True if a layer uses its matrix for K also for V."""
         return False
 
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
@@ -105,16 +105,16 @@ class GemmaPle(Gemma, kw_only=True):
         return dict(zip(config.stem_layers, table.columns(width), strict=True))
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        """Return the record of each token [V]; those beyond the table have its first."""
+        """Return the record number of each token [V]; tokens beyond the table use record 0."""
         if not config.ple_records:
             return None
         ids = np.arange(config.vocab_size, dtype=np.int32)
         return np.where(ids < config.ple_records, ids, np.int32(0))
 
     def unused(self, name: str) -> bool:
-        """Return True also for tensors of K and V in layers that borrow them.
+        """Return True also for tensors of K and V in layers that use an earlier layer's K and V.
 
-        transformers does not load these, either.
+        transformers does not load these tensors, either.
         """
         found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
         own = self.num_hidden_layers - self.num_kv_shared_layers

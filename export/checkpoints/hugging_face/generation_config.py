@@ -1,4 +1,4 @@
-"""How a model's makers want its tokens chosen, from the files of a checkpoint."""
+"""Reads the sampling options that a model's makers recommend, from a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GGUF_KEYS = {"temp": "temperature", "penalty_repeat": PENALTY} | {name: name for
 
 
 def of_folder(folder: Path) -> Sampling | None:
-    """Return what generation_config.json says; None if nothing. Raises CheckpointError."""
+    """Return the sampling options in generation_config.json, or None. Raises CheckpointError."""
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         return None
@@ -34,7 +34,7 @@ def of_folder(folder: Path) -> Sampling | None:
 
 
 def of_gguf(path: Path, keys: Mapping[str, object]) -> Sampling | None:
-    """Return what the keys of a GGUF file say; None if nothing. Raises CheckpointError."""
+    """Return the sampling options in a GGUF file's keys, or None. Raises CheckpointError."""
     found = {ours: keys.get(f"general.sampling.{theirs}") for theirs, ours in GGUF_KEYS.items()}
     return _checked(path, found)
 

@@ -1,14 +1,14 @@
-"""Which keys of a config.json may change what a model computes.
+"""Decides which keys of a config.json are read, ignored or refused.
 
 | key | what happens |
 |---|---|
-| read here | it counts |
-| for training, generating text, bookkeeping | ignored |
-| known to transformers | must be null or the default: then models here compute what transformers does |
+| read by this project | used |
+| for training, generating text or bookkeeping | ignored |
+| other key that transformers knows | refused unless null or transformers' default |
 | unknown to transformers | ignored with a note, because it cannot change what transformers computes |
 
-keys.json has what transformers knows; tools/hf_keys.py writes it. In this project's own schema
-(stem_schema.py), a key that neither knows is refused, unless it is null or false.
+keys.json lists the keys that transformers knows; tools/hf_keys.py writes it. In this project's own
+schema (stem_schema.py), an unknown key is refused unless it is null or false.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_SHOWN = 400  # characters
 
 
 class KnownKeys(msgspec.Struct, frozen=True):
-    """Keys that transformers knows, with the values that count where a file lacks them."""
+    """Keys that transformers knows, with their default values."""
 
     transformers: str  # the version
     generation: list[str]  # of generating text
@@ -50,25 +50,25 @@ class KnownKeys(msgspec.Struct, frozen=True):
     models: dict[str, dict[str, Any]]  # model_type -> the others
 
     def of(self, kind: str) -> dict[str, Any]:
-        """Return key -> default of a model_type, of Llama for this project's own."""
+        """Return key -> default for a model_type; for this project's own schema, those of Llama."""
         return self.every | self.models.get(kind, self.models[LLAMA]) | SAME_AS_NULL
 
     def of_text(self, kind: str) -> dict[str, Any]:
-        """Return key -> default of the text model of a model_type."""
+        """Return key -> default for the text model in a model_type."""
         return self.of(f"{kind}_text" if f"{kind}_text" in self.models else kind)
 
 
 def read_known_keys() -> KnownKeys:
-    """Return the keys of the transformers that this package was made with."""
+    """Return the keys known to the version of transformers for which keys.json was written."""
     return msgspec.json.decode(FILE.read_bytes(), type=KnownKeys)
 
 
 def check_keys(
     path: Path, given: Mapping[str, Any], kind: str, harmless: Collection[str]
 ) -> tuple[str, ...]:
-    """Return notes about keys that are ignored. Raises CheckpointError with all that must not be.
+    """Return notes about ignored keys. Raises CheckpointError if a key may change the model.
 
-    kind: the model_type; harmless: keys that are read.
+    given: keys of config.json; kind: its model_type; harmless: names of keys that are read.
     """
     keys = read_known_keys()
     known, own_schema = keys.of_text(kind), kind not in keys.models

@@ -1,4 +1,4 @@
-"""Names of Hugging Face's modules and tensors, and their names in ModelConfig.backbone_shapes()."""
+"""Translates between Hugging Face's tensor names and those of ModelConfig.backbone_shapes()."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYER = {
 
 
 class Names(NamedTuple):
-    """Hugging Face's names of modules."""
+    """Hugging Face's module names in a family of models, by this project's names."""
 
     top: Mapping[str, str]  # outside the layers
     layer: Mapping[str, str]  # in a layer
@@ -39,7 +39,7 @@ NAMES = Names(TOP, LAYER)
 
 
 def tensor_name(name: str, names: Names = NAMES) -> str:
-    """Return Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
+    """Return Hugging Face's name of the backbone tensor `name` (ModelConfig.backbone_shapes)."""
     matrix = name.removesuffix(".bias")
     ending = ".weight" if matrix == name else ".bias"
     if matrix == HEAD_NAME:
@@ -51,7 +51,7 @@ def tensor_name(name: str, names: Names = NAMES) -> str:
 
 
 def module_names(tensors: Iterable[str], names: Names = NAMES) -> dict[str, str]:
-    """Return Hugging Face's name of each module -> this project's name of its weight."""
+    """Return Hugging Face's module name -> this project's name of the module's weight."""
     known = {HEAD_NAME, *names.top, *names.layer}
     weights = [name for name in tensors if name.rpartition(".")[2] in known]
     return {tensor_name(name, names).removesuffix(".weight"): name for name in weights}

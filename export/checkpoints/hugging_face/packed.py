@@ -1,7 +1,7 @@
-"""Tensors of a model whose matrices are stored as codes (tensor_files/packed.py), with quant_method gemma
-or compressed-tensors in config.json. Gemma has steps, too, to which inputs and results are rounded.
+"""Reads quantized checkpoints with quant_method "gemma" or "compressed-tensors" in config.json.
 
-Which of 2, 4 and 8 bits a matrix has follows from its sizes, so patterns of names in config.json are not read.
+tensor_files/packed.py decodes the matrices. Gemma also has activation scales, the steps to which a
+module's inputs and outputs are rounded. The bits of a matrix (2, 4 or 8) follow from its shape.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ UNUSED = re.compile(r".*\.[kv]_cache_scale")
 
 
 class PackedFiles(TensorFiles):
-    """Tensors of a folder whose matrices may be packed. widths: name of a matrix -> its columns."""
+    """Tensors of a folder with packed matrices. widths: matrix name -> its number of columns."""
 
     def __init__(self, folder: Path, widths: Mapping[str, int]) -> None:
         super().__init__(folder, open_folder(folder))
         self._widths = widths
 
     def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
-        """Take a matrix, packed if it has scales. Raises CheckpointError."""
+        """Take a tensor; a matrix with scales is returned with its codes. Raises CheckpointError."""
         module, codes, taken = name.removesuffix(".weight"), name, super()._taken
 
         def take(part: str, types: dict[str, int] = FLOATS) -> Tensor:
@@ -54,7 +54,7 @@ class PackedFiles(TensorFiles):
         return packed(take(codes, PACKED), take(scales), self._widths[name])
 
     def steps(self, module: str) -> tuple[float, float]:
-        """Take the steps of a module's input and result; 0: none. Raises CheckpointError."""
+        """Return a module's input and output activation scales; 0 if none. Raises CheckpointError."""
         one, other = (self._step(module + name) for name in STEPS)
         return one, other
 
@@ -70,9 +70,9 @@ class PackedFiles(TensorFiles):
 
 
 def stores_codes(given: Mapping[str, Any], gemma: bool) -> bool:
-    """Return whether a config says that matrices are codes which are read here.
+    """Return True if a config.json describes quantized matrices in a form that PackedFiles reads.
 
-    gemma: whether the model is one that quant_method gemma is for.
+    gemma: True for families that may have the quant_method "gemma".
     """
     found = given.get(QUANTIZED)
     if not isinstance(found, dict):
@@ -90,7 +90,7 @@ def stores_codes(given: Mapping[str, Any], gemma: bool) -> bool:
 
 
 def _of_weights(group: Mapping[str, Any]) -> bool:
-    """Return whether a group of compressed-tensors rounds weights alone, to whole numbers."""
+    """Return True if a group of compressed-tensors quantizes only weights, to integers."""
     weights = group.get("weights")
     # Codes of 7 bits take words of the size that those of 8 have.
     integers = (

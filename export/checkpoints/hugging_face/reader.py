@@ -1,7 +1,6 @@
-"""Checkpoints in Hugging Face's form: config.json and safetensors, in one file or several.
+"""Reads checkpoints in Hugging Face's form: config.json with one or more safetensors files.
 
-Dense models of the kinds in config.py, and STEM models in this project's own schema
-(stem_schema.py).
+Supports the families in KINDS, and STEM models in this project's own schema (stem_schema.py).
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def assembled(
     decoder: Decoder, config: ModelConfig, files: TensorFiles, **described: Any
 ) -> Checkpoint:
-    """Take all tensors; described: the other fields of the checkpoint. Raises CheckpointError."""
+    """Return a checkpoint of tensors in `files` and fields `described`. Raises CheckpointError."""
     path, backbone = described["path"], decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
         try:
@@ -110,7 +109,7 @@ def assembled(
 def _ranges(
     backbone: Mapping[str, Tensor], decoder: Decoder, files: PackedFiles
 ) -> dict[str, tuple[float, float]]:
-    """Take the steps of all matrices that are multiplied and have some. Raises ValueError."""
+    """Return matrix name -> its input and output activation scales, if any. Raises ValueError."""
     modules = dict[str, str]()
     for name, matrix in backbone.items():
         if len(matrix.shape) != 2 or name == "embedding":
@@ -133,7 +132,7 @@ def _check_rest(
     files: TensorFiles,
     embedding: Tensor,
 ) -> None:
-    """Raise CheckpointError for unread tensors, unless they repeat others."""
+    """Raise CheckpointError if a tensor was not read, unless it is unnecessary or a tied head."""
     head, where = tensor_name("head"), CONFIG if folder.is_dir() else "its header"
     for name in files.names:
         if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):

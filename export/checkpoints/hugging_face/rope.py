@@ -1,9 +1,9 @@
-"""Reading RoPE from config.json, which has two forms.
+"""Reads the RoPE parameters of a config.json, which has two forms.
 
     "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}
     "rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}
 
-The second is the form of transformers 5. Early files have "type" instead of "rope_type".
+Transformers 5 writes the second form. Early files have "type" instead of "rope_type".
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ CONTEXT = "original_max_position_embeddings"
 def read_rope(
     theta: float | None, older: dict[str, Any] | None, newer: dict[str, Any] | None, context: int
 ) -> tuple[float, RopeScaling | None]:
-    """Return rope_theta and the scaling, from rope_theta, rope_scaling, rope_parameters and
-    max_position_embeddings of a config.json. Raises ValueError.
+    """Return theta and scaling of RoPE from keys of a config.json. Raises ValueError.
+
+    older: rope_scaling; newer: rope_parameters; context: max_position_embeddings.
     """
     if older and newer:
         raise ValueError("both rope_scaling and rope_parameters are given; expected one of them")
@@ -43,7 +44,7 @@ def read_rope(
 
 
 def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | None:
-    """Return the scaling with the defaults of transformers. Raises ValidationError, TypeError."""
+    """Return a RopeScaling with transformers' defaults. Raises ValidationError, TypeError."""
     fields = dict(given)
     if kind in ("llama3", "yarn"):
         fields["original_context"] = fields.pop(CONTEXT, None) or context
@@ -65,5 +66,5 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
 
 
 def _growth(factor: float, scale: float) -> float:
-    """Return YaRN's factor of cosines and sines."""
+    """Return YaRN's factor for cosines and sines (its mscale)."""
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0

@@ -1,7 +1,7 @@
-"""Schema of this project for STEM models: a folder in Hugging Face's form that any trainer can write.
+"""Reads STEM models in this project's schema: a Hugging Face folder that any trainer can write.
 
-docs/formats.md lists its keys and tensors. Tensors have the names of Llama (names.py), without those that
-a layer replaces.
+docs/formats.md lists the keys and tensors. Tensors are named as in Llama (names.py); tensors that a STEM
+layer replaces are missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAME = (  # fields of Stem that ModelConfig has, too
 
 
 class Stem(Windowed, kw_only=True):
-    """Keys of config.json."""
+    """Keys of config.json for the model_type "stem"."""
 
     stem_layers: tuple[int, ...] = ()
     stem_ffn: str = "stem"
@@ -119,7 +119,7 @@ def _ngrams(files: TensorFiles, part: str, shapes: Sequence[tuple[int, ...]]) ->
 
 
 def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Tensor]:
-    """Take what a layer adds its rows by, under this project's names."""
+    """Take an Engram layer's projections, norms and convolution: this project's name -> tensor."""
     shapes, at = config.layer_shapes(layer), f"layers.{layer}."
 
     def take(part: str, shape: tuple[int, ...]) -> Tensor:
@@ -138,7 +138,7 @@ def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Te
 
 
 def _tap(taps: Tensor, tap: int) -> Tensor:
-    """Return the vector of the values at a place of the last axis, of a tensor [N, 1, K]."""
+    """Return the vector [N] at index `tap` of the last axis of a convolution kernel [N, 1, K]."""
 
     def rows(start: int, stop: int) -> F32:
         return np.ascontiguousarray(taps.rows(start, stop)[:, 0, tap])
@@ -147,7 +147,7 @@ def _tap(taps: Tensor, tap: int) -> Tensor:
 
 
 def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
-    """Return a matrix with an expert in each row, flattened as in ModelConfig.row_parts."""
+    """Return a layer's experts as a matrix with one flattened expert per row (row_parts)."""
     count, outer = config.n_experts, (config.d_ff, config.dim)
     shapes = {"gate": outer, "up": outer, "down": outer[::-1]}
     gate, up, down = (
