@@ -20,6 +20,7 @@ from stem_edge.numerics.arithmetic import Observer
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import Tokens, embed, head_forward
+from stem_edge.system.memory import return_freed_memory
 
 HEAD = "head"
 INPUT_VALUES = 1 << 23  # of the widest input, of so many sequences that they are in memory at once
@@ -77,6 +78,7 @@ class HiddenStates:
 
 def layer_weights(source: Checkpoint, layer: int) -> dict[str, Matrix]:
     """Read all tensors of a layer into memory as float32: name -> matrix."""
+    return_freed_memory()  # of threads that worked on the layer before: hundreds of MB
     names = [f"layers.{layer}.{name}" for name in source.config.layer_shapes(layer)]
     return {name: ArrayMatrix(whole(source.backbone[name])) for name in names}
 
