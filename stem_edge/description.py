@@ -14,7 +14,7 @@ from stem_edge.layers import Activation, Layer, LayerKind, Rope, RopeScaling
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """A decoder-only transformer with RMS norms, RoPE and gated FFNs, some of them STEM layers."""
+    """A decoder-only transformer with RMS norms, RoPE and gated FFNs; some layers look up rows."""
 
     vocab_size: int
     dim: int
@@ -23,40 +23,37 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     n_kv_heads: int
     head_dim: int
     d_ff: int
-    stem_layers: tuple[int, ...]  # ascending; the layers that take rows
+    stem_layers: tuple[int, ...]  # layers that look up rows of the tables, ascending
     norm_eps: float
     rope_theta: float
     max_context: int  # tokens the model was built for
     stem_ffn: str = "stem"  # what the FFNs of STEM layers compute: a key of FFN_TERMS
     row_rank: int = 0  # low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
-    row_window: int = (
-        0  # a row is the mean of those of so many last tokens of a document; 0: its own
-    )
-    # A token has so many rows in each layer, and a router in the layer mixes them; 0: it has one.
+    # Number of last tokens of a document whose rows are averaged; 0: only the token's own row.
+    row_window: int = 0
+    # Number of rows that a token has in each layer, mixed by a router in the layer; 0: one row.
     row_experts: int = 0
-    # n-grams beside the input embedding (LongCat, arXiv 2601.21204), or before some layers (Engram,
-    # arXiv 2601.07372): they have 2 to so many ids, and as many tables of each length, with so many
-    # rows; for Engram so in each of its layers. An id ends a document.
-    ngram_order: int = 0
-    ngram_sizes: tuple[int, ...] = ()
-    ngram_end: int | None = None
-    # Engram: for each of its layers, what ids are multiplied by, the newest first; the id that stands
-    # for those before a document; and the tokens that its convolution adds up, ngram_order apart.
+    # n-gram tables, averaged with the input embedding (LongCat, arXiv 2601.21204) or added before
+    # stem_layers (Engram, arXiv 2601.07372).
+    ngram_order: int = 0  # n-grams have 2 to ngram_order ids; 0: no n-grams
+    ngram_sizes: tuple[int, ...] = ()  # rows of each table, as many tables for each length
+    ngram_end: int | None = None  # id that ends a document
+    # Engram: multipliers of the ids in each of its layers, newest id first.
     ngram_multipliers: tuple[tuple[int, ...], ...] = ()
-    ngram_filler: int = 0
-    engram_kernel: int = 0  # 0: no convolution
+    ngram_filler: int = 0  # Engram: id used for positions before a document
+    engram_kernel: int = 0  # tokens in its convolution, ngram_order apart; 0: no convolution
     n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False
     rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves
     rope_scaling: RopeScaling | None = None
     sliding_window: int = 0  # tokens that attention sees, the current one included; 0: all
-    window_layers: tuple[int, ...] | None = None  # layers with that window; None: all
+    window_layers: tuple[int, ...] | None = None  # layers with the sliding window; None: all
     qk_norm_eps: float | None = None  # of the RMS norm of q and k heads before RoPE; None: no norm
     post_norms: bool = False  # an RMS norm after attention and after the FFN, too
     biases: tuple[str, ...] = ()  # matrices with a bias, a subset of BIASED
     logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap
     layer_kinds: tuple[LayerKind, ...] = ()  # layers that differ from the rest
-    # Number of layers at the end that borrow K and V, each from the last layer of its kind before.
+    # Number of last layers without K and V; each uses those of the last earlier layer of its kind.
     borrowed_kv_layers: int = 0
     embedding_scale: float = 1.0  # factor of hidden states that come from the embedding
     activation: Activation = "silu"
@@ -65,7 +62,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     layer_scale: bool = False  # hidden states after a layer are multiplied by the layer's factor
     ple_width: int = 0  # per-layer embeddings: values of a row
     ple_scale: float = 1.0  # per-layer embeddings: factor of rows that come from the tables
-    # Per-layer embeddings: ids with their own rows; other ids use row 0. 0: all ids.
+    # Per-layer embeddings: number of ids with their own rows, other ids use row 0; 0: all ids.
     ple_records: int = 0
     # AltUp (arXiv 2301.13310): a token has several hidden states. One goes through attention and
     # FFN, and the others are predicted from it; per-layer embeddings are added to all but the
@@ -73,12 +70,12 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     streams: int = 1
     active_stream: int = 0  # the one that goes through attention and FFN
     ple_gate_scale: bool = False  # factors of the active stream before the gate of its row
-    laurel_rank: int = 0  # a product of this rank beside attention; 0: none
+    laurel_rank: int = 0  # rank of a low-rank product parallel to attention; 0: none
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     placeholders: dict[str, int] = {}  # "an image" or the like -> id of the token in its place
-    # Matrix, or "head" -> steps of its input and of its result, which are rounded to multiples of
-    # these from -128 to 127; 0: not rounded.
+    # Matrix, or "head" -> (step of its input, step of its result): activations are rounded to int8
+    # multiples of the step; 0: not rounded.
     ranges: dict[str, tuple[float, float]] = {}
 
     def ffn_kind(self, layer: int) -> str:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with the time left, or lines where there is no terminal, and a status line."""
+"""Progress on stderr: a bar with the time left, lines without a terminal, and a status line."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
-# Backbones for onnxruntime of fewer bytes load fast, and take little memory, without being prepared. Files of a
-# prepared one hold every matrix plain and packed.
+# Smaller backbones for onnxruntime load fast, and in little memory, without being prepared. Files of a prepared
+# backbone hold every matrix plain and packed.
 LEAST_PREPARED, PREPARED_OVER_DATA = 64 << 20, 2.2
 # Bookkeeping of the row cache (runtime/rows/cache.py): of each slot, and of the buckets that there are at least.
 SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
@@ -141,7 +141,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
 
 
 def _assistant_nbytes(manifest: Manifest) -> int:
-    """Return the memory of the draft model in bytes. A clustered embedding stays in its file."""
+    """Return the memory of the bundle's draft model in bytes, without a clustered embedding."""
     if (found := manifest.assistant) is None:
         return 0
     from stem_edge.graph.special.assistant import scored  # for such bundles alone
@@ -217,7 +217,7 @@ def _kind_nbytes(backbone: BackboneFormat, kind: MatrixKind, rows: int, width: i
 def matrix_nbytes(
     rows: int, width: int, stored: WeightType, block_size: int, *, zero_points: bool = False
 ) -> int:
-    """Bytes of a stored matrix [rows, width]: codes, scales and, if asked for, zero points."""
+    """Bytes of a stored matrix [rows, width]: codes, scales and optional zero points."""
     bits = WEIGHT_BITS[stored]
     nbytes = rows * width * bits // 8
     if bits != 32:

@@ -99,9 +99,9 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backbone_nbytes: Size
     tables_nbytes: Size
     errors: dict[str, KindError]
-    probe_tokens: tuple[TokenId, ...]  # ids over which logits are compared; none: kept as stored
-    worst_logit_difference: float  # bundle from checkpoint, over the whole probe
-    greatest_logit: float  # of the checkpoint, to judge that by
+    probe_tokens: tuple[TokenId, ...]  # text whose logits are compared; empty: weights unchanged
+    worst_logit_difference: float  # between bundle and checkpoint, over the whole probe
+    greatest_logit: float  # of the checkpoint, as the scale of the difference
     divergence: float  # mean Kullback-Leibler divergence from the checkpoint, in nats
     prefill_divergence: float | None = None  # of the prefill graph from the checkpoint, if any
     # Of the prefill graph from the decoding graph, on the machine that exported.
@@ -267,6 +267,6 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 
 class _Version(msgspec.Struct):
-    """Fields that every format of the manifest has."""
+    """Fields that all versions of the manifest share."""
 
     format_version: Annotated[int, msgspec.Meta(le=2**31 - 1)]

@@ -14,8 +14,8 @@ from stem_edge.numerics.quantize import F32
 READ_ROWS = 2048
 ATTENTION_ROWS = 128  # queries whose scores are in memory at once
 
-# Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
-# "qkv", "wo", "gate" (the input of gate and up), "down" or "project", or the name of a matrix.
+# Called with (name, input [T, K]) of a group of matrices. Names are "head", or "layers.<l>." followed
+# by "qkv", "wo", "gate" (the input of gate and up), "down", "project" or the name of a matrix.
 Observer = Callable[[str, F32], None]
 
 

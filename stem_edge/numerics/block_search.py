@@ -16,12 +16,12 @@ import numpy.typing as npt
 from stem_edge.numerics.quantize import F32, pack_codes
 from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, reciprocals
 
-# Candidates: by how many codes the range is wider than the block's own, which is the first. Less
-# leaves some codes unused; more clips the greatest values so that the others are more exact.
+# Candidates: by how many codes the range is wider than the block's own range. A negative offset
+# leaves codes unused; a positive one clips the greatest values, so that others are more exact.
 OFFSETS = np.array([0, -1, -0.5, 0.5, 1, 1.5, 2, 3], np.float32)
 REFITS = 2  # rounds of new codes and a new scale after the best candidate
-# Values of a block that are looked at first, and how near to a code they are, as a share of it: both
-# they and the value that the scale is taken from may be rounded to bfloat16, by 2**-8 each.
+# Number of a block's values that are tested first, and their largest relative distance from a code:
+# the values and the one that gives the scale may be rounded to bfloat16, by 2**-8 each.
 FEW, NEAR = 4, 2**-6.9
 BFLOAT16_HALF = 0x8000  # of the last place of a bfloat16, in the bits of a float32
 TIE = 1e-10  # share by which an interval without its ends is narrower

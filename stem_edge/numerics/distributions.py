@@ -11,7 +11,7 @@ PIECE_VALUES = 1 << 20
 
 
 def positions_at_once(vocab_size: int) -> int:
-    """Return how many positions a caller should process at once."""
+    """Return for how many positions a caller should process logits at once, to limit memory."""
     return max(1, PIECE_VALUES // vocab_size)
 
 
@@ -30,7 +30,7 @@ def kullback_leibler(p: F64, q: F64) -> F64:
 
 
 def divergence(expected: F32, found: F32) -> F32:
-    """KL(expected || found) in nats, at each position of logits [T, V], with rounding errors of 1e-6."""
+    """KL(expected || found) in nats at each position of logits [T, V]; errors of about 1e-6."""
     step = positions_at_once(expected.shape[1])
     pieces = [slice(at, at + step) for at in range(0, len(expected), step)]
     return np.concatenate([_divergence(expected[piece], found[piece]) for piece in pieces])

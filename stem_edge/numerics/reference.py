@@ -81,14 +81,14 @@ class Tokens:
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
     ) -> None:
         self.ids = token_ids
-        self.row_ids = token_ids  # of the rows to look up, those of a token next to each other
+        self.row_ids = token_ids  # of the rows to look up, with a token's rows side by side
         if config.ngram_order:
             from stem_edge.numerics.ngram_hash import hash_of  # for models with them alone
 
             self.row_ids = hash_of(config).keys(token_ids).ravel().tolist()
         self.starts = window_starts(token_ids, config.row_window, config.eos_ids)
         self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
-        # What is kept here stays for all layers, so it is only what later layers read again.
+        # Only K and V that later layers read again, because they stay in memory for all layers.
         borrowing = config.layers[config.own_kv_layers :]
         self.lenders = frozenset(layer.kv_layer for layer in borrowing)
         self.kv: dict[int, tuple[F32, F32]] = {}  # lender -> K and V [T, heads, head_dim]

@@ -34,7 +34,7 @@ AnswerEvent: TypeAlias = Thought | Text | Call | End
 
 
 class AnswerEvents:
-    """Splits the chunks of one answer into reasoning, text and tool calls. Parsers are None where unused."""
+    """Splits the chunks of one answer into reasoning, text and tool calls, by optional parsers."""
 
     def __init__(
         self, thoughts: ThoughtParser | None = None, calls: CallParser | None = None

@@ -32,7 +32,7 @@ class RefusalError(StemEdgeError):
 
 
 def failed(message: str = "the server failed; its log says where") -> RefusalError:
-    """Return an internal error, by default without details that strangers should not see."""
+    """Return an error of status 500. The default message hides details from clients."""
     return RefusalError(message, status=FAILED)
 
 

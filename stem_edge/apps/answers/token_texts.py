@@ -63,7 +63,7 @@ class TokenTexts:
         }
 
     def _top(self, each: TokenLogprobs) -> Mapping[str, float]:
-        """Return the most probable tokens and the chosen one, as OpenAI does."""
+        """Return text -> log probability of the most probable tokens and the chosen one."""
         top = [*each.top, (each.token_id, each.logprob)]
         return {self.of(token_id): _finite(logprob) for token_id, logprob in reversed(top)}
 

@@ -1,4 +1,4 @@
-"""Requests for answers to a conversation, with errors that name the field at fault."""
+"""Make model requests from a conversation; errors name the field at fault."""
 
 from __future__ import annotations
 

@@ -52,23 +52,23 @@ def batch(
 ) -> Batch:
     """Run every prompt of a file and append the results to another; resumable.
 
-    input: JSON lines, {"prompt": ...} or {"messages": [...]}, with "id" and
-        fields of SamplingParams if wanted.
-    output: gets a line of JSON for each row as its answer is complete: {"id", "text",
-        "finish_reason", "usage"}, or an object with "error". A row is done if its id is in it, so the
-        same call goes on after an interruption, and each row has one line at the end. Rows of lines
-        that are deleted, such as errors, are run again.
-    model: a loaded one, or a bundle to load: its folder, or its name on a hub.
-    ray: run the rows on a Ray cluster: "auto" for the one that runs here, or its host:port.
-        The model must be a bundle that all machines see. Default: run them here.
-    options: fields of SamplingParams, for rows that do not have their own; and, for a bundle, keywords
-        of stem_edge.load. sequences: answers computed together at most; default 8, if memory allows.
-        seed: sampled rows without a seed derive theirs from this and their id; default 0, so that a
-        repeat gives the same answers; None: a random one. progress: False shows none.
+    input: JSON lines, {"prompt": ...} or {"messages": [...]}, optionally with "id" and fields of
+        SamplingParams.
+    output: file to which a JSON line is appended when a row is answered: {"id", "text",
+        "finish_reason", "usage"}, or an object with "error". Rows whose id is in this file are not run
+        again, so the same call continues after an interruption. To run rows again, such as those with
+        errors, delete their lines.
+    model: a loaded model, or a bundle to load: its folder, or its name on a hub.
+    ray: run the rows on a Ray cluster: "auto" for the cluster on this machine, or host:port.
+        The model must be a bundle that all machines see. Default: run the rows in this process.
+    options: fields of SamplingParams, as defaults for the rows; and, for a bundle, keywords of
+        stem_edge.load. sequences: largest number of answers computed together; default 8, if memory
+        allows. seed: rows without a seed derive theirs from this seed and their id; default 0, so that
+        repeated runs give the same answers; None: random seeds. progress: False shows none.
 
     Steps of several sequences round differently from steps of one, which can change a token. On ggml,
-    that also depends on which sequences meet. exact=True computes the bits of generate. Raises
-    InputError, and what stem_edge.load raises. Complete results are in the output even then.
+    it also matters which sequences are computed together. exact=True computes the bits of generate.
+    Raises InputError, and what stem_edge.load raises; results that are complete stay in the output.
     """
     source, target = Path(input), Path(output)
     if not target.parent.is_dir():
@@ -118,7 +118,7 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return how many full contexts to reserve; by default enough for SEQUENCES short answers."""
+    """Return for how many full contexts to plan memory; default: SEQUENCES short answers fit."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
     opened = options.open(bundle)  # in any case, so that its errors come first

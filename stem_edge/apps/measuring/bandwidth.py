@@ -26,7 +26,7 @@ class Bandwidth(NamedTuple):
 
 
 def bandwidth_of(device: Device | None, given: int | str | None, threads: int) -> Bandwidth:
-    """Return the given bandwidth, a device's, or one that is measured on this machine."""
+    """Return the given bandwidth, else the device's, else one measured on this machine."""
     if given is not None:
         if parse_size(given) < LEAST:
             raise InputError(

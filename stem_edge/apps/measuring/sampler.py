@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from stem_edge.system.process_memory import Memory, MemoryReader
 
-# Kinds are sampled more rarely than totals, because the system then walks every mapping: that takes
-# milliseconds, which would slow the measured process down.
+# Kinds of memory are sampled more rarely than totals, because the system then walks every mapping.
+# This takes milliseconds, and would slow the measured process down.
 TOTALS_SECONDS, KINDS_SECONDS = 0.02, 0.25
 # Share of the time that walks may take: with gigabytes mapped, one needs tens of milliseconds.
 MOST_OF_TIME = 0.02

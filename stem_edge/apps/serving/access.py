@@ -16,7 +16,7 @@ from stem_edge.apps.serving.http import error_response, path_in
 from stem_edge.apps.serving.routes import pages
 from stem_edge.apps.serving.service import Service
 
-# Paths that need no key: programs watch the first, and people type theirs into the page.
+# Paths that need no key: monitoring uses /health, and people type their key into the page.
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
 LOCALHOST = "localhost"

@@ -21,8 +21,8 @@ from stem_edge.system.memory import own_memory, return_freed_memory
 
 log = logging.getLogger(__name__)
 UNUSABLE = "the model cannot be used; the log of the server says why"
-REST_SECONDS = 0.2  # after the last answer, by when its request has let go of what it made
-END_SECONDS = 10.0  # for a load that is under way at the end
+REST_SECONDS = 0.2  # after the last answer, when its request has freed its objects
+END_SECONDS = 10.0  # wait for a model that is being loaded when the server ends
 REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the model
 
 
@@ -46,12 +46,12 @@ class Compute:
         self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
         # Answers that have not ended, and what delivers their chunks.
         self._deliver = dict[Request, Callable[[Chunk], None]]()
-        self.failure: Exception | None = None  # why there is no model, or none any more
-        self.memory_limit = 0  # on anonymous memory: what model and requests may take
+        self.failure: Exception | None = None  # why loading or computing failed for good
+        self.memory_limit = 0  # of anonymous memory, for model and requests
         self.counters = RowCounters()  # of all rows, after the last step
-        self._lock = threading.RLock()  # of accepted work, so that all of it learns of the end
+        self._lock = threading.RLock()  # of accepted requests, so that `end` reaches all of them
         self._wake = threading.Event()
-        self.draining = False  # True: take no more requests; those that wait or run go on
+        self.draining = False  # True: refuse new requests, but answer accepted ones
         self._ending, self._deadline = False, math.inf  # until which `end` waits
         self._thread: threading.Thread | None = None
 

@@ -15,7 +15,7 @@ KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, o
 
 
 class Reply(NamedTuple):
-    """An answer under way."""
+    """An answer that is being generated."""
 
     request: Request
     events: AnswerEvents

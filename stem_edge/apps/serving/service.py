@@ -59,8 +59,8 @@ class Service:
     compute: Compute
     given_name: str | None = None  # of the model
     key: str | None = None  # API key; None: not needed
-    hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any
-    origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
+    hosts: tuple[str, ...] = ()  # further names of this server than localhost; "*": any
+    origins: tuple[str, ...] = ()  # of other web pages that may send requests (CORS); "*": any
     body_nbytes: int = 4 << 20  # of the largest request
     created: int = field(default_factory=unix_time)
 

@@ -50,7 +50,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, object]:
 
 
 def bundle_table(bundle: Bundle) -> str:
-    """Return a table for people, as wide as a small terminal."""
+    """Format a bundle's contents as a table for people, as wide as a small terminal."""
     lines = [str(bundle.path)]
     if bundle.tables is not None:
         lines.append(

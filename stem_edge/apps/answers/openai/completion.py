@@ -62,7 +62,7 @@ class CompletionBody(Options, kw_only=True):
         return top
 
 
-# Text before an answer, nothing or the prompt; and its tokens, the first without log probabilities.
+# (prompt text, or "" if it is not echoed; its tokens, the first one without log probabilities).
 Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
 
 

@@ -86,7 +86,7 @@ class SubjectResult:
     """All rounds of a subject."""
 
     rounds: list[Round] = field(default_factory=list)
-    failed: str = ""  # the round without figures, and why
+    failed: str = ""  # which round failed, and why
 
     def figures(self) -> dict[str, float]:
         """Return each metric's median over the rounds; for peaks of memory, the maximum."""

@@ -49,12 +49,12 @@ async def props(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """List the model."""
+    """Return the list of models, which contains only this server's model."""
     return JSONResponse({"object": "list", "data": [_described(service_of(request))]})
 
 
 async def model(request: Request) -> Response:
-    """Describe the model, if it has the name asked for."""
+    """Describe the model. Raises RefusalError if the requested name is another one."""
     service, name = service_of(request), request.path_params["name"]
     if name != service.name:
         told = f"there is no model {name!r} here; this is {service.name!r}"
