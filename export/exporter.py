@@ -77,35 +77,35 @@ def export_bundle(
 
     engine: what runs the bundle: "onnxruntime", or "ggml", the kernels of llama.cpp. Default:
         onnxruntime.
-    type: how the backbone's matrices are stored. "balanced" and "small" have 4 bits where they cost
-        least, and 8 elsewhere: that is measured, matrix by matrix, on the calibration text.
-        "near-lossless" has 8 bits everywhere; "keep" has the types of a quantized checkpoint. Or one
-        type for all: with onnxruntime "int4", "int8" or "fp32"; with ggml one of llama.cpp's mixtures:
+    type: type of the backbone's matrices. "balanced" and "small" store a matrix with 4 bits if that
+        costs little, else with 8 bits; the costs are measured on the calibration text. "near-lossless"
+        stores all matrices with 8 bits. "keep" keeps the types of a quantized checkpoint. Or one type
+        for all: with onnxruntime "int4", "int8" or "fp32"; with ggml one of llama.cpp's mixtures:
         "q4_k_m" (balanced), "q4_0" (small), "q5_k_m", "q6_k", "q8_0" (near-lossless), "f16" or
         "f32". Default: keep if the checkpoint is quantized, else balanced.
-    rows: type of the rows on flash: "int8", "int4", "fp16" or "fp32", or "mixed": int8 for the
-        twentieth of the tokens that the calibration text uses most, int4 for the other tokens.
-        Default: int8, or the codes that the checkpoint has.
+    rows: type of the table rows on flash: "int8", "int4", "fp16" or "fp32". "mixed" stores the 5 % most
+        frequent tokens of the calibration text as int8, and the other tokens as int4.
+        Default: the checkpoint's own codes if its rows are quantized, else int8.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
-    assistant: folder of the draft model that was made for a Gemma 4. It drafts on onnxruntime's CPU.
-        It has the type of the backbone if that is one for all matrices, else 8 bits; no token
-        depends on it.
+    assistant: folder of Gemma 4's draft model ("assistant"), for speculative decoding with onnxruntime
+        on the CPU. It is stored like the backbone if all matrices have one type, else with 8 bits.
+        It does not change the generated tokens.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
-    calibration: text, or token ids as .npy or .int32, like those that the model will see. It
+    calibration: file of text, or of token ids as .npy or .int32, like the model's later input. It
         decides types, guides the quantizer, balances the channels of the prefill graph and warms
-        the row cache; on ggml, it weights the channels of the quantized matrices by their size.
-        Default: a mixed text of 50 kB, which warms nothing.
+        the row cache. On ggml, it measures how important the channels of quantized matrices are.
+        Default: a mixed text of 50 kB, which does not warm the row cache.
     max_kl: largest mean divergence from the checkpoint, in nats, on the last 512 tokens of the
         calibration text. If a graph diverges more, the export fails and leaves `out` as it was.
         Default: 0.5.
-    prefill_graph: add int8 matrices for prompts, one byte for each parameter of the layers.
-        Default: with a quantized backbone, if they are no less exact than it is.
-    force: replace `out` if it is a bundle; it stays whole until the new one is.
-    threads: threads that compute. Default: one for each CPU that this process may use.
-    progress: show a progress bar on stderr. Default: if that is a terminal; else a line every 10 seconds.
+    prefill_graph: add int8 matrices for prompts, which take one byte per parameter of the layers.
+        Default: True for a quantized backbone, if these matrices are at least as exact.
+    force: replace `out` if it is a bundle. The old bundle stays whole until the new one is complete.
+    threads: number of threads. Default: one for each CPU that this process may use.
+    progress: show a progress bar on stderr. Default: a bar on a terminal, else a line every 10 seconds.
 
-    A killed export leaves a folder beside `out`, which the next one removes. Raises CheckpointError,
-    ExportError (FarError for a bundle that is too far from the checkpoint) and, with engine "ggml",
+    A killed export leaves a folder beside `out`; the next export removes it. Raises CheckpointError,
+    ExportError (FarError if the bundle is too far from the checkpoint) and, with engine "ggml",
     BackendError if ggml is not installed; `out` is then unchanged.
     """
     given = dict(locals())

@@ -48,16 +48,15 @@ def export_rows(
     threads: int | None = None,
     progress: bool | None = None,
 ) -> Path:
-    """Export the tables of n-grams of a Hugging Face folder to the folder `out`, for open_rows.
+    """Export a model's n-gram tables to the folder `out`, which open_rows reads. Returns `out`.
 
-    checkpoint: the folder, or hf:org/name, of which only the files with the tables are fetched.
-    rows: how rows are stored: "keep" as the checkpoint has them, or as "int8" or "int4".
-    force: replace `out` if it holds such tables. threads: that pack; default: one for each CPU.
-    progress: show a bar on stderr; default: if that is a terminal.
+    checkpoint: Hugging Face folder, or hf:org/name; only the files with the tables are fetched.
+    rows: type of the stored rows: "keep" for the checkpoint's own type, "int8" or "int4".
+    force: replace `out` if it holds n-gram tables. threads: their number; default: one for each CPU.
+    progress: show a progress bar on stderr; default: if stderr is a terminal.
 
-    Nothing else of the model is read: config.json, the index and the files with the tables suffice,
-    and tokenizer.json for DeepSeek's. Returns `out`. Raises
-    CheckpointError, ExportError.
+    Reads only config.json, the index and the files with the tables, and tokenizer.json for DeepSeek's
+    models. Raises CheckpointError, ExportError.
     """
     folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
     check_apart(out, [folder])

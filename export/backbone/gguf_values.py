@@ -40,7 +40,7 @@ def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F3
 
     Each row is encoded by itself, so the split into pieces does not matter. The meter gets the error
     of every fourth row, because measuring all rows would double the time of the fast types. The gguf
-    package decodes them for this, because it shares no code with ggml.
+    package decodes the measured rows, because it shares no code with ggml.
     """
     type = tensor.type
     if type == FLOAT32:

@@ -72,8 +72,8 @@ class WeightFile:
     """Weight file that is being written; quantizes matrices on the way.
 
     keeps_blocks: True if quantized blocks of a GGUF checkpoint are copied, because the quantizer would
-    return the same codes. peaks: name -> array; for a product of the prefill graph, the greatest magnitudes
-    of its input [K]; for peaks of keys or values and an assistant's token order, the array to write.
+    return the same codes. peaks: product of the prefill graph -> greatest magnitudes of its input [K].
+    `peaks` also has the arrays to write for KV-cache scales and an assistant's token order.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Builds backbone.onnx: the whole backbone as one ONNX graph, for other tools.
 
-It joins the runtime's graphs embed, early, late, rest and head (graph.names). The values between these
-graphs are no inputs. Table rows are inputs row.<l>, float32 [1, T, row width], instead of slots of a
-row cache. The batch size is 1, and layers with a window cache the whole context.
+It joins the runtime's graphs embed, early, late, rest and head (graph.names). Their inputs for each
+other's results are gone. Table rows are inputs row.<l>, float32 [1, T, row width], instead of slots of
+a row cache. The batch size is 1, and layers with a window cache the whole context.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 
 
 def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
-    """Replace slots by row inputs, shared cache memory by values, and norms by ONNX operators."""
+    """Adapt a runtime graph for other tools: rows become inputs, norms become ONNX operators."""
     nodes, graph.nodes = graph.nodes, []
     # Value gathered from slots -> the input that replaces it; cache -> itself after its update.
     other: dict[str, str] = {}

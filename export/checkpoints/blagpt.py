@@ -104,7 +104,7 @@ class Options(msgspec.Struct):
 
 
 def find_states(path: Path) -> list[Path]:
-    """List a folder's state files, the one to export last; for a state file, only itself."""
+    """Return the state files in a folder, or [path] for a file. The last one is to be exported."""
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
     return [
@@ -122,7 +122,7 @@ def step_of(name: str) -> tuple[int, str]:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a state file of BlaGPT's trainer, or a folder's last one. Raises CheckpointError."""
+    """Open a state file of BlaGPT's trainer, or the last one of a folder. Raises CheckpointError."""
     states = find_states(Path(path))
     file, others = states[-1], ", ".join(state.name for state in states[:-1])
     config, tensors = _read_state(file)

@@ -89,7 +89,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _read_keys(file: GgufFile, architecture: str) -> Keys:
-    """Read an architecture's keys. Raises CheckpointError for an unknown key that is not 0."""
+    """Read an architecture's keys. Raises CheckpointError if an unknown key has a value."""
     at, known = f"{architecture}.", IGNORED.union(Keys.__struct_encode_fields__)
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)
@@ -141,7 +141,7 @@ def _renamed(
 
 
 def _stored_name(name: str) -> str:
-    """Return the name in a GGUF file of a backbone tensor."""
+    """Return a backbone tensor's name in GGUF files."""
     at, _, part = name.rpartition(".")
     if part in STREAMS:
         return f"{STREAMS[part]}.{int(at.split('.')[1]) - 1}.weight"

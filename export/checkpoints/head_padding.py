@@ -35,13 +35,13 @@ def pad_heads(
 
 
 def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F32:
-    """Pad a vector, which has a value for each row of "wq", "wk" or "wv", as pad_heads does."""
+    """Pad a vector that has a value for each row of "wq", "wk" or "wv", like that matrix."""
     layer = config.layer(number)
     return _padded(layer, _parts(config, layer)[matrix], vector)
 
 
 def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
-    """Map tensor names to their number of parts; zeros go to the end of each part."""
+    """Return tensor name -> number of equal parts, each of which gets zeros at its end."""
     # RoPE pairs values; where a pair has one of each half, both halves must be padded.
     halves = 1 if config.rope_interleaved else 2
     parts = {

@@ -27,7 +27,7 @@ R = TypeVar("R")
 def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield work(item) for all items in order, computed on several threads.
 
-    At most threads + 1 items are pending, to save memory. BLAS uses one thread; more would wait.
+    At most threads + 1 items are pending, to save memory. Each BLAS call uses only one thread.
     """
     pending: deque[Future[R]] = deque()
     with (

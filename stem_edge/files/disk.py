@@ -83,7 +83,7 @@ def written(descriptor: int) -> int:
 
 
 def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Read from `offset` on into the buffer. Return the number of bytes read; it may be smaller."""
+    """Read from `offset` on into the buffer. Return the bytes read: all of it, or fewer."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
     with _seek_lock:  # Windows cannot read at a position, and threads share the file's
@@ -118,7 +118,7 @@ def resize(descriptor: int, nbytes: int) -> None:
 
 
 def write(descriptor: int, data: memoryview) -> int:
-    """Write the data. Return the number of bytes written; it may be smaller."""
+    """Write the data. Return the number of bytes written: all, or fewer."""
     return os.write(descriptor, data)
 
 

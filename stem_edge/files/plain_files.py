@@ -138,7 +138,7 @@ def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
 
 
 def check_folders(root: Path, path: Path, seen: set[Path]) -> None:
-    """Raise BundleError if a folder between `root` and `path`, not yet in `seen`, is a link."""
+    """Raise BundleError if a folder between `root` and `path` is a link. seen: checked folders."""
     folder = root
     for part in path.relative_to(root).parts[:-1]:
         folder /= part

@@ -156,7 +156,7 @@ def _advise(address: int, nbytes: int, unit: int, advice: int) -> None:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """Map anonymous private memory; shared memory would not count as ours. Raises MemoryError."""
+    """Map private memory. Shared memory is not counted as anonymous. Raises MemoryError."""
     try:
         if not hasattr(mmap, "MAP_ANONYMOUS"):
             return mmap.mmap(-1, nbytes)

@@ -23,8 +23,8 @@ SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
 class Memory:
     """Resident bytes of a process by kind, and its bytes in swap; None if unknown.
 
-    On other systems than Linux, `anonymous` is the memory that the process's end would free (USS), or all
-    memory if psutil may not read USS. `other_files` is the rest.
+    On other systems than Linux, `anonymous` is the memory that would be free if the process ended (USS).
+    It is all resident memory if psutil may not read USS. `other_files` is the rest.
     """
 
     anonymous: int  # of no file: Python's objects, buffers of the engine, KV cache, row cache

@@ -51,7 +51,7 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
 
 def with_lenders(config: ModelConfig) -> ModelConfig:
-    """Put a layer of each kind before the model's own layers, as a source of keys and values."""
+    """Add a layer of each kind before an assistant's layers, which use its keys and values."""
     kinds = dict[object, int]()
     for number, layer in enumerate(config.layers):
         kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)
