@@ -81,8 +81,8 @@ class ModelConfig(Description, frozen=True):
     def row_parts(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the arrays that make up a row of the tables.
 
-        An expert has two: gate and up with their rows alternating, and down. Rows that are mixed lie one
-        after another.
+        An expert's row has two arrays: gate and up with alternating rows, and down. The rows that a
+        router mixes are side by side in one array.
         """
         if self.stem_ffn == "hash-moe":
             return (2 * self.d_ff, self.dim), (self.dim, self.d_ff)
@@ -90,31 +90,31 @@ class ModelConfig(Description, frozen=True):
 
     @property
     def records(self) -> int:
-        """Records in the table store: one per token, per expert or per row of n-grams."""
+        """Number of records in the table store: one per token, per expert or per n-gram row."""
         return self.n_experts or self.ple_records or self.table_ids
 
     @property
     def table_ids(self) -> int:
-        """Ids that rows are looked up by: those of tokens, or of rows of n-grams."""
+        """Number of ids that rows are looked up by: token ids, or row numbers of n-gram tables."""
         return sum(self.ngram_sizes) or self.vocab_size
 
     @property
     def record_values(self) -> int:
-        """Values in one record."""
+        """Number of values in one record."""
         return sum(map(prod, self.row_parts())) * len(self.row_layers)
 
     @property
     def table_parameters(self) -> int:
-        """Parameters in the tables."""
+        """Number of parameters in the tables."""
         return self.records * self.record_values
 
     @property
     def backbone_parameters(self) -> int:
-        """Parameters outside the tables."""
+        """Number of parameters outside the tables."""
         return sum(map(prod, self.backbone_shapes().values()))
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that a token uses: backbone (with one row of its embedding) and its records."""
+        """Number of parameters that a token uses: backbone with one embedding row, and records."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
         return self.backbone_parameters - embedding + self.lookups * self.record_values

@@ -1,7 +1,7 @@
 """The description of a model: its layers, their sizes, and which layers look up table rows.
 
-Exporter, reference model and runtime share it. It is the one place that says what a model computes; a
-new architecture is a checkpoint reader that fills it in.
+Exporter, reference model and runtime share this description; nothing else says what a model computes.
+To support a new architecture, write a checkpoint reader that fills it in.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class BundleError(StemEdgeError):
 
 
 class HubError(StemEdgeError):
-    """A model hub cannot be reached, refuses, or lacks what was asked for."""
+    """A model hub cannot be reached, refuses a request, or does not have a model or file."""
 
 
 class EditError(StemEdgeError):
@@ -38,7 +38,7 @@ class RowReadError(BundleError):
 
 
 class BackendError(StemEdgeError):
-    """The engine that runs the backbone is missing or refused what was asked of it."""
+    """The engine that runs the backbone is not installed, or it refused or failed a call."""
 
 
 class MemoryPlanError(StemEdgeError):
@@ -54,7 +54,7 @@ class UnknownOptionError(InputError, TypeError):
 
 
 class OutOfMemoryError(StemEdgeError, MemoryError):
-    """An allocation failed; what is loaded stays usable."""
+    """An allocation of memory failed; models that are loaded stay usable."""
 
 
 class DeviceLostError(BackendError):

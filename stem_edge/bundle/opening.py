@@ -1,4 +1,4 @@
-"""Opening a bundle: its manifest is checked, and that its files exist in the sizes listed there.
+"""Open a bundle: check its manifest, and the existence and sizes of its files.
 
 A bundle on a hub is fetched first. Checksums of a local folder are left to checksums.py.
 """

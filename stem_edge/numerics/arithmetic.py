@@ -22,7 +22,7 @@ Observer = Callable[[str, F32], None]
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     """Return x [T, K] times the transpose of the matrix `name` [N, K], plus its bias, if any.
 
-    If weights has "NAME.range", two steps, input and result are rounded to int8 multiples of them.
+    If weights contains `name`.range, two steps, input and result are rounded to multiples of them.
     """
     matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
     if (ranged := weights.get(name + ".range")) is not None:

@@ -1,4 +1,4 @@
-"""Next-token distributions: logits to probabilities, and the divergence of two."""
+"""Next-token distributions: log probabilities from logits, and divergence between two models."""
 
 from __future__ import annotations
 

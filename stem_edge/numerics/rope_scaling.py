@@ -36,7 +36,7 @@ def _llama3(frequencies: F32, scaling: Llama3Rope) -> F32:
 
 def _yarn(frequencies: F32, scaling: YarnRope, rope: Rope) -> F32:
     def dimension(turns: float) -> float:
-        """Return the dimension that rotates `turns` times over the original context."""
+        """Return the dimension whose angle makes this many turns over the original context."""
         waves = scaling.original_context / (turns * 2 * math.pi)
         return rope.width * math.log(waves) / (2 * math.log(rope.theta))
 

@@ -223,7 +223,7 @@ def geometry_table(found: dict[str, Any]) -> str:
 def layer_geometry(lengths: F32, sample: F32) -> dict[str, Any]:
     """Return statistics of a layer's row norms, and of the cosines between sampled rows.
 
-    lengths: L2 norms [tokens]. sample: nonzero rows [n, width]. Too few rows: None.
+    lengths: L2 norms [tokens]. sample: nonzero rows [n, width]. With too few rows, values are None.
     """
     present, cosines = lengths[lengths > 0], np.zeros(0, np.float32)
     if len(sample) > 1:

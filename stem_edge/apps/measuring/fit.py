@@ -168,6 +168,6 @@ def harmonic(count: int) -> float:
 
 
 def hit_rate(counts: Counts, slots: int) -> float:
-    """Return the hit rate of a row cache with the most frequent records, for independent tokens."""
+    """Return the hit rate of a cache that holds the most frequent records, for random tokens."""
     ordered = np.sort(counts)[::-1].astype(np.float64)
     return float(ordered[:slots].sum() / max(1.0, ordered.sum()))

@@ -75,7 +75,7 @@ class Access:
 
 
 def check(service: Service, path: str, headers: Headers) -> None:
-    """Raise a RefusalError unless a request with these headers may be read."""
+    """Raise a RefusalError if the headers of a request for `path` do not allow access."""
     host = headers.get("host", "")
     if not _is_ours(host, service.hosts):
         raise RefusalError(

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise InputError for options that do not go together, or are missing."""
+    """Raise InputError if options contradict each other, or if one is missing."""
     making = ["--" + name for name in MAKING if getattr(args, name) not in (None, False)]
     if args.show is not None and making:
         raise InputError(f"{making[0]}: for a new edit, not for --show; leave one of them out")
@@ -84,7 +84,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
-    """Raise InputError unless a new edit may be written there."""
+    """Raise InputError if an edit must not be written to `path`. force: it may replace a file."""
     if path.suffix != SUFFIX:
         raise InputError(f"{path}: the name of an edit file ends in {SUFFIX}; add it")
     if path.parent.resolve().is_relative_to(bundle.path.resolve()):

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_dict(one: Fit) -> dict[str, object]:
-    """Return the figures of a plan as plain JSON values: bytes, seconds, tokens."""
+    """Return a plan's numbers as plain JSON values: bytes, seconds, tokens."""
     return {
         "types": _types(one),
         "engine": one.footprint.engine,

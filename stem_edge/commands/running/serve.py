@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _for_model(memory: str | None) -> int | None:
-    """Return what --memory leaves for the model. Raises InputError if that is nothing."""
+    """Return the part of --memory that is left for the model. Raises InputError if nothing is."""
     if memory is None:
         return None
     left = parse_size(memory) - REQUESTS_NBYTES

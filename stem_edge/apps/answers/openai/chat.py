@@ -45,7 +45,7 @@ class ChatBody(Options, kw_only=True):
     continue_final_message: bool | None = None
 
     def asked(self, model: Model, texts: TokenTexts) -> AskedChat:
-        """Tokenize the conversation. Raises InputError, RefusalError that names the field."""
+        """Tokenize the conversation. Raises InputError, or RefusalError with the field at fault."""
         for name, instead in UNSUPPORTED.items():
             if getattr(self, name) not in (None, False):
                 raise RefusalError(f"{name} is not supported; {instead}", name)

@@ -83,7 +83,7 @@ class Asked:
         return head(name, "cmpl", "text_completion")
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Return the streamed choice for an event of an answer. The first begins with the echo."""
+        """Return the streamed choice for an event of an answer; the first has the echoed prompt."""
         before, tokens = ("", []) if number in self.offsets else self.echoes[number // self.count]
         text, found = piece if isinstance(piece, Text) else ("", None)
         tokens, offset = [*tokens, *(found or ())], self.offsets.get(number, 0)

@@ -102,7 +102,7 @@ def _begun(prompts: Sequence[Ids]) -> list[Ids]:
 
 
 def _after_beginnings(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
-    """Answer each prompt after its beginning is in the prefix cache."""
+    """Return the answers to prompts, each with its beginning in the prefix cache."""
     found = list[Ids]()
     for ids, start in zip(prompts, _begun(prompts), strict=True):
         model.forget_prefixes()

@@ -89,7 +89,7 @@ def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F3
 def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> Iterator[F32]:
     """Yield logits of a checkpoint, computed by the float32 reference model as in the exporter.
 
-    Per window of tokens, the backbone is read once, and the table rows of these tokens.
+    The backbone is read once for each window of tokens; of the tables, only the rows of the tokens.
     Raises CheckpointError for NaN and infinity.
     """
     from stem_edge.export.checkpoints.checkpoint import check_finite

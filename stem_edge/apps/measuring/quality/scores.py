@@ -66,7 +66,7 @@ def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> 
 def split(bundle: Bundle, text: str, *, lines: bool) -> list[tuple[str, list[int]]]:
     """Return (text, token ids) of each document: each nonblank line, or the whole text.
 
-    Lines end with the end-of-text token instead of a line break, which counts in the text.
+    The end-of-text token is appended to each line, and a line break to its text.
     Raises InputError if there is nothing to predict.
     """
     codec, closing, end = TextCodec(bundle.file(TOKENIZER)), list[int](), ""

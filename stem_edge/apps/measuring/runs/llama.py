@@ -19,7 +19,7 @@ BATCH = 512
 
 
 class LlamaModel:
-    """A loaded GGUF with one context, freed with the last reference.
+    """A loaded GGUF file with one context; both are freed when this object is garbage-collected.
 
     lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default:
         llama.cpp decides by their size.

@@ -53,15 +53,15 @@ def measure(
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
 ) -> Report:
-    """Load a bundle, process a prompt and decode; measure time and memory in a new process each time.
+    """Measure time and memory of loading a bundle, a prompt and decoding, each round in a new process.
 
     text: a text in UTF-8, or token ids (.npy, .int32). The first tokens are the prompt; the next ones are
         decoded one by one. Default: a text in this package.
-    against: what to compare with: other bundles, and GGUF files, which llama.cpp runs. Words after
-        commas say how: FILE.gguf,lazy,no-repack (stem_edge.apps.measuring.runs.subjects.LLAMA_MODES).
+    against: other bundles to compare with, or GGUF files, which llama.cpp runs. A GGUF file can have
+        modes: FILE.gguf,lazy,no-repack (stem_edge.apps.measuring.runs.subjects.LLAMA_MODES).
     cases: the same bundle with other options of load, each like "engine=ggml,slots=1000" or "resident".
-    prompt_tokens: tokens of the prompt. Default: 512, or what context and text hold.
-    new_tokens: tokens decoded. Default: 128, or what context and text hold.
+    prompt_tokens: tokens of the prompt. Default: 512, or fewer if context or text are shorter.
+    new_tokens: tokens decoded. Default: 128, or fewer if context or text are shorter.
     rounds: how often each subject runs. Default: 3.
     device: name of a device (stem_edge.apps.measuring.device_profiles): run with its memory plan, as many
         threads, and the delays of its flash.

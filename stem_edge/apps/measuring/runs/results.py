@@ -27,7 +27,7 @@ class Phase:
 
     @property
     def mapped(self) -> int | None:
-        """Pages mapped from backbone and tables at the end; None if the system does not tell."""
+        """Bytes mapped from backbone and tables at the end of the phase; None if unknown."""
         at_end = self.memory.at_end
         return None if at_end.backbone is None else at_end.backbone + (at_end.tables or 0)
 

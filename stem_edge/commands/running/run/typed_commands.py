@@ -26,7 +26,7 @@ Ctrl-C stops an answer.'''
 
 
 def obey(session: Session, line: str) -> None:
-    """Run a command other than EXIT. Raises InputError, and what answering raises."""
+    """Run a slash command, except EXIT. Raises InputError, and errors of generating answers."""
     name, _, argument = line.partition(" ")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, *ENDS], 1)
