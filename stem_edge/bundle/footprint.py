@@ -141,7 +141,7 @@ def footprint_of(manifest: Manifest) -> Footprint:
 
 
 def _assistant_nbytes(manifest: Manifest) -> int:
-    """Return the memory of the bundle's draft model in bytes, without a clustered embedding."""
+    """Return the memory that the bundle's draft model takes, in bytes; 0 without a draft model."""
     if (found := manifest.assistant) is None:
         return 0
     from stem_edge.graph.special.assistant import scored  # for such bundles alone

@@ -32,7 +32,7 @@ class _Line(msgspec.Struct):
 class ResultFile:
     """Append-only file with one result per line; rows that have a result are not run again.
 
-    An unfinished last line, as a killed process or a power cut leaves, is dropped. The file is locked
+    An unfinished last line, left by a killed process or a power cut, is dropped. The file is locked
     against other batches. All methods raise InputError.
     """
 

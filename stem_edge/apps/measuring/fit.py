@@ -1,7 +1,7 @@
 """Plan a bundle for a device without running it: what fits, and an upper bound of the speed.
 
 The memory limit covers all that fast decoding needs in memory: anonymous memory, and the mapped
-weights that every token reads. What these weights leave is planned as by stem_edge.load.
+weights that every token reads. The memory left by these weights is planned as in stem_edge.load.
 """
 
 from __future__ import annotations
