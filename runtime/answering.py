@@ -46,13 +46,13 @@ class Answering(ModelText):
         on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(bundle, text)
-        self.plan: MemoryPlan = plan  # what it takes, and the context that fits
-        # Figures of the latest generate or logits; calls at the same time count each other's rows.
+        self.plan: MemoryPlan = plan  # memory, and the context length that fits
+        # Metrics of the latest generate or logits. Concurrent calls count each other's rows.
         self.stats: GenerationStats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._on_close, self._closed = prefixes, on_close, False
         self._open_edits: OpenEdits | None = None  # once a call has edits, or other rows
-        self.stepping = stepping  # whether a step may take several tokens, and who guesses them
+        self.stepping = stepping  # whether a step may have several tokens, and what drafts them
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:

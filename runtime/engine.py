@@ -44,9 +44,9 @@ class Step(NamedTuple):
     """The tokens that one step processes."""
 
     token_ids: I64  # [T]
-    row_ids: I64  # [T], the rows that they look up, or [T, ...] of several (RowKeys)
-    logits: int  # of how many of the last tokens logits are wanted
-    later: I64 = NO_IDS  # rows that the next steps look up, as far as they are known
+    row_ids: I64  # [T]; with several rows for each token, [T, n] (RowKeys)
+    logits: int  # number of last tokens whose logits are returned
+    later: I64 = NO_IDS  # row ids of later steps, if known
 
 
 class Guesses:
@@ -61,7 +61,7 @@ class Guesses:
 
 
 NO_GUESSES = Guesses()
-Speculation: TypeAlias = Callable[[Context], Guesses]  # begins the guesses of an answer
+Speculation: TypeAlias = Callable[[Context], Guesses]  # makes the source of drafts for an answer
 
 
 class Engine:
@@ -260,9 +260,9 @@ def starts_of(tokens: int, size: int) -> list[int]:
 
 
 def _not_finite(logits: F32, positions: Sequence[int], tokens: int) -> BackendError:
-    """Return the error for logits [B * n, V], of the last n tokens of each context, that are not finite.
+    """Return the error about logits [B * n, V] that are not all finite.
 
-    -inf is an error, too: finite weights never produce it on purpose, so a token chosen from it means nothing.
+    They are of the last n of `tokens` tokens of each context. Finite weights never give -inf on purpose.
     """
     wrong = ~np.isfinite(logits)
     place, wanted = int(wrong.any(axis=1).argmax()), len(logits) // len(positions)

@@ -49,12 +49,12 @@ def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
 
 
 def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
-    """Return how much memory tokenizing a text may take."""
+    """Return the memory limits for tokenizing a text."""
     return TextRoom(plan.text, max(plan.total, _limit(options)))
 
 
 def _limit(options: LoadOptions) -> int:
-    """Return the maximum bytes of memory of this process."""
+    """Return the memory limit of this process, in bytes."""
     if options.memory is not None:
         return parse_size(options.memory)
     return own_memory() + available_memory()
@@ -64,7 +64,7 @@ def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
     """Measure memory. later: bytes that this process will need in addition to the model."""
     available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
-        from stem_edge.runtime.rows.remote import reading_nbytes  # for tables elsewhere alone
+        from stem_edge.runtime.rows.remote import reading_nbytes  # only for remote tables
 
         later += reading_nbytes(layout)
     memory = None if options.memory is None else parse_size(options.memory)

@@ -48,39 +48,39 @@ def load(
     """Load a bundle.
 
     path: its folder, a name that `stem-edge list` shows, or its name on a model hub (hf:org/name, or
-        hf:org/name@revision), from where it is fetched into the hub's own cache, and hashed. Of a checkpoint
+        hf:org/name@revision); its files are fetched into the hub's own cache and hashed. For a checkpoint
         (FILE.gguf, hf:org/name:FILE.gguf, or a folder), a bundle is made once, in the user's cache folder.
     memory: limit on the anonymous memory and swap of this process, in bytes or like 600MB; mapped weights do
         not count. The row cache gets what is left. Default: half of the free memory.
-    threads: threads that compute. Default: one for each CPU that this process may use.
+    threads: number of threads that compute. Default: one for each CPU that this process may use.
     context_length: most tokens of prompt and answer together. Default: the model's limit, reduced to a power
         of two that fits memory with room for rows, and below 4096 only if 4096 do not fit.
     sequences: full contexts that the KV cache has room for, for generate_many and calls in several threads.
         Default: 1.
-    engine: what runs the backbone, "onnxruntime" or "ggml". Default: auto, the one that the bundle is for.
+    engine: what runs the backbone, "onnxruntime" or "ggml". Default: auto, the engine that the bundle is for.
     kv: type of keys and values: "fp32", "fp16" (ggml), "int8" or "int4". Default: auto, fp32 on onnxruntime
         and fp16 on ggml (fp32 with f32 weights), or int8 where the context would otherwise be below 4096.
     provider (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu", "coreml", or
         another by its onnxruntime name. It must run every operator. Default: cpu.
     device_memory: limit on the memory of the provider's device, in bytes or like 2GB. With the CPU, a part of
         its memory stands in for the device. Default: no limit.
-    speculate: draft the next tokens from the text so far and by the bundle's own assistant, and compute several
-        in one step as long as that pays. True, or the most drafts for a step: also where rounding may change
-        answers (docs/python.md). A function is called with all token ids so far and the most that it may
-        draft, and returns drafts. Default: auto, only where the tokens stay those of plain decoding.
-    exact: compute several tokens, or sequences, in a step only where each gets the bits of a step of its own.
-    slots: tokens whose rows the row cache holds. Default: as many as fit.
+    speculate: speculative decoding, with drafts from the text so far and from the bundle's own assistant, as long
+        as it is faster. True, or the largest number of drafts in a step: also if rounding may change answers
+        (docs/python.md). A function: called with all token ids so far and the largest number of drafts; it returns
+        drafts. Default: auto, only if the tokens stay those of plain decoding.
+    exact: put several tokens or sequences in a step only if each gets the same bits as in a step of its own.
+    slots: number of tokens whose rows the row cache holds. Default: as many as fit.
     resident: read all tables into memory first.
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
     cache_dir: folder for prepared backbones, token counts and tokenizers. Default: the user's cache folder.
-    prompt_cache: keep prompts in files, too, for later runs: a folder, or True for one in the user's cache
-        folder. They contain what was asked. Not on accelerators.
+    prompt_cache: also save the KV caches of prompts in files, for later runs: a folder, or True for one in the
+        user's cache folder. The files contain the prompts. Not on accelerators.
     progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal;
         else a line of text every 10 seconds of long work.
 
-    Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; of a checkpoint
-    CheckpointError, ExportError.
+    Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; for a checkpoint
+    also CheckpointError, ExportError.
     """
     if internal := INTERNAL & more.keys():
         raise UnknownOptionError(f"there is no option {min(internal)}; see stem_edge.load")
@@ -180,7 +180,7 @@ def _assemble(
             uses = known_uses(bundle, tables, cache_dir)
             wanted = wanted if uses is None else cache.expect(uses)
 
-        # Few at a time from far away, because a batch is finished before time is up.
+        # Over a network, small batches, because time is checked only between batches.
         batch = min(plan.chunk_tokens, READ_AT_ONCE) if tables.distant else plan.chunk_tokens
 
         def fill_slots() -> None:
@@ -207,7 +207,7 @@ def _open_prefixes(
     # A device's memory is taken at once, not as a context fills.
     keep, folder = options.keep_prefixes and plan.device is None, None
     if keep and options.prompt_cache:
-        from stem_edge.runtime.prefixes.opening import open_folder  # for prompts in files alone
+        from stem_edge.runtime.prefixes.opening import open_folder  # only for prompts in files
 
         folder = open_folder(bundle, plan, options)
     return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)

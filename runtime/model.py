@@ -145,5 +145,5 @@ class Model(Answering):
         return self.conversation(load_messages(Path(path)))
 
     def forget_prefixes(self) -> None:
-        """Drop the cached KV caches of earlier prompts."""
+        """Drop the KV caches of earlier prompts."""
         self._prefixes.forget()

@@ -31,7 +31,7 @@ class ModelText:
         """The bundle's chat template."""
         with self._opening:
             if self._opened_chat is None:
-                from stem_edge.runtime.text.chat import Chat  # for conversations alone
+                from stem_edge.runtime.text.chat import Chat  # only for conversations
 
                 self._opened_chat = Chat(self.bundle.file(TOKENIZER_CONFIG), self._text)
             return self._opened_chat

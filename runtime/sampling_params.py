@@ -146,7 +146,7 @@ def params_of(params: SamplingParams | None, options: SamplingOptions) -> Sampli
     if params is not None and options:
         raise InputError("give either params or single options, not both")
     if unknown := options.keys() - SamplingOptions.__annotations__.keys():
-        from difflib import get_close_matches  # for errors alone
+        from difflib import get_close_matches  # only for errors
 
         wrong, known = min(unknown), list(SamplingOptions.__annotations__)
         hint = "".join(f"did you mean {name}? " for name in get_close_matches(wrong, known, 1))
@@ -161,7 +161,7 @@ def _with_grammar(options: SamplingOptions) -> dict[str, Any]:
     fields = cast("dict[str, Any]", options.copy())
     if not options.keys() & {"grammar", "schema", "regex"}:
         return fields
-    from stem_edge.runtime.grammars.grammar import Grammar  # for answers with one alone
+    from stem_edge.runtime.grammars.grammar import Grammar  # only for answers with a grammar
 
     given = {name: fields.pop(name, None) for name in ("grammar", "schema", "regex")}
     named = [name for name, value in given.items() if value is not None]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.memory_plan import MemoryPlan
 
 
-# Figures that follow from others.
+# Metrics that follow from other metrics.
 DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step",
            "flash_bytes_per_token", "hit_rate")  # fmt: skip
 # Field of RowCounters -> field of GenerationStats, where the names differ.
@@ -28,23 +28,23 @@ class GenerationStats:
     """
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt; an earlier call had computed their keys and values
+    cached_tokens: int = 0  # tokens of the prompt from the prefix cache
     new_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # steps after the first token
-    sequences: int = 0  # with a computed prompt
+    sequences: int = 0  # sequences whose prompt was computed
     decode_steps: int = 0
-    drafted_tokens: int = 0  # guessed, and computed in a step beside the token before
-    accepted_tokens: int = 0  # of those, in the answer
+    drafted_tokens: int = 0  # drafts that steps verified
+    accepted_tokens: int = 0  # drafts that were right
     first_token_seconds: float = 0.0  # from the call to the first token
     row_hits: int = 0  # the record was there when a step needed it
-    row_misses: int = 0  # records that a step had to bring
+    row_misses: int = 0  # records that a step had to read
     flash_bytes: int = 0  # records read from the table store
-    stall_seconds: float = 0.0  # waiting for those reads
+    stall_seconds: float = 0.0  # time that steps waited for records
     engine: str = ""
     provider: str = ""  # execution provider of onnxruntime
-    network_bytes: int = 0  # read from tables that are elsewhere
-    network_reads: int = 0  # requests for them
+    network_bytes: int = 0  # read from remote tables
+    network_reads: int = 0  # requests for remote tables
 
     @classmethod
     def planned(cls, plan: MemoryPlan) -> Self:
@@ -90,7 +90,7 @@ class GenerationStats:
 
     def line(self) -> str:
         """Return a one-line summary for people."""
-        from stem_edge.runtime.stats_line import line  # for those who show it alone
+        from stem_edge.runtime.stats_line import line  # only for callers that show it
 
         return line(self)
 

@@ -60,7 +60,7 @@ def panics_refused(what: str) -> Iterator[None]:
 
 
 def guarded(call: Callable[[], T], what: str) -> T:
-    """Run a call that compiles in a thread with a large stack; return its result.
+    """Run `call`, which compiles a grammar, in a thread with a large stack; return its result.
 
     Raises InputError if the library panics.
     """

@@ -26,7 +26,7 @@ _JSON = re.compile(r"%json\s*+")
 
 
 def prepared(text: str) -> str:
-    """Return a JSON Schema, given as JSON text, as JSON text of an object.
+    """Check a JSON Schema; return it as the JSON text of an object.
 
     Raises InputError, naming the keyword, for keywords that llguidance enforces wrongly or too slowly.
     """

@@ -1,4 +1,4 @@
-"""The edits that open `with model.edited()` blocks apply, and rows that a call names itself."""
+"""Edits of `with model.edited()` blocks that are running, and rows that a call names itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OpenEdits:
-    """The edits of all open `with model.edited()` blocks, in order. Threads share them."""
+    """The edits of all `with model.edited()` blocks that are running, in order. For all threads."""
 
     def __init__(self, engine: Engine, text: TextCodec, config: ModelConfig) -> None:
         self._engine, self._text, self._config = engine, text, config
@@ -54,7 +54,7 @@ class OpenEdits:
         stem_ids: Sequence[StemId] | None,
         changes: Changes | None = None,
     ) -> Lookups:
-        """Return the lookups of a call. changes: default: the current edits. Raises InputError."""
+        """Return the lookups of a call, by default with the current edits. Raises InputError."""
         given = None
         if stem_ids is not None:
             given = given_lookups(self._config, stem_ids, len(prompt))

@@ -46,9 +46,9 @@ class UnusableError(ValueError):
 class Saved:
     """The data of a prefix file other than keys and values."""
 
-    fingerprint: str  # of all that keys and values depend on, beside the ids
+    fingerprint: str  # of everything except the ids on which keys and values depend
     token_ids: list[int]
-    starts: list[int]  # where the steps began that computed them
+    starts: list[int]  # positions at which the steps began
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class PrefixFile:
             yield data.view(tensor.dtype).reshape(tensor.shape)
 
     def check(self) -> None:
-        """Compare the file's checksum. Reads in pieces, because a file can be larger than memory.
+        """Verify the file's checksum. Reads in pieces, because a file can be larger than memory.
 
         Raises UnusableError for damaged bytes.
         """

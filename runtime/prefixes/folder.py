@@ -203,7 +203,7 @@ def _has(longer: PromptKey, prompt: PromptKey) -> bool:
 def saved_of(
     prompt: PromptKey, computed: int, fingerprint: str, context: BackendContext
 ) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
-    """Return what to save of a prompt; None if it is too short, or a window has dropped tokens.
+    """Return the part of a prompt to save; None if it is too short or a window dropped tokens.
 
     It ends before the first token that looks up other rows than its own.
     """

@@ -77,7 +77,7 @@ class Prefixes:
         return prefix
 
     def empty(self, length: int) -> Context:
-        """Return an empty context that will not be cached. Makes room for a full one at once."""
+        """Return an empty context that is not cached later. Makes room for a full one at once."""
         return self._lend(self._opened(NO_PROMPT, length), length)
 
     def fits(self, nbytes: int) -> bool:
@@ -131,7 +131,7 @@ class Prefixes:
             return best, tokens
 
     def give_back(self, prefix: Context, *, keep: bool = True) -> None:
-        """Return a context after its call. Takes no lock. keep: False to drop the context."""
+        """Give back a context when its call ends. Takes no lock. keep: False to drop it."""
         if keep and self._keeps and not prefix.joined:  # not closed meanwhile
             self._ended.append(prefix)
 
@@ -232,7 +232,7 @@ class Prefixes:
 
 
 def _best(contexts: list[Context], prompt: PromptKey) -> tuple[int, Context | None]:
-    """Return the largest number of a prompt's tokens that a context has, and the context if any."""
+    """Return (tokens, context): the context with most tokens of a prompt, or (0, None)."""
     if not contexts:
         return 0, None
     from stem_edge.runtime.prefixes.reuse import reusable_of  # where anything is cached

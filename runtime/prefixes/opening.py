@@ -25,7 +25,7 @@ def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> Prefi
 
 
 def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
-    """Return a text of everything that determines the exact keys and values of given ids."""
+    """Return a text that lists everything on which keys and values depend, except the ids."""
     facts: dict[str, object] = {
         **ENGINES[plan.engine].versions,
         "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LEAST_COMPUTED = 2
 # onnxruntime's attention takes the tokens of a step in blocks of a multiple of this number, and
-# rounds a block of a single token otherwise.
+# rounds a block of a single token differently.
 ATTENTION_BLOCK = 16
 
 
@@ -26,11 +26,11 @@ def reusable_of(context: Context, prompt: PromptKey) -> int:
 def reusable(
     kept: PromptKey, computed: int, prompt: PromptKey, resumes: Resumes, settled: int = 0
 ) -> int:
-    """Return how many first tokens of `kept` can serve `prompt` with the same bits as a fresh call.
+    """Return how many first tokens of `kept` a call for `prompt` can reuse without changing bits.
 
-    computed: number of tokens of `kept` with keys and values. resumes, settled: see its context.
+    computed: number of tokens of `kept` with keys and values. resumes, settled: those of its context.
 
-    A fresh call gives the same bits where the same kernels run on the same ids and rows. So
+    A fresh call computes the same bits if the same kernels run on the same ids and rows. So
     - ids and lookups are the same up to there, and both prompts use the same graph;
     - two tokens or more remain, because kernels round an unpaired token differently (engine.starts_of);
     - "pairs": the number is even, as is the start of every step, so that pairs are the same;
@@ -52,7 +52,7 @@ def reusable(
 
 
 def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
-    """Reduce `found` so that an unpaired last token is alone in both calls or in neither."""
+    """Reduce `found` until both calls, or neither, put an unpaired last token in its own block."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
         return found

@@ -55,7 +55,7 @@ class RowCache:
         self._clock = 0
         self.filled = 0  # slots used so far; unused ones are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
-        self.hits = 0  # uses that needed no read, or the read of another use in the same step
+        self.hits = 0  # uses that needed no read of their own
         self.misses = 0  # records to read
 
     def find(self, records: I64, last: int | None = None) -> Found:
@@ -76,7 +76,7 @@ class RowCache:
         return Found(slots, Missing(numbers, whole))
 
     def _look_up(self, records: I64) -> tuple[I32, Flags]:
-        """Return the slot of each record, EMPTY for EMPTY, and whether it has a slot."""
+        """Return each record's slot, and whether it has a slot. The record EMPTY has slot EMPTY."""
         slots = self._links[records % self._buckets]
         while True:
             there = self._record_of[slots] == records

@@ -30,11 +30,11 @@ class EditedStore:
         self.base, self.tokens = store, store.tokens
         self.splits, self.distant = store.splits, store.distant
         self.counters, self.stop, self.close = store.counters, store.stop, store.close
-        self.layout = store.layout  # its `records` counts no made records
+        self.layout = store.layout  # its `records` does not count edit records
         self.numbers = store.layout.records  # one more than the greatest number ever assigned
-        self._lookups: dict[int, RowLookup] = {}  # number of a made record -> its sources
+        self._lookups: dict[int, RowLookup] = {}  # number of an edit record -> its lookup
         self._numbers: dict[RowLookup, int] = {}
-        self._users: Counter[int] = Counter()  # number of a made record -> its users
+        self._users: Counter[int] = Counter()  # number of an edit record -> its users
         # A deque, because the garbage collector may close a generator at any point of any thread.
         self._released: deque[int] = deque()
 

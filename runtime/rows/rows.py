@@ -22,7 +22,7 @@ from stem_edge.numerics.quantize import I32, I64
 from stem_edge.tables.rows import RowLookup
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
-EMPTY = -1  # in place of a record or a slot: none
+EMPTY = -1  # stands for no record or slot
 # Where records from two sources meet in one array, it is filled in parts of this size, because the
 # memory plan does not count a second array. That many records keep flash busy.
 READ_AT_ONCE = 32
@@ -50,8 +50,8 @@ class RowCounters:
     misses: int = 0
     bytes_read: int = 0  # from flash
     stall_seconds: float = 0.0  # time that steps waited for records
-    network_bytes: int = 0  # of tables on another machine
-    network_reads: int = 0  # requests for them
+    network_bytes: int = 0  # read from remote tables
+    network_reads: int = 0  # requests for remote tables
 
     def __add__(self, more: RowCounters) -> RowCounters:
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
@@ -73,7 +73,7 @@ class RowKeys:
 def keys_of(config: ModelConfig) -> RowKeys:
     """Return how a model maps tokens to rows: by n-grams, by a window of tokens, or by token id."""
     if config.ngram_order:
-        from stem_edge.numerics.ngram_hash import hash_of  # for such models alone
+        from stem_edge.numerics.ngram_hash import hash_of  # only for such models
 
         hashed = hash_of(config)
         return RowKeys(
@@ -84,7 +84,7 @@ def keys_of(config: ModelConfig) -> RowKeys:
         )
     if not config.row_window:
         return RowKeys()
-    from stem_edge.tables.windows import last_rows  # for such models alone
+    from stem_edge.tables.windows import last_rows  # only for such models
 
     window, ends, before = config.row_window, config.eos_ids, config.row_window - 1
     return RowKeys(

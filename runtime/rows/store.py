@@ -137,7 +137,7 @@ class RowStore:
         record = grid.without_checksums(read[None])
         if grid.layout.row_type == self.layout.row_type:
             return record.reshape(-1)
-        from stem_edge.tables.widening import widen  # for rare tables alone
+        from stem_edge.tables.widening import widen  # only for rare tables
 
         stored = np.zeros((1, grid.layout.record_nbytes), np.uint8)
         stored[:, : record.size] = record
@@ -188,11 +188,11 @@ def open_store(
 def open_shards(tables: TableStore, url: str | None, flash: FlashName | None = None) -> Shards:
     """Open shards in the store's folder, or below a URL. Raises BundleError, InputError."""
     if url is not None:
-        from stem_edge.runtime.rows.remote import RemoteShards  # for tables elsewhere alone
+        from stem_edge.runtime.rows.remote import RemoteShards  # only for remote tables
 
         return RemoteShards(tables, url)
     if flash is not None:
-        from stem_edge.runtime.rows.emulated_flash import SlowFiles  # for measurements alone
+        from stem_edge.runtime.rows.emulated_flash import SlowFiles  # only for measurements
 
         return SlowFiles(tables.grids, flash)
     return ShardFiles(tables.grids)

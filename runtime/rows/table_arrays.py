@@ -28,7 +28,7 @@ class Tables:
     def __init__(self, root: Path) -> None:
         tables = open_table_store(root)
         self._store = RowStore(tables, ShardFiles(tables.grids))
-        self.kind = tables.format.kind  # of what is stored
+        self.kind = tables.format.kind  # the stored type
         self.layout: RecordLayout = self._store.layout  # of the records that `records` returns
 
     @property
@@ -38,7 +38,7 @@ class Tables:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(tokens, STEM layers, values in a row)."""
+        """Shape of the tables: (tokens, STEM layers, values in a row)."""
         return self._store.tokens, len(self.layers), self.layout.row_width
 
     def __getitem__(self, key: tuple[Ids, int]) -> F32:
@@ -54,7 +54,7 @@ class Tables:
         return rows if tokens.ndim else rows[0]
 
     def _token_ids(self, ids: Ids) -> npt.NDArray[np.integer]:
-        """Convert ids to an array: a single id, or one dimension."""
+        """Convert ids to an integer array of zero dimensions (a single id) or one dimension."""
         if isinstance(ids, slice):
             return np.arange(self._store.tokens)[ids]
         try:

@@ -118,7 +118,7 @@ class TableRows(Rows):
         return self.cache.find(records.ravel(), last if self.store.splits else None)
 
     def _new(self, keys: I64) -> I64:
-        """Return the row keys that a step's tokens add to those of earlier steps: one dimension."""
+        """Return the keys that earlier steps did not have, as a one-dimensional array."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
     def _install(self, missing: Missing, records: U8, asked: Asked) -> Asked:
@@ -159,7 +159,7 @@ class TableRows(Rows):
         if (edits := self._edits) is None:
             if not lookups:
                 return NO_IDS
-            from stem_edge.runtime.rows.edits import EditedStore  # for edits alone
+            from stem_edge.runtime.rows.edits import EditedStore  # only for edits
 
             self.store = edits = self._edits = EditedStore(self._tables)
         made = edits.make(lookups)

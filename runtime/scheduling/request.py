@@ -40,19 +40,19 @@ class Chunk:
     """
 
     text: str  # may end within a word, never within a character
-    token_ids: list[int]  # new since the chunk before
+    token_ids: list[int]  # ids since the last chunk
     logprobs: list[TokenLogprobs] | None  # one per token, if requested
     # On the last chunk: "stop", "length" when room ran out, or "error", only in generate_many.
     finish_reason: FinishReason | None
-    error: StemEdgeError | None = None  # that ended it, with the reason "error"
-    stop: str | None = None  # the stop text that ended it
+    error: StemEdgeError | None = None  # the error, if finish_reason is "error"
+    stop: str | None = None  # the stop text that ended the answer
     thoughts: str = ""  # before the answer; only conversations tell them from its text
 
 
 class Stepping(NamedTuple):
     """Which tokens a model may decode in one step: several sequences, and drafts."""
 
-    # Decode several tokens or sequences in a step only where each has the bits of a step alone.
+    # Decode several tokens or sequences in a step only if that changes no bits.
     exact: bool = False
     costs: StepCosts | None = None  # if they are known
     speculation: Speculation | None = None  # None: nothing drafts
@@ -105,9 +105,9 @@ class Request:
         self.begun = False  # it has a context
         self.ended = False  # no more chunks come
         self.seen = list[int]()  # prompt and answer so far, once it has begun
-        self.steps = deque[Step]()  # of the prompt, still to do
-        self.prompt_seconds = 0.0  # of taking a context, and of the steps of the prompt
-        self.cached_tokens = 0  # of the prompt, which an earlier call had computed
+        self.steps = deque[Step]()  # steps of the prompt that remain
+        self.prompt_seconds = 0.0  # to get a context and to run the prompt's steps
+        self.cached_tokens = 0  # tokens of the prompt from the prefix cache
         self.new_tokens = 0
         self.decode_seconds = 0.0  # between the first new token and the latest
         self._first = 0.0  # time of the first new token
@@ -181,7 +181,7 @@ class Request:
         return Step(tokens, self.lookups.after(self.seen, drafts), len(tokens))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
-        """Choose tokens until one differs from its draft; yield after each: True if it was a draft.
+        """Choose tokens until one differs from its draft. Yield True for a right draft, else False.
 
         logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same
         sampler, random numbers and earlier tokens. The context then has all tokens except the last.

@@ -52,7 +52,7 @@ class Scheduler(Loop):
         self.size = min(size, engine.logit_tokens)
         self._length, self._nbytes_of = length, nbytes_of
         self._places: BackendPlaces | None = (
-            None  # None: each steps by itself, to the bits that it has alone
+            None  # None: sequences step one by one, because batches may change bits
         )
         if stepping.batches:
             backend = engine.backend
@@ -278,7 +278,7 @@ class Scheduler(Loop):
 
 
 def _failed(request: Request, error: StemEdgeError) -> Chunk:
-    """Return the last chunk of an answer that an error ends; text held back is lost."""
+    """Return the last chunk of an answer that failed. Text that was held back is lost."""
     link: BaseException | None = error
     while link is not None:  # its frames would keep a KV cache as long as the chunk
         link = link.with_traceback(None)

@@ -33,7 +33,7 @@ class ModelDrafts:
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Update the statistics. drafts: drafts for the shorter text of the last call."""
+        """Compare `drafts`, made for the text of the last call, with the new tokens of `seen`."""
         if not drafts:
             self._hits = [FADING * count for count in self._hits]
             self._tries = [FADING * count for count in self._tries]
@@ -45,7 +45,7 @@ class ModelDrafts:
         self._known = len(seen)
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return up to `count` probabilities: that each draft is right if all earlier ones are."""
+        """Return up to `count` chances: of each draft to be right if all earlier drafts are."""
         found, chance = list[float](), EXPECTED
         for hits, tries in zip(self._hits[:count], self._tries, strict=False):
             chance = (TRUST * chance + hits) / (TRUST + tries)

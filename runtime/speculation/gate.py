@@ -17,7 +17,7 @@ TRUST = 4.0  # outcomes that the expectation before any of them counts as
 
 
 class DraftChoice(NamedTuple):
-    """The number of drafts, and the expected tokens per time of a plain step."""
+    """The number of drafts of a step, and the expected tokens in the time of a plain step."""
 
     drafts: int
     gain: float
@@ -77,7 +77,7 @@ class Chances:
         self._all = [TRUST] * len(expected)
 
     def of(self, kind: int) -> float:
-        """Return the probability that a draft of class `kind`, or of the last class, is right."""
+        """Return the probability that a draft is right. kind: its class, at most the last class."""
         kind = min(kind, len(self._all) - 1)
         return self._right[kind] / self._all[kind]
 

@@ -35,7 +35,7 @@ class GatedGuesses(Guesses):
 
     def __init__(self, gate: Gate, drafts: list[Drafts], seconds: float) -> None:
         self._gate, self._drafts, self._seconds = gate, drafts, seconds
-        self._chosen, self._made = drafts[0], list[int]()  # in the step before
+        self._chosen, self._made = drafts[0], list[int]()  # source and drafts of the last step
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
         gate, best, chosen = self._gate, PLAIN, self._drafts[0]

@@ -88,7 +88,7 @@ class TextDrafts:
     It learns from every token, whether or not it was drafted.
     """
 
-    seconds = 0.0  # that a draft takes, to speak of
+    seconds = 0.0  # drafting takes no measurable time
 
     def __init__(self) -> None:
         self._index, self._chances = TextIndex(), Chances(EXPECTED)
@@ -110,7 +110,7 @@ class TextDrafts:
         self._match = self._index.find()
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return `count` probabilities: that each draft is right if all earlier ones are."""
+        """Return `count` chances: of each draft to be right if all earlier drafts are."""
         if self._match is None:
             return []
         length = self._match.length

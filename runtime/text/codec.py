@@ -37,7 +37,7 @@ class TextRoom(NamedTuple):
     """Limits on the memory for tokenizing a text, in bytes."""
 
     planned: int
-    limit: int  # on this process, for texts that need more
+    limit: int  # most memory of this process, for texts that need more
 
 
 class TextCodec:
@@ -49,7 +49,7 @@ class TextCodec:
         that all loads take the same memory.
     """
 
-    room: TextRoom | None = None  # None: as much as there is
+    room: TextRoom | None = None  # None: no limit
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ SECONDS = 600  # for the process that checks one
 
 
 def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
-    """Write a tokenizer's cached form in a child process: here, 10 to 20 MB would stay allocated.
+    """Write a tokenizer's cached form in a child process, because 10 to 20 MB stay allocated.
 
     limit: most memory of both processes.
     """

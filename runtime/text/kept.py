@@ -160,7 +160,7 @@ class KeptTokenizer:
 
 
 def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
-    """Return the path of a tokenizer.json's cached form. It changes when the file or the size does.
+    """Return the path of a tokenizer.json's cached form. A changed file or vocab_size changes it.
 
     Raises OSError.
     """

@@ -37,7 +37,7 @@ class TokenStream:
         self._waiting = list[int]()  # ids whose text is not certain yet
         self._held = ""  # decoded text that may begin a stop text
         self.stopped = False
-        self.stop_text: str | None = None  # which ended it
+        self.stop_text: str | None = None  # the stop text that ended it
 
     def push(self, token_id: int) -> str:
         """Add one token; return new final text, often empty."""

@@ -27,7 +27,7 @@ class Codec(NamedTuple):
     """How the values of rows are encoded in records."""
 
     bits: int  # of a value, not counting its share of the scale
-    forms: tuple[Form, ...]  # to which it widens, the narrowest first
+    forms: tuple[Form, ...]  # types to which it converts exactly, narrowest first
     scaled: bool  # True: values are whole numbers times the scale of their group
     # Codes [..., columns] of float32 values or, if scaled, of whole numbers modulo 256.
     pack: Callable[[Codes], Codes]

@@ -111,7 +111,7 @@ def open_table_store(root: Path) -> TableStore:
     grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
     index = None
     if format.indexed:
-        from stem_edge.tables.token_index import read_index  # for such tables alone
+        from stem_edge.tables.token_index import read_index  # only for such tables
 
         index = read_index(root / INDEX, format.tokens, format.tables.records)
     return TableStore(format, grids, index)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32, I32, I64
 
-NOTHING = -1  # in place of a row that a document does not have
+NOTHING = -1  # stands for no row
 Ids = TypeVar("Ids", I32, I64)  # of rows, or slots in their place
 
 

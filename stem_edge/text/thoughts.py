@@ -49,7 +49,7 @@ class ThoughtParser:
     def __init__(self, thoughts: Thoughts, *, inside: bool) -> None:
         self._marks, self._inside = thoughts, inside
         self._state: Literal["before", "thoughts", "after", "content"] = "before"
-        self._text = ""  # that is held back
+        self._text = ""  # text that is held back
         self._lead = True  # no thought has come out yet
 
     def push(self, text: str, *, ended: bool = False) -> tuple[str, str]:

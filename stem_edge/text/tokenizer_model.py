@@ -46,7 +46,7 @@ _PIECES = _some(_PAIR % rb"[-+.0-9eE]+")
 
 
 class _Fields(msgspec.Struct):
-    """The fields of a model that the library knows. Other fields are left out; it ignores them."""
+    """Fields of a model that the library knows. Other fields, which it ignores, are dropped."""
 
     type: Field = msgspec.UNSET
     dropout: Field = msgspec.UNSET

@@ -58,7 +58,7 @@ FIXED_GROWTH = {"ByteLevel": 2, "Metaspace": 3}
 
 
 def check_model(model: Mapping[str, msgspec.Raw]) -> None:
-    """Raise ValueError for a model of an unknown kind, or with a long text in a setting."""
+    """Raise ValueError for a model of an unknown kind, or with a setting that is too long."""
     kind = msgspec.json.decode(model["type"], type=str) if "type" in model else None
     if kind is not None and kind not in MODELS:
         raise ValueError(f"model.type is {kind[:80]!r}, expected {' or '.join(MODELS)}")

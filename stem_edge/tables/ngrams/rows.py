@@ -40,14 +40,14 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """An n-gram table: its hash, and the storage of its rows. Raises ValueError if invalid."""
 
     name: str  # of its folder
-    layer: int | None  # that adds what its rows give, counted from 0; None: the input embedding
+    layer: int | None  # layer that adds the rows, from 0; None: the input embedding
     hash: NgramHash
     width: int  # values of a row
     stored: Stored
     block: int = (
         0  # values that share a scale, "fp16" for whole numbers, "e8m0" for fp8; 0: none do
     )
-    scale: float = 1.0  # of all values
+    scale: float = 1.0  # factor of all values
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= PAGE_NBYTES or self.block < 0 or not np.isfinite(self.scale):
@@ -87,7 +87,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def page_nbytes(self) -> int:
-        """Bytes of a page, without its checksum. With it, a page of small rows is a drive's page."""
+        """Bytes of a page without its checksum. With it, small rows fill a page of the drive."""
         if self.row_nbytes <= PAGE_NBYTES - CRC_NBYTES:
             return PAGE_NBYTES - CRC_NBYTES
         return -(-self.rows_per_page * self.row_nbytes // WORD_NBYTES) * WORD_NBYTES
@@ -99,7 +99,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def format(self) -> TableFormat:
-        """Format of a table store that has a record for each page. Its values have no meaning."""
+        """Format of a table store with one record per page. Its value type has no meaning."""
         words = ((self.page_nbytes // WORD_NBYTES,),)
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)

@@ -33,8 +33,8 @@ class CallParser:
     def __init__(self, family: Family, tools: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._names = None if tools is None else {tool["function"]["name"] for tool in tools}
         self._family, self._ended = family, False
-        self._text = ""  # that has not come out yet
-        self._due = 0  # its length from which on an unfinished call is read again
+        self._text = ""  # text that push has not returned yet
+        self._due = 0  # length of _text from which an unfinished call is read again
         self._bare, self._after_call = bool(family.bare), False  # bare: a call needs no marker here
         self._count = 0  # of calls
         self._pieces = list[str | Call]()
