@@ -33,9 +33,9 @@ from stem_edge.tables.zarr_json import encode_metadata, group_document
 
 RowsStored = Literal["keep", "int8", "int4"]
 ROWS_STORED: tuple[RowsStored, ...] = get_args(RowsStored)
-# Of a shard: all of them are open at once, and a process may have some hundreds of files.
+# Size of a shard. All shards are open at once, and a process may open only some hundreds of files.
 SHARD_NBYTES = 512 << 20
-PIECE_NBYTES = 8 << 20  # of pages, that a thread writes at a time
+PIECE_NBYTES = 8 << 20  # pages that a thread packs at a time
 BLOCK = 32  # values of a row that share a scale
 
 

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from stem_edge.runtime.model import Model
 
 PREPARED = ".prepared"  # folder beside the files of a bundle that is compared
-# Few digits, so that reports agree across processors, which differ in the last ones of a sum.
+# Few digits, so that reports agree across processors, whose sums differ in the last digits.
 DIGITS = 3
-# The graph for prompts is compared over so many tokens, because some bundles have a longer probe.
+# Number of tokens on which the graph for prompts is compared with the decoding graph.
 PROBE_TOKENS = 48
 LARGE_NBYTES = (
-    500_000_000  # of a bundle: preparing takes seconds, and packing all its weights memory
+    500_000_000  # larger bundles are prepared: takes seconds, but less memory than packing
 )
 EXACT_VALUES = 1 << 25  # logits of the checkpoint that are in memory at once
 
@@ -110,7 +110,7 @@ def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
 @contextmanager
 def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Model]:
     """Load the bundle for `tokens` tokens; prepare a large one in temporary files to save memory."""
-    # Only here, because an export needs nothing else of what runs bundles.
+    # Imported only here, because an export needs nothing else of the runtime.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
 

@@ -16,9 +16,9 @@ from stem_edge.errors import CheckpointError
 from stem_edge.numerics.quantize import I32
 from stem_edge.text.tokenizer_gate import check_json
 
-REPLACED = "\ufffd"  # in the text of a token that is a part of a character
-SPACE = "\ue000"  # of private use; stands for a lone space while ends are stripped
-# What makes tokens of a class equal.
+REPLACED = "\ufffd"  # what a token that is a part of a character decodes to
+SPACE = "\ue000"  # private-use character that replaces a lone space while ends are stripped
+# Normalization after which tokens of one class are equal.
 STEPS = [
     normalizers.NFKC(),
     normalizers.NFD(),

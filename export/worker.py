@@ -26,7 +26,7 @@ def main() -> int:
 
     SHOW is as for Progress. If OUT is empty, only fetch the checkpoint, and print its path.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # as it is read, whatever the user's encoding
+    if isinstance(sys.stdout, io.TextIOWrapper):  # because the parent decodes UTF-8
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     checkpoint, out, engine, shown = sys.argv[1:]
     kind, show = cast(EngineName, engine), {"True": True, "False": False}.get(shown)

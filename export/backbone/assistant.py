@@ -21,7 +21,8 @@ from stem_edge.graph.special.assistant import ORDER, drafting
 
 def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
     """Read an assistant. Raises CheckpointError, or ExportError if it does not fit the model."""
-    target, format = plan.source.config, cast(BackboneFormat, plan.format)  # of no other engine
+    # Only onnxruntime drafts.
+    target, format = plan.source.config, cast(BackboneFormat, plan.format)
     measured = plan.nats is not None or plan.own_types
     stored = plain_format("int8" if measured else format.weights)
     own = read_assistant(path, target.dim, replace(stored, quantizer="rtn", kv_peaks=False))

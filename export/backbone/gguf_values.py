@@ -21,7 +21,7 @@ from stem_edge.numerics.quantize import F32, U8
 
 # Bound of values in all types but float32, because quantized blocks have float16 scales.
 GREATEST = float(np.finfo(np.float16).max)
-EVERY = 4  # one row in this many is measured
+EVERY = 4  # the error of every 4th row is measured
 
 
 @dataclass(frozen=True)

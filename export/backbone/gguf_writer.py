@@ -25,7 +25,7 @@ from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import U8
 
 MAGIC, VERSION = b"GGUF", 3
-# Numbers of the value types that are written here.
+# GGUF's numbers of the value types that this writer supports.
 UINT32, FLOAT, STRING, ARRAY = 4, 6, 8, 9
 
 
@@ -58,7 +58,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
         return
     stored = tensor.matrix.stored if isinstance(tensor.matrix, Tensor) else None
     if stored is not None and stored.type == tensor.type:
-        yield from _kept(tensor, stored, weights)  # not rounded a second time
+        yield from _kept(tensor, stored, weights)  # copied, because it has the wanted type already
         return
     work = encoder(ggml, tensor, weights.meter)
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)

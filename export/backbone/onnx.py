@@ -19,7 +19,7 @@ from stem_edge.graph.formats import BACKBONE_GRAPH, BackboneFormat
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 
-PREFILL = "prefill"  # the part of a bundle that quality_check may drop
+PREFILL = "prefill"  # part of a bundle that quality_check may delete
 
 
 def onnx_nbytes(plan: Plan) -> tuple[int, int]:

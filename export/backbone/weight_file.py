@@ -38,8 +38,8 @@ from stem_edge.numerics.quantize import F32, U8, pack_codes, zero_points
 from stem_edge.numerics.quantizing import Rounded as Quantized
 from stem_edge.numerics.quantizing import dequantize_blocks
 
-# Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain
-# less than its pass over the inputs costs.
+# A channel is an outlier if its peak is this many times the median peak. Balancing smaller outliers
+# gains less than its pass over the inputs costs.
 OUTLIER = 8.0
 
 
@@ -54,7 +54,7 @@ class PaddedTensors(Mapping[str, Matrix]):
         if not name.startswith("layers."):
             return self._tensors[name]
         _, number, part = name.split(".", 2)
-        if self._layer != int(number):  # only one layer, because padding reads it into memory
+        if self._layer != int(number):  # cache one layer only, because padding reads it into memory
             names = self._config.layer_shapes(int(number))
             layer = {n: self._tensors[f"layers.{number}.{n}"] for n in names}
             self._padded = dict(pad_heads(self._config, int(number), layer))
@@ -89,7 +89,7 @@ class WeightFile:
         self._file, self._tensors, self._weights = file, tensors, weights
         self._keeps_blocks = keeps_blocks
         self._quantizer, self._peaks = quantizer, peaks or {}
-        # Consumer of an input -> all matrices that it is multiplied with.
+        # Consumer of an input -> names of all matrices that multiply this input.
         self._consumed: dict[str, list[str]] = {}
         self._balances: dict[str, F32] = {}  # of the last consumer only
 
@@ -135,7 +135,7 @@ class WeightFile:
     def _part(self, name: str) -> F32:
         try:
             return check_finite(name, 0, whole(self._tensors[name]))
-        except KeyError:  # a bias that is missing, while those stacked with it must have values
+        except KeyError:  # the bias is missing, but biases stacked with it have values
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, consumer: str) -> F32:

@@ -53,7 +53,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
     """Adapt a runtime graph for other tools: rows become inputs, norms become ONNX operators."""
     nodes, graph.nodes = graph.nodes, []
-    # Value gathered from slots -> the input that replaces it; cache -> itself after its update.
+    # Value gathered from slots -> the input that replaces it; cache -> cache after its update.
     other: dict[str, str] = {}
     for node in nodes:
         source = node.inputs[0] if node.inputs else ""

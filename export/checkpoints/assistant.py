@@ -33,7 +33,7 @@ class AssistantCheckpoint(NamedTuple):
 
     described: Assistant
     tensors: Mapping[str, Tensor]
-    order: npt.NDArray[np.int32]  # tokens [clusters, tokens of each]
+    order: npt.NDArray[np.int32]  # token ids [clusters, tokens per cluster]
 
 
 def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantCheckpoint:

@@ -27,7 +27,7 @@ from stem_edge.export.tensor_files.json import Heads, Layers, one_line, read_opt
 from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
 
-STATES = ("best_model*.pt", "state_step*.pt")  # the last is preferred
+STATES = ("best_model*.pt", "state_step*.pt")  # later patterns are preferred
 
 TOP_NAMES = {"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"}
 LAYER_NAMES = {
@@ -60,9 +60,9 @@ EXPECTED: dict[str, tuple[object, ...]] = {
     "rope_variant": ("standard",),
     "n_predict": (1,),
 }
-# Must be given, because these options are in every file, unlike the newer ones.
+# Every file has these options, unlike newer ones, so a missing option is an error.
 NEEDED = ("attention", "norm_layer", "activation", "pos_encoding")
-# Options of training, or of parts that another option turns off.
+# Options of training, or of features that another option turns off.
 IGNORED = {
     *("dropout", "z_loss_weight", "zero_init_proj_layers", "optimizer_name", "optimizer_args"),
     *("top_window_size", "top_loss_weight", "top_force_optimized", "share_prediction_heads"),
@@ -176,7 +176,7 @@ def _convert(
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
     names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)
-    # The trainer turns (a, b) by the negative angle, which is (b, a) turned by the positive one.
+    # The trainer rotates (a, b) by the negative angle. That is (b, a) rotated by the positive angle.
     swapped = np.arange(config.head_dim).reshape(2, -1)[::-1].ravel()
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")

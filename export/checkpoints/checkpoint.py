@@ -28,7 +28,7 @@ class TokenizerSource:
 
     kind: str
     path: Path | None
-    add_bos: bool | None  # None: as its file does
+    add_bos: bool | None  # whether BOS comes before each text; None: as the file says
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Checkpoint:
     """
 
     path: Path
-    config: ModelConfig  # without bos_id and eos_ids, which the tokenizer gives later
+    config: ModelConfig  # bos_id and eos_ids are set later, from the tokenizer
     backbone: Mapping[str, Tensor]
     tables: Mapping[int, Tensor]
     tokenizer: TokenizerSource
-    notes: tuple[str, ...] = ()  # for the user, a sentence each
+    notes: tuple[str, ...] = ()  # sentences for the user
     index: npt.NDArray[np.int32] | None = None  # token -> record [V], where tokens share records
-    sampling: Sampling | None = None  # as the model's makers say
+    sampling: Sampling | None = None  # recommended by the model's makers
     # Trainer's name of a module -> this project's name of its matrix; needed for LoRA adapters.
     names: Mapping[str, str] = field(default_factory=dict)
 

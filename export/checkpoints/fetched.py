@@ -25,7 +25,7 @@ from stem_edge.files.checkpoint_files import SUFFIX, TOKENIZERS, split_files
 
 ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-FORMS = {  # file that tells a trainer -> patterns of the files that are read
+FORMS = {  # file by which a trainer is recognized -> patterns of the files to read
     CONFIG: (CONFIG, WEIGHTS, INDEX, "generation_config.json"),
     PARAMS: (PARAMS, BACKBONE, TABLES, f"{SHARDS}/*.pt"),
 }
@@ -54,7 +54,7 @@ def checkpoint_folder(
         there = [(folder / each).is_file() for each in parts or FORMS]
         if not (all(there) if parts else any(there)):
             raise
-        return folder / file  # its reader says if something is missing
+        return folder / file  # the reader complains if files are missing
     if missing := [each for each in parts if each not in listing]:
         raise CheckpointError(
             f"{snapshot.name}: has no file {one_line(missing[0])}, found "

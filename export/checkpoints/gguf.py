@@ -38,7 +38,7 @@ from stem_edge.layers import BIASED, LENT
 
 LLAMA = "llama"
 ADVICE = "export the original model, or a file of another converter"
-CONTEXT = "per_layer_model_proj.weight"  # of all layers
+CONTEXT = "per_layer_model_proj.weight"  # one matrix for all layers
 STREAMS = {"altup_in": "altup_proj", "altup_out": "altup_unembd_proj"}
 # Parts of Gemma 3n that no backbone.gguf has.
 ALTUP = {

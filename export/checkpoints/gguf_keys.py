@@ -24,13 +24,13 @@ from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
 
 TABLE, ROPE_FACTORS = "per_layer_token_embd.weight", "rope_freqs.weight"
-LAYERS_27B = 62  # by which llama.cpp knows the Gemma 3 whose scores have another factor
+LAYERS_27B = 62  # llama.cpp scales scores differently in Gemma 3 models with so many layers
 LAUREL, SCALE = "blk.0.laurel_l.weight", "blk.0.altup_correct_scale.weight"
-LARGE = 1e20  # factors above it leave nothing of a rotation
-# Llama 3.1 and 3.2 compute their factors from these; a file has only the result.
+LARGE = 1e20  # a channel with a larger factor practically does not rotate
+# Llama 3.1 and 3.2 compute RoPE factors from these values; a GGUF file has only the factors.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
-Tensors: TypeAlias = dict[str, Tensor]  # those that were not taken yet
+Tensors: TypeAlias = dict[str, Tensor]  # tensors that have not been taken
 
 
 class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", ".")):
@@ -49,7 +49,7 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
     rope__freq_base: float = 10000.0
     rope__dimension_count: int | None = None
     rope__scale_linear: float = 1.0
-    rope__scaling__type: str = "linear"  # as in llama.cpp, where a factor alone counts
+    rope__scaling__type: str = "linear"  # llama.cpp's default
     rope__scaling__factor: float | None = None
     rope__scaling__original_context_length: int | None = None
     rope__scaling__attn_factor: float = 1.0
@@ -174,7 +174,7 @@ def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
         "query_pre_attn_scalar": usual if layers == LAYERS_27B else keys.head_dim,
         "final_logit_softcapping": keys.final_logit_softcapping,
         "dtype": "float32",
-        # Of Gemma 3n and 4 alone.
+        # Only Gemma 3n and 4 have these keys.
         "hidden_size_per_layer_input": keys.embedding_length_per_layer_input,
         "vocab_size_per_layer_input": records,
         "num_kv_shared_layers": keys.attention__shared_kv_layers,
@@ -236,11 +236,11 @@ def _found(tensors: Tensors, name: str) -> Tensor:
     return tensors[name]
 
 
-# Keys that change nothing: sizes that follow from others, and what converters note.
+# Keys that do not change the model: sizes that follow from other keys, and notes of converters.
 IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "mm.tokens_per_image"}
 # Architecture -> model_type in config.json, and the function that describes such a model.
 ARCHITECTURES: dict[str, tuple[str, Callable[[Keys, Tensors], dict[str, Any]]]] = {
-    "llama": ("mistral", _dense),  # Llama, Mistral, SmolLM and others; heads rotate pairs
+    "llama": ("mistral", _dense),  # Llama, Mistral, SmolLM and others; RoPE rotates pairs
     "qwen2": ("qwen2", _dense),
     "qwen3": ("qwen3", _dense),
     "gemma3": ("gemma3_text", _gemma),

@@ -42,7 +42,7 @@ def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F3
 
 def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
     """Return tensor name -> number of equal parts, each of which gets zeros at its end."""
-    # RoPE pairs values; where a pair has one of each half, both halves must be padded.
+    # If RoPE pairs a value of a head's first half with one of its second half, pad both halves.
     halves = 1 if config.rope_interleaved else 2
     parts = {
         "wq": config.n_heads * halves,
@@ -74,7 +74,7 @@ def order_heads(tensor: Tensor, order: npt.NDArray[np.intp]) -> Tensor:
     """
     size = len(order)
     if tensor.shape[0] % size:
-        return tensor  # check_shapes says what is wrong
+        return tensor  # check_shapes raises an error later
 
     def change(read: Read[Any]) -> Read[Any]:
         def ordered(start: int, stop: int) -> Any:

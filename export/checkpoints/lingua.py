@@ -42,10 +42,10 @@ LAYER_NAMES = {
     "ffn_norm": "ffn_norm",
 }
 TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
-# Prefixes of tensors that are not part of the backbone, or a copy of the embedding as head.
+# Prefixes of tensors that are not in the backbone, or repeat the embedding as a tied head.
 SKIPPED = ("stem_embeddings.", "rope_embeddings.", "output.tied_module.")
 WINDOW = 16  # default of stem_window_size
-SHOWN_TABLES = 800  # characters about tables in a message
+SHOWN_TABLES = 800  # largest number of characters about tables in a message
 
 
 class Params(msgspec.Struct):
@@ -67,7 +67,7 @@ class Params(msgspec.Struct):
     stem_layers: list[int] | None = None
     stem_embedding_dim: int | None = None
     stem_window_size: int | None = None
-    alpha_mode: str | None = None  # of models that keep w3 beside the tables
+    alpha_mode: str | None = None  # only in models that have both w3 and tables
 
     @property
     def ffn_width(self) -> int:
@@ -116,7 +116,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     # A dense model is accepted, too, since Lingua itself trains such models.
     default = [] if dense else list(range(1, params.model.n_layers))
     order = default if listed is None else listed
-    # What STEM layers compute follows from `forward` of the trainer's stem_dag, not from its text.
+    # The kind of STEM layers follows `forward` in the trainer's stem_dag, not its documentation.
     mixed = any(f"layers.{layer}.mix" in backbone for layer in range(params.model.n_layers))
     plus = params.model.alpha_mode == "sum"
     kind = "stem-plus" if plus else "stem-mix" if mixed else "stem"

@@ -32,16 +32,16 @@ ADVICE = "merge it with PEFT (merge_and_unload) and export the merged model"
 PREFIX = "base_model.model."
 LINEAR = ("lora_A.weight", "lora_B.weight")
 EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
-BASE = ("weight", "modules_to_save.weight", "base_layer.weight")  # instead of the model's own
+BASE = ("weight", "modules_to_save.weight", "base_layer.weight")  # replace the model's own
 PART = re.compile(rf"(.+?)\.({'|'.join(map(re.escape, (*LINEAR, *EMBEDDING, *BASE)))})")
 
 EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # The other methods subtract the initial B A from W, so the model's own W is not their base.
+    # Other methods subtract the initial B A from W, so the checkpoint's W is not their base.
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-# Not needed, because the tensors show which modules there are, and the rest is about training.
+# Not needed: the tensors show which modules are adapted, and the other options are for training.
 IGNORED = {
     *("target_modules", "exclude_modules", "modules_to_save"),
     *("layers_to_transform", "layers_pattern", "lora_dropout", "fan_in_fan_out"),
@@ -74,15 +74,15 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     )
     path = folder / WEIGHTS
     modules = _read_modules(path)
-    # Added for a tied head, which has no matrix; lm_head is PEFT's usual name for it.
+    # A tied head has no matrix and so no name yet; PEFT calls it lm_head.
     names = {"lm_head": "head", **checkpoint.names}
     if checkpoint.config.tied_head and {"embedding", "head"} & {names.get(m) for m in modules}:
-        # An adapter changes only one of the two.
+        # The adapter may change only one of the two, so the head gets a matrix of its own.
         config = msgspec.structs.replace(checkpoint.config, tied_head=False)
         both = {**checkpoint.backbone, "head": checkpoint.backbone["embedding"]}
         checkpoint = replace(checkpoint, config=config, backbone=both)
     backbone = dict(checkpoint.backbone)
-    # Where keys are values, the matrix of the keys is the only one.
+    # Layers without a matrix for V use the matrix for K, so both must be merged as one.
     keys = {name: name.removesuffix("wv") + "wk" for name in backbone if name.endswith(".wv")}
     shared = {v: k for v, k in keys.items() if backbone[v] is backbone[k]}
     for module, parts in modules.items():

@@ -35,7 +35,7 @@ from stem_edge.tables.token_counts import Counts, count_tokens
 # what blocks of 32 save in errors of the activations is worth their scales.
 BLOCK_SIZES: dict[WeightType, int] = {"int4": 64, "int8": 32, "fp32": 64}
 TYPE_OF_BITS = {bits: name for name, bits in WEIGHT_BITS.items()}
-# Names that mean a type of either engine -> the type.
+# Name that both engines know -> the engine's type.
 WEIGHTS: dict[str, WeightType] = {SMALL: "int4", BALANCED: "int4", LOSSLESS: "int8", KEEP: "int4"}
 MIXTURES: dict[str, GgufType] = {
     SMALL: "q4_0", BALANCED: "q4_k_m", LOSSLESS: "q8_0", KEEP: "q4_k_m",
@@ -45,7 +45,7 @@ MIXTURES: dict[str, GgufType] = {
 NATS = {SMALL: 0.1, BALANCED: 0.033, KEEP: 0.033}
 # ggml's quantizers of these types ignore the importance of channels.
 UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
-# Most tokens that guide the quantizer: of a user's own text, of the shipped one, and of that for a large model.
+# Most tokens that guide the quantizer: of the user's text, of the shipped text, and for a large model.
 OWN_TOKENS, SHIPPED_TOKENS, LARGE_MODEL_TOKENS = 16384, 8192, 4096
 LARGE = 500_000_000  # parameters of a backbone
 Format: TypeAlias = BackboneFormat | GgufFormat
@@ -59,12 +59,12 @@ class Plan:
     recipe: Recipe
     format: Format  # of the backbone
     rows: RowStorage
-    nats: float | None = None  # that matrices of 4 bits may cost; None: the format says all types
+    nats: float | None = None  # largest divergence by 4-bit matrices; None: format has all types
     fixed: frozenset[MatrixKind] = frozenset(SMALL_KINDS)  # kinds that keep their type
     own_types: bool = False  # True if the format has the checkpoint's own types
     tables: TablePlan | None = None  # None for a dense model
     assistant: AssistantCheckpoint | None = None  # to be written
-    # Of the calibration text; none if it is not needed.
+    # Token ids of the calibration text; empty if it is not needed.
     text_ids: I64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
 
     @property
@@ -78,7 +78,7 @@ class Plan:
         """True if int8 matrices for prompts are written; quality_check may delete them again."""
         if self.recipe.prefill_graph is not None:
             return self.recipe.prefill_graph
-        return self.format.for_prompts and not self.own_types  # which are more exact
+        return self.format.for_prompts and not self.own_types  # own types are more exact
 
     @property
     def guides(self) -> list[list[int]]:

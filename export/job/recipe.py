@@ -13,9 +13,9 @@ from stem_edge.graph.formats import GGUF_TYPES, BackboneFormat, EngineName, Gguf
 from stem_edge.system.memory import usable_cpus
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
-# Names that say how close to the checkpoint, on either engine.
+# Names of types on both engines, by how close they come to the checkpoint.
 SMALL, BALANCED, LOSSLESS, KEEP = "small", "balanced", "near-lossless", "keep"
-# Engine -> types that its backbone can have. "int2" is only kept where a checkpoint has it.
+# Engine -> types to choose from. "int2" is not one: it is only kept if a checkpoint has it.
 TYPES: dict[EngineName, tuple[str, ...]] = {
     BackboneFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, "int4", "int8", "fp32"),
     GgufFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, *GGUF_TYPES),
@@ -26,8 +26,8 @@ BETTER = {
     GgufFormat.engine: "--type q6_k or near-lossless, --rows int8, --calibration FILE",
 }
 LACKS = {BackboneFormat.engine: (), GgufFormat.engine: ("assistant", "prefill_graph")}
-# Mean divergence in nats up to which a bundle is as good as its checkpoint, or at least the same model: with 0.05 to
-# 0.13, SmolLM2-135M-Instruct has 84 to 92 % of the checkpoint's first choices, with 1.16, 44 %.
+# Mean divergence in nats of a bundle that is as good as its checkpoint, and of one that is just the same model.
+# At 0.05 to 0.13, 84 to 92 % of the checkpoint's first choices remain (SmolLM2-135M-Instruct); at 1.16, 44 %.
 NEAR, FAR = 0.1, 0.5
 File: TypeAlias = str | Path | None
 
@@ -40,7 +40,7 @@ class Recipe:
     """
 
     engine: EngineName = "onnxruntime"
-    type: str | BackboneFormat | None = None  # a format says it matrix by matrix, for tests
+    type: str | BackboneFormat | None = None  # BackboneFormat: type of each matrix, for tests
     rows: ExportRows | None = None
     lora: File = None
     assistant: File = None

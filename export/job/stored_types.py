@@ -29,13 +29,13 @@ from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
 from stem_edge.tables.codecs import CODECS
 
-# Levels of a block that 4 bits and an offset keep. Q4_0 needs no offset.
+# GGUF types that 4 bits with an offset store without loss. Q4_0 needs no offset.
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
-# 8 bits keep Q8_0, and come nearer to the others than their own rounding did.
+# 8 bits store Q8_0 without loss, and the other types with a smaller error than their own.
 EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values, of Q4_0, Q4_1 and Q8_0, and the smaller blocks of Q4_K
-PACKED_BLOCK = 128  # values; the kernels of 2 bits take no more, or are slow with more
+PACKED_BLOCK = 128  # values; kernels for 2 bits do not support larger blocks, or are slow
 
 
 def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
@@ -139,7 +139,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
             for kind, of in found.items()
             for product, type in of.items()
             if type != usual[kind]
-            # Values would else be apart, with the usual type.
+            # Otherwise wv would be a separate product with the usual type.
             for name in (product, *([product[:-3] + "v"] if product.endswith(".qkv") else ()))
         },
     )
@@ -160,8 +160,8 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet
     if {*types.values()} - {*FOUR_BITS, *EIGHT_BITS, *FLOATS}:
-        return None  # of 2 or 3 bits, which more bits would only make larger
-    products = dict[str, list[str]]()  # names -> types of the matrices that they stack
+        return None  # types of 2 or 3 bits would only become larger
+    products = dict[str, list[str]]()  # name -> types of the matrices stacked in it
     for name, kind in types.items():
         at, _, part = name.rpartition(".")
         product = "v" if part == "wv" else kind_of(name)
@@ -170,7 +170,7 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
     four = {name for name, parts in products.items() if {*parts} <= {*FOUR_BITS}}
     four -= {f"layers.{n}.wo" for n in range(config.n_layers) if _padded(config, n)}
     offsets = any(kind != "Q4_0" for name in four - {"embedding"} for kind in products[name])
-    if offsets:  # which gathered rows cannot have
+    if offsets:  # gathered rows cannot have offsets
         four -= {"embedding", "head"} if config.tied_head else {"embedding"}
     bits: dict[str, WeightType] = {name: "int4" if name in four else "int8" for name in products}
     layers = {name: kind for name, kind in bits.items() if name.startswith("layers.")}

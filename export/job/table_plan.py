@@ -20,8 +20,8 @@ from stem_edge.tables.token_counts import Counts, counts_of_records
 
 ExportRows = Literal["fp32", "fp16", "int8", "int4", "mixed"]
 EXPORT_ROWS: tuple[ExportRows, ...] = get_args(ExportRows)
-# Share of the records that mixed tables keep at 8 bits, where bytes gain more exactness than in
-# smaller groups (docs/results.md).
+# Share of the records that mixed tables store with 8 bits. Smaller groups would gain less exactness
+# for the same bytes (docs/results.md).
 FREQUENT = 0.05
 # Half the bytes of float32 scales; no loss of exactness was measured.
 MIXED_SCALES: ScaleType = "fp16"
@@ -40,9 +40,9 @@ class TablePlan:
     """Format and order of records in the table store of a new bundle."""
 
     format: TableFormat
-    # Record -> row of the checkpoint's tables, ascending in each array; None: the same number.
+    # Record -> row of the checkpoint's tables, ascending in each array; None: row i is record i.
     order: I64 | None = None
-    index: I32 | None = None  # token -> record; None: the same number
+    index: I32 | None = None  # token -> record; None: token i has record i
     prompt_rows: int = 0  # rows of a record that every token of a prompt needs
 
 

@@ -28,8 +28,8 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.quantizing import cut, extremes
 
 BLOCKS = (128, 64, 32, 16)
-ROWS = 8  # of a matrix, from all over it
-ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
+ROWS = 8  # rows to read, spread over a matrix
+ENOUGH = 0.99  # share of blocks; a few may have clipped values
 
 
 def keep_trained_grid(plan: Plan) -> Plan:

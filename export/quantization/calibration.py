@@ -18,7 +18,7 @@ from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
 
 SHIPPED = Path(__file__).with_name("calibration.txt")  # used when the user gives no text
-JUDGED_TOKENS = 512  # of a text, its last, which the result is compared on
+JUDGED_TOKENS = 512  # last tokens of a text, on which the result is compared
 READ_CHARS = 1 << 20
 SEQUENCE_TOKENS = 512  # as in typical use; not more, to keep the memory of attention small
 
@@ -73,7 +73,7 @@ def sequences(
     text_ids: I64, tokens: int, max_context: int, each: int = SEQUENCE_TOKENS
 ) -> list[list[int]]:
     """Return about `tokens` tokens of a text, as sequences spread over it without overlap."""
-    if len(text_ids) >= 2 * JUDGED_TOKENS:  # else it is too short to leave out what judges
+    if len(text_ids) >= 2 * JUDGED_TOKENS:  # a shorter text is used as a whole
         text_ids = text_ids[:-JUDGED_TOKENS]
     length = min(each, max_context, tokens, len(text_ids))
     count = min(-(-tokens // length), len(text_ids) // length)
@@ -103,7 +103,7 @@ def observe(
     for tokens in states.tokens:
         tokens.lenders = frozenset(range(config.own_kv_layers))
     for layer in range(config.n_layers):
-        if layer == config.own_kv_layers:  # only the logits are still wanted
+        if layer == config.own_kv_layers:  # from here on, only `token_ids` are run
             del states.tokens[1:], states.states[1:]
         states.advance(see)
         if layer < config.own_kv_layers:
@@ -112,6 +112,6 @@ def observe(
             if layer not in lenders:
                 tokens.kv.pop(layer, None)
     found = states.states[0]
-    exact_logits(checkpoint, found[:1])  # a head that says nothing is refused now
+    exact_logits(checkpoint, found[:1])  # raises an error for a broken head
     states.advance(see)
     return found, peaks

@@ -21,15 +21,15 @@ from stem_edge.numerics.block_search import search_scales
 from stem_edge.numerics.quantize import F32, U8, pack_codes
 from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
 
-# Share of the mean diagonal that is added to the diagonal, because inputs that the calibration text
-# never had must not be taken for impossible. With 0.01, as in the paper, some thousand tokens are
-# taken for all there is: on other text, products are 8 % further off (SmolLM2-135M-Instruct).
+# Share of the mean diagonal of H that is added to the diagonal, because inputs that are not in the
+# calibration text occur, too. 0.01, as in the paper, overfits to some thousand tokens: on other
+# text, errors of products are 8 % larger (SmolLM2-135M-Instruct).
 DAMPING = 0.1
 DAMPING_STEP = 10.0  # factor of more damping when rounding errors leave no Cholesky factor
 PANEL = 256  # columns that are factored at once; products do the rest
-# Channels whose products are kept: memory grows with their square, and time with its cube.
+# Channels of one Hessian: memory grows with the square of their number, and time with the cube.
 MOST_CHANNELS, CHANNELS_STEP = 3072, 256
-TILE_COLUMNS = 128  # columns per tile: what later tiles lost is added to all of them at once
+TILE_COLUMNS = 128  # columns per tile; errors of later tiles are added to the whole tile at once
 
 
 class Inputs(NamedTuple):
@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
 
     weights: F32  # [K], mean squares of the channels: what an error in each costs
     order: npt.NDArray[np.intp]  # [K], channels by rising weight
-    factor: F32  # [K, K], L for channels in this order, of which only what is below the diagonal
+    factor: F32  # [K, K], L for channels in this order; only values below the diagonal are used
 
 
 def typical_inputs(hessian: F32) -> Inputs:
@@ -46,7 +46,7 @@ def typical_inputs(hessian: F32) -> Inputs:
     Needs as much memory as H. Raises ExportError if H is not finite.
     """
     weights = np.diagonal(hessian).copy()
-    if not np.isfinite(weights).all():  # the greatest of H
+    if not np.isfinite(weights).all():  # the diagonal has the greatest values of H
         raise ExportError(
             "the calibration text drives hidden states beyond float32; training diverged or the "
             "weights are damaged: export an earlier step, or try --type int8"
@@ -115,7 +115,7 @@ class _Scales(NamedTuple):
     scales: F32
     inverse: F32
     zeros: F32
-    kept: F32  # 1 for blocks that are rounded as they were before corrections, else 0
+    kept: F32  # 1 for blocks that are rounded without corrections, else 0
 
     def round(self, exact: F32, groups: npt.NDArray[np.intp], factor: F32, bits: int) -> U8:
         """Return codes of columns [k, n]. groups: block of each column; factor: Inputs.factor."""

@@ -23,8 +23,8 @@ from stem_edge.numerics.reference import Tokens, embed, head_forward
 from stem_edge.system.memory import return_freed_memory
 
 HEAD = "head"
-INPUT_VALUES = 1 << 23  # of the widest input, of so many sequences that they are in memory at once
-DAMPING = 0.01  # share of the mean that each channel counts at least
+INPUT_VALUES = 1 << 23  # values of the widest matrix input that are in memory at once
+DAMPING = 0.01  # share of the mean importance that is added to each channel
 
 
 class HiddenStates:
@@ -36,7 +36,7 @@ class HiddenStates:
         self.layer = 0
         self._checkpoint, self.threads = checkpoint, threads
         described = checkpoint.config, checkpoint.backbone
-        # Of each sequence. Those that are removed from both lists are run no further.
+        # One item per sequence. A sequence that is removed from both lists is not run further.
         self.tokens = [Tokens(*described, ids) for ids in sequences]
         self.states = [embed(*described, ids) for ids in sequences]
 
@@ -115,8 +115,8 @@ def importance_vectors(
     states.advance(see)
     positions = np.float32(sum(map(len, sequences)))
     means = {name: sums[seen] / positions for name, seen in _inputs(config).items()}
-    # A share of the mean is added, because a text lacks some inputs, and ggml loses blocks if all
-    # their channels count 0.
+    # A share of the mean is added, because a text lacks some inputs, and ggml quantizes a block badly
+    # if all its channels have importance 0.
     return {n: np.asarray(m + DAMPING * (m.mean() or 1), np.float32) for n, m in means.items()}
 
 

@@ -30,9 +30,9 @@ from stem_edge.numerics.quantizing import (
     reciprocals,
 )
 
-TOP, MIDDLE = 15, 8  # the highest code, and the one that stands for the offset alone
-# Greatest distance from a level, in steps between levels. 32 values that lie on no levels hardly
-# ever pass; rounding to float32 moves values by less, unless an offset is 10,000 steps.
+TOP, MIDDLE = 15, 8  # the highest code, and the code whose value is the offset
+# Greatest distance of a value from its level, in steps between levels. 32 random values hardly ever
+# pass. Rounding to float32 moves values by less, unless the offset is 10,000 steps.
 NEAR = 1e-2
 TILE_VALUES = 1 << 18  # at a time, so that they stay in the CPU's cache
 
@@ -82,7 +82,7 @@ def _units(values: F64, least: F64, steps: F64) -> F64:
 
 Quantize: TypeAlias = Callable[[F32], Rounded]  # rows [n, K] of a matrix -> their codes
 
-SHARED = {"up": "gate", "v": "qkv"}  # product of a layer -> the one with the same input
+SHARED = {"up": "gate", "v": "qkv"}  # product of a layer -> product with the same input
 
 
 # Name, kind, bits and block of a product -> a function that quantizes rows of it, in any thread. It is asked
@@ -128,7 +128,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
         while states.layer <= layer:
             moments.clear()
             for each in inputs.values():
-                each.clear()  # also for the functions below, one of which the caller may still have
+                each.clear()  # also frees them for callers that still hold a quantizer
             inputs.clear()
             states.advance(see if states.layer == layer else None)
         if moments:

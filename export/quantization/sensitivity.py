@@ -28,7 +28,7 @@ from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 BITS = 4
 TILE_VALUES = 1 << 18  # that are rounded at once
-# Product -> matrices of a layer in it that are rounded together. Values may be apart from qkv.
+# Product -> its matrices, which are rounded together. V may be separate from qkv.
 PRODUCTS = {"qkv": ("wq", "wk"), "v": ("wv",)}
 
 
@@ -68,7 +68,7 @@ class _Walk:
         self._source, self._config, self._block = source, source.config, block
         self._threads = threads
         tokens = Tokens(source.config, source.backbone, token_ids)
-        # What is rounded, "" for nothing -> states [T, hidden_width], and the keys that later layers read.
+        # Rounded part, or "" for the exact model -> hidden states [T, hidden_width], keys and values.
         self._states = {"": (embed(source.config, source.backbone, token_ids), tokens)}
         self._moved: list[dict[str, float]] = []  # layer -> product -> squared change of its result
         if fitting_block(source.config.dim, block):

@@ -16,7 +16,7 @@ from stem_edge.numerics.quantize import F32
 
 PIECE_VALUES = 1 << 21  # of a piece, one in each thread: 8 MiB of float32
 
-ROWS = 16  # pieces have a multiple, so that the rows that are measured do not depend on threads
+ROWS = 16  # piece sizes are multiples, so that the measured rows do not depend on threads
 OF_LAYERS = ("layers.", "blk.")  # prefixes of tensors in layers, here and in ggml
 
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix

@@ -53,7 +53,7 @@ def open_gguf(path: Path) -> GgufFile:
     paths = split_files(path)
     first, split, tensors = _open(paths[0]), dict[Path, list[Value]](), dict[str, Tensor]()
     for each in paths:
-        # Only these keys of later files, since one file under many names would take gigabytes.
+        # Keep only these keys of later files: a file linked under many names could fill gigabytes.
         file = _open(each) if split else first
         split[each] = [file.keys.get(key) for key in SPLIT_KEYS]
         tensors |= file.tensors
@@ -194,9 +194,7 @@ class _Header:
         values = np.frombuffer(self.take(count * dtype.itemsize), dtype)
         if kind == BOOL and values.max(initial=0) > 1:
             raise ValueError(f"a bool is {values.max()}; expected 0 or 1")
-        if (
-            kind == FLOAT and count == 1
-        ):  # as the shortest number it is nearest to: people wrote 1e-5
+        if kind == FLOAT and count == 1:  # shortest decimal number: 1e-5, not 9.99999e-06
             return [float(str(values[0]))]
         plain: list[Value] = (values.astype(bool) if kind == BOOL else values).tolist()
         return plain

@@ -16,10 +16,10 @@ from stem_edge.numerics.quantize import F32, U8
 
 NUMBERS = {"F32": "<f4", "F16": "<f2"}
 TILE_NBYTES = 1 << 18  # of codes that are decoded at once, so that they stay in the CPU's cache
-# Bits of a code in blocks that are a float16 scale, a float16 for the code 0 (Q4_1), and codes.
+# Bits of a code in block types that consist of a float16 scale, an offset (Q4_1 only) and codes.
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 OFFSET = "Q4_1"
-MIDDLE = np.float32(8)  # code that an offset stands for here
+MIDDLE = np.float32(8)  # code whose value is the offset in Codes
 
 
 def gguf_tensor(

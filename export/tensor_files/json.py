@@ -18,7 +18,7 @@ from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 MAX_NBYTES = 1 << 24  # indexes of large models have a few megabytes
 MOST_SHOWN = 8  # problems in a message
 MAX_VALUES = 1 << 22  # must be limited, because each takes about a hundred bytes once decoded
-# Options that size lists, or divide, before ModelConfig checks them.
+# Options that are used as list sizes or divisors before ModelConfig checks them.
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
 Heads: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
 T = TypeVar("T", bound=msgspec.Struct)

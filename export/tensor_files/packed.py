@@ -24,7 +24,7 @@ PACKED = {"U8": 1, "I8": 1}  # types of stored codes, and bytes of each
 WORDS = {"I32": 4}  # type of packed codes, and bytes of a word
 WORD = 32  # bits
 BITS = 8, 4, 2  # of a code
-SHAPE = {"I64": 8, "I32": 4}  # types of the sizes that a matrix has unpacked
+SHAPE = {"I64": 8, "I32": 4}  # types of the tensor that holds the unpacked shape
 
 
 def is_grouped(matrix: Matrix) -> bool:

@@ -149,8 +149,8 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 def _read(file: SourceFile) -> dict[str, Tensor]:
     """Read the header of a safetensors file: name -> tensor. Raises ValueError."""
     head, what = file.head, looks_like(file.head)
-    # What looks like a pickle may be the length of a header, but a zip archive must be refused,
-    # because other tools would read other tensors from it.
+    # A header's length can look like a pickle, which is fine. A zip archive must be refused, because
+    # other tools would read other tensors from it.
     if what is not None and (head[8:9] != b"{" or head.startswith(ZIP)):
         raise ValueError(f"it is {what}")
     length = int.from_bytes(file.read(0, min(8, file.nbytes)), "little")

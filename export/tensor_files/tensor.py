@@ -34,7 +34,7 @@ _NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4",
 _NUMPY |= {"U8": "|u1", "I8": "|i1", "F8_E4M3": "|u1", "F8_E8M0": "|u1"}
 MAX_VALUES = 1 << 48  # of one tensor, more than any file holds
 MAX_AXES = 8
-# Of float32 values that columns are cut from, as many as a writer of tables asks for.
+# Rows are read in pieces of so many float32 bytes when columns are cut, as tables.py reads them.
 PIECE_NBYTES = 16 << 20
 
 Rows = TypeVar("Rows", bound=npt.NDArray[Any])
@@ -49,9 +49,9 @@ class Codes:
     group_size: int
     read: Read[U8]  # [n, K], a code in each byte
     scales: Read[F32]  # [n, groups]
-    points: Read[U8] | None = None  # [n, groups], codes that stand for 0; None: 2**(bits-1)
-    offsets: Read[F32] | None = None  # [n, groups], what 2**(bits-1) stands for; None: 0
-    scale_type: ScaleType = "fp32"  # that holds the scales exactly
+    points: Read[U8] | None = None  # [n, groups], codes of the value 0; None: 2**(bits-1)
+    offsets: Read[F32] | None = None  # [n, groups], values of the code 2**(bits-1); None: 0
+    scale_type: ScaleType = "fp32"  # smallest type that holds the scales exactly
 
 
 @dataclass(frozen=True)

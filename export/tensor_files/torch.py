@@ -27,7 +27,7 @@ DTYPES = {
     "int64": "I64", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e5m2": "F8_E5M2",
     "float8_e4m3fn": "F8_E4M3",
 }  # fmt: skip
-# Calls that a state of numpy's random numbers makes, which is in files of BlaGPT's trainer.
+# Classes in the state of numpy's random generator, which BlaGPT's trainer saves.
 ARRAYS = (
     *("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
     *("numpy.ndarray", "numpy.dtype"),

@@ -34,7 +34,7 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Labels for patterns that no tokenizer.json spells out, since ByteLevel itself has them.
+# Labels for the patterns that are built into ByteLevel.
 GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"
 
 
@@ -42,7 +42,7 @@ class Pre(NamedTuple):
     """Settings that a name in tokenizer.ggml.pre stands for."""
 
     pattern: str  # or GPT2, SMOLLM
-    ignore_merges: bool = False  # a word that is a token stays whole, whatever merges would make
+    ignore_merges: bool = False  # True: a word that is a token is not split, whatever merges exist
     add_bos: bool = False  # unless the file says otherwise
 
 
@@ -60,16 +60,16 @@ PRE = {
 
 AT = "tokenizer.ggml."
 MAX_TOKEN_CHARS = 4096
-# Characters in all cuts of all tokens; a vocabulary of 256,000 has 20 million.
+# Sum over tokens of length * ways to cut a token; a vocabulary of 256,000 has 20 million.
 MAX_COMPARED = 1 << 27
 BYTE_LEVEL, SENTENCEPIECE, GEMMA4 = "gpt2", "llama", "gemma4"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-# Names of tokens that end a turn, which llama.cpp stops at, too, where files name only one.
+# Names of tokens that end a turn. llama.cpp stops at all of them, even if a file names only one.
 ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
         "<end_of_turn>", "<turn|>")  # fmt: skip
 
 
-# First and last token of a text, whether the first is added, and the template of chats.
+# Name of BOS, name of EOS, True if BOS is added to a text, and the chat template.
 Said: TypeAlias = tuple[str | None, str | None, bool, str | None]
 
 
@@ -145,7 +145,7 @@ def _merges(keys: dict[str, Value]) -> list[tuple[str, str]]:
     del keys[AT + "merges"]
     texts.reverse()  # so that each is freed once it is cut
     cut = (texts.pop().partition(" ") for _ in range(len(texts)))
-    known = {name: name for name in _texts(keys, "tokens")}  # instead of as many strings again
+    known = {name: name for name in _texts(keys, "tokens")}  # shares strings, to save memory
     return [(known.get(first, first), known.get(second, second)) for first, _, second in cut]
 
 
@@ -154,7 +154,7 @@ def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> li
     scores = keys.get(AT + "scores")
     if not isinstance(scores, list) or len(scores) != len(names):
         raise ValueError(f"{AT}scores is not a list of {len(names)}, as {AT}tokens is")
-    # Others are never made by merging: symbols are split off a text before.
+    # Merging never makes other tokens, because they are split off the text first.
     normal = [number for number, type in enumerate(types) if type == NORMAL]
     ranked = [names[number] for number in sorted(normal, key=lambda n: scores[n], reverse=True)]
     return _pairs(ranked, set(ranked))

@@ -24,8 +24,8 @@ from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.system.memory import return_freed_memory
 from stem_edge.text.tokenizer_gate import check_json
 
-BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"  # of bytes
-SAMPLE = "The 12 caf\u00e9s of \u65e5\u672c:\n\tx == 0 \U0001f600"  # is encoded once, since some damage shows in use
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"  # of the tokenizer "bytes"
+SAMPLE = "The 12 caf\u00e9s of \u65e5\u672c:\n\tx == 0 \U0001f600"  # encoded as a test, because some damage shows only in use
 _HINT = "give the right file, or pass --tokenizer FILE"
 
 
@@ -122,11 +122,11 @@ def _finish(
                 single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, bos_id)]
             )
         written = check_json(tokenizer.to_str().encode()).json
-        return_freed_memory()  # what checking took, since loading may take as much
+        return_freed_memory()  # memory of the check, because loading may need as much
         loaded = Tokenizer.from_buffer(written)
         loaded.decode(loaded.encode(SAMPLE).ids)
         del loaded
-        text = tokenizer.to_str()  # made again, because loading takes memory beside it
+        text = tokenizer.to_str()  # created again, to save its memory during loading
     config: dict[str, object] = {"bos_token": bos, "eos_token": eos}
     config |= {"add_bos_token": add_bos, "add_eos_token": False}
     config |= {} if template is None else {"chat_template": template}
@@ -145,7 +145,7 @@ def _special_id(tokenizer: Tokenizer, name: str | None) -> int | None:
 def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     with _reading(path, "a tokenizer.json of the tokenizers library"):
         data = path.read_text("utf-8").encode()
-        checked = check_json(data)  # first, because the library trusts its numbers
+        checked = check_json(data)  # first, because the library does not check numbers
         tokenizer = Tokenizer.from_buffer(checked.json)
         model = msgspec.json.decode(data, type=dict[str, msgspec.Raw])["model"]
         said = msgspec.json.decode(model, type=dict[str, msgspec.Raw]).get("dropout", b"null")

@@ -20,7 +20,7 @@ MARKS = (CONFIG, "params.json", "state_step*.pt", "best_model*.pt")
 TOKENIZERS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
 )
-# Models, tokenizers and adapters only: a training run may still be writing logs, a person notes.
+# Only files of models, tokenizers and adapters: logs and notes may change during an export.
 HUGGING_FACE = (
     *(CONFIG, "*.safetensors", "*.safetensors.index.json"),
     *("generation_config.json", "adapter_config.json"),
@@ -30,7 +30,7 @@ OTHERS = ("*.safetensors", "*.pth", "*.pt", "*.json")
 
 def is_checkpoint(path: Path) -> bool:
     """Return True if a path looks like a checkpoint: a trainer's folder or a GGUF file."""
-    with contextlib.suppress(OSError):  # which opening it as a bundle explains
+    with contextlib.suppress(OSError):  # opening the path as a bundle reports the error
         if path.is_dir():
             return any(next(path.glob(mark), None) for mark in MARKS)
         return path.suffix == SUFFIX and path.is_file()

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-_BINARY = getattr(os, "O_BINARY", 0)  # else Windows translates line ends
+_BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line ends
 # Opening a pipe or a device must not block, and a link must not lead to another file.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | _BINARY | _CAREFUL
@@ -57,7 +57,7 @@ def plain(path: Path) -> Path:
     """
     if not path.is_symlink():
         return path
-    from stem_edge.files.hub_links import blob_of  # for links alone
+    from stem_edge.files.hub_links import blob_of  # needed only for links
 
     if (blob := blob_of(path)) is None:
         raise NotRegularError(path)
@@ -86,7 +86,7 @@ def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
     """Read from `offset` on into the buffer. Return the bytes read: all of it, or fewer."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
-    with _seek_lock:  # Windows cannot read at a position, and threads share the file's
+    with _seek_lock:  # Windows cannot read at an offset, and threads share the file's position
         os.lseek(descriptor, offset, os.SEEK_SET)
         data = os.read(descriptor, len(buffer))
     buffer[: len(data)] = data

@@ -14,7 +14,7 @@ from stem_edge.files import disk
 
 PAUSE_SECONDS = 0.1
 _LOCKED = 33  # ERROR_LOCK_VIOLATION of Windows
-_FAR = 1 << 30  # of 4 GiB each: a place behind the end of any file
+_FAR = 1 << 30  # upper 32 bits of an offset beyond the end of any file
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def lock(descriptor: int) -> bool:
         import msvcrt
         from ctypes import wintypes
 
-        # Of bytes that are locked, nothing can be read by another handle, so lock one that is not there.
+        # Other handles cannot read locked bytes, so lock a byte beyond the end of the file.
         call = ctypes.WinDLL("kernel32", use_last_error=True).LockFile
         call.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4]
         if call(msvcrt.get_osfhandle(descriptor), 0, _FAR, 1, 0):

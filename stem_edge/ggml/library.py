@@ -18,7 +18,7 @@ from typing import Any
 from stem_edge.errors import BackendError
 from stem_edge.ggml.installed import AGAIN, FOLDERS, REINSTALL
 
-# Versions of ggml with headers that were compared with PROTOTYPES -> the release with them.
+# Version of ggml whose headers were compared with PROTOTYPES -> release that contains it.
 KNOWN_VERSIONS = {"0.25.3": "llama-cpp-python 0.3.36"}
 # Windows resolves a function only in the library that defines it. On other systems these must not
 # be opened, because that would map ggml-base a second time, with its own state.
@@ -136,7 +136,7 @@ def _open(path: Path) -> list[ctypes.CDLL]:
     for folder in FOLDERS:
         beside = path.parent.parent.resolve() / folder
         if beside.is_dir():
-            os.add_dll_directory(str(beside))  # needed: it may hold libraries that this one loads
+            os.add_dll_directory(str(beside))  # it may hold libraries that libggml loads
     parts = [path.with_name(name) for name in WINDOWS_PARTS]
     return [ctypes.CDLL(str(part)) for part in (path, *parts) if part == path or part.is_file()]
 

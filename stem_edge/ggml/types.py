@@ -35,7 +35,7 @@ I32 = TensorType("I32", 26, 1, 4)
 I64 = TensorType("I64", 27, 1, 8)
 
 WEIGHT_TYPES = {t.number: t for t in (F32, F16, Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
-# Types that no mixture here has, but matrices of other GGUF files, which a backbone may keep.
+# Types of matrices in other GGUF files. A backbone may keep them, but no mixture here has them.
 Q4_1 = TensorType("Q4_1", 3, 32, 20)
 Q2_K = TensorType("Q2_K", 10, 256, 84)
 Q3_K = TensorType("Q3_K", 11, 256, 110)

@@ -26,7 +26,7 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "GGML_NO_BACKTRACE": "1",
 }
-# The package may be where only this interpreter looks. Appended last, so that it hides no module.
+# Only this interpreter may know where the package is. Its folder comes last, to hide no module.
 _RUN_MODULE = """\
 import runpy
 runpy.run_module({name!r}, run_name="__main__", alter_sys=True)"""
@@ -120,7 +120,7 @@ def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
 def end_with_parent() -> None:
     """Wait until stdin is closed, because the parent process ended; then end this process, too."""
     os.read(0, 1)  # not by sys.stdin, whose lock would be held when the interpreter ends
-    os._exit(INTERRUPTED)  # at once: what is written counts as after a kill
+    os._exit(INTERRUPTED)  # without cleaning up, as if killed
 
 
 def signal_name(status: int) -> str:

@@ -27,9 +27,9 @@ UNLIMITED = 1 << 60
 # Smaller arrays are not worth a system call.
 LEAST_NBYTES = 1 << 18
 HUGE_PAGE = 2 << 20
-# Of glibc's mallopt, and its own initial value.
+# Parameters of glibc's mallopt, and their initial value.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_NBYTES = -1, -3, 1 << 17
-# About what Python with numpy and onnxruntime takes, used where the system does not tell.
+# About what Python with numpy and onnxruntime uses; assumed if the system does not tell.
 TYPICAL_PROCESS_NBYTES = 64 << 20
 
 
@@ -141,7 +141,7 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
 
 def free_pages(array: npt.NDArray[Any]) -> None:
     """Return the pages of a contiguous array of `own_pages` to the system; its values are lost."""
-    # Elsewhere the pages would stay, or the array may be memory of the C library.
+    # Other systems would keep the pages. Smaller arrays are memory of the C library.
     if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
         _advise(array.ctypes.data, array.nbytes, mmap.PAGESIZE, mmap.MADV_DONTNEED)
 
@@ -171,7 +171,7 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
         try:
             raise error
         finally:
-            del error  # which would hold this frame, and be held by it, with all that it passed
+            del error  # breaks a reference cycle that would keep this frame's memory
     found = " ".join(str(error).split())
     details = f" ({found})" if found else ""
     raise OutOfMemoryError(f"no memory left {doing}{details}; {advice}") from error
@@ -217,8 +217,8 @@ def _limited(folder: Path, version: int) -> list[tuple[int, int]]:
     limit, used = (_number(folder / name) for name in names[version])
     if limit is None or used is None or limit >= UNLIMITED:
         return []
-    # Pages of files count as used, but the system drops or writes them before it refuses memory, also
-    # those that were read twice, which is what makes them active, and those that are yet to be written.
+    # Pages of files count as used, but the system drops or writes them before it refuses memory. That is
+    # true for active pages (read twice) and for pages that are not written yet, too.
     prefix = "total_" if version == 1 else ""
     stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
     files = sum(int(stats.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))

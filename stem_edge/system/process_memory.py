@@ -27,13 +27,13 @@ class Memory:
     It is all resident memory if psutil may not read USS. `other_files` is the rest.
     """
 
-    anonymous: int  # of no file: Python's objects, buffers of the engine, KV cache, row cache
+    anonymous: int  # not from files: Python's objects, the engine's buffers, KV cache, row cache
     swap: int | None = None
     backbone: int | None = None  # pages mapped from its files, as exported or prepared
-    tables: int | None = None  # none unless reads is mmap, because pread copies
+    tables: int | None = None  # 0 unless tables are read by mmap, because pread copies
     libraries: int | None = None  # pages mapped from code
     other_files: int | None = None
-    shared: int | None = None  # with other processes, of no file on disk
+    shared: int | None = None  # shared with other processes, but not a file on disk
 
     @property
     def resident(self) -> int:

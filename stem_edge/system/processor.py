@@ -11,7 +11,7 @@ def cpu_digest() -> str:
     """Return a hash of the processor's name and features, which decide the kernels that run."""
     fields = cpu_info()
     words = [" ".join(sorted(fields.get(name, []))) for name in ("model name", "flags", "Features")]
-    # Its name by the platform, for which Python runs a program, is needed only where nothing else is known.
+    # platform.processor() may start a program, so it is called only if nothing else is known.
     named = "" if any(words) else platform.processor()
     described = "\n".join([platform.machine(), named, *words])
     return hashlib.sha256(described.encode()).hexdigest()[:32]

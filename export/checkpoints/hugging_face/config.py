@@ -37,8 +37,8 @@ QUANTIZERS = (QUANTIZED, "compression_config", "quantization")
 class Decoder(msgspec.Struct, kw_only=True):
     """Keys of config.json that all model families share, with the defaults of transformers."""
 
-    packable: ClassVar[bool] = False  # whether quant_method gemma is for such models
-    known_as: ClassVar[str] = ""  # model_type whose keys they have, if not their own
+    packable: ClassVar[bool] = False  # True for families that may have the quant_method "gemma"
+    known_as: ClassVar[str] = ""  # model_type under which keys.json lists the keys, if different
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -234,7 +234,7 @@ def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
     """Raise CheckpointError if config.json says that the model is already quantized."""
     for key in QUANTIZERS:
         if (found := given.get(key)) is not None:
-            # mlx alone does not name itself.
+            # Only mlx writes no quant_method.
             method = found.get("quant_method", "mlx") if isinstance(found, dict) else found
             raise CheckpointError(
                 f"{path}: {key}: the model is already quantized ({one_line(method)}); "

@@ -24,7 +24,7 @@ LAYER = {
     "ffn_post_norm": "post_feedforward_layernorm",
 }
 MULTIMODAL_INSIDE = "model.language_model."
-# Modules of a multimodal checkpoint that text does not need.
+# Modules of a multimodal checkpoint that the text model does not need.
 TOWERS = re.compile(
     r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..+"
 )
@@ -36,14 +36,14 @@ class Gemma(Windowed, kw_only=True, dict=True):
     # What differs between the families.
     family: ClassVar[str]
     multimodal: ClassVar[str]  # model_type of a multimodal model
-    # What a token stands for -> key of config.json with its id, and the id without that key.
+    # What a placeholder token stands for -> (key of config.json with its id, default id).
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
     PATTERN: ClassVar[int] = 6  # without layer_types, one layer in this many has full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
     MODULES: ClassVar[Names] = Names(NAMES.top, LAYER)
-    # No keys of config.json: `outer` sets them for a multimodal model.
+    # Not keys of config.json: `outer` sets these fields for a multimodal model.
     inside: ClassVar[str] = NAMES.inside  # prefix of the names of tensors
-    placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
+    placeholders: ClassVar[Mapping[str, int]] = {}  # what a placeholder token stands for -> its id
     # One size for all layers, or one for each.
     intermediate_size: int | list[int]  # type: ignore[assignment]
     final_logit_softcapping: float | None = None
@@ -72,7 +72,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
             return usual | given
         of_towers = keys.of(cls.multimodal).keys() - keys.of_text(cls.multimodal).keys()
         outside = given.keys() - of_towers
-        # Null says nothing, so it must not hide the dtype of the whole.
+        # A null in text_config must not hide the dtype outside it.
         stated = {key: value for key, value in text.items() if value is not None}
         return usual | {key: given[key] for key in outside} | stated
 
@@ -109,7 +109,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
             "qk_norm_eps": self.rms_norm_eps,
             "post_norms": True,
             "logit_softcap": self.final_logit_softcapping or 0.0,
-            # Not those beyond the vocabulary, because no prompt can have them.
+            # Without ids beyond the vocabulary, because no prompt can have them.
             "placeholders": {
                 k: n for k, n in self.placeholders.items() if 0 <= n < self.vocab_size
             },

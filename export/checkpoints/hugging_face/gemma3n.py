@@ -28,7 +28,7 @@ OWN_LAYER = PLE_LAYER | {
 }
 STREAMS = {"altup_in": "altup_projections", "altup_out": "altup_unembed_projections"}
 SCALE = "altup.correct_output_scale"
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # without activation_sparsity_pattern, in deeper models
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # defaults without activation_sparsity_pattern
 
 
 class Gemma3n(GemmaPle, kw_only=True):
@@ -36,7 +36,7 @@ class Gemma3n(GemmaPle, kw_only=True):
 
     family = "Gemma 3n"
     multimodal = "gemma3n"
-    # The tokens around images and sound, too, because towers embed all ids beyond the table's.
+    # Also the tokens around images and sound, because towers embed all ids beyond the table.
     PLACEHOLDERS: ClassVar = {
         "an image": ("image_token_id", 262_145),
         "the end of an image": ("eoi_token_id", 262_144),

@@ -35,7 +35,7 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_kv_shared_layers = 0  # to describe each layer by itself; `with_lenders` follows
+        self.num_kv_shared_layers = 0  # `with_lenders` sets borrowing later
         self.expect("hidden_size_per_layer_input", 0)
         self.expect("tie_word_embeddings", True)
 

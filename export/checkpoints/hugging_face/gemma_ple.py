@@ -40,7 +40,7 @@ class GemmaPle(Gemma, kw_only=True):
 
     packable = True
     MODULES = Names(TOP, PLE_LAYER)
-    TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
+    TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> tensor without a module
     vocab_size_per_layer_input: int
     hidden_size_per_layer_input: int
     num_kv_shared_layers: int

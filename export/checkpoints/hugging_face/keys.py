@@ -24,8 +24,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
 
 FILE = Path(__file__).with_name("keys.json")
-LLAMA = "llama"  # this project's own schema has its keys, too
-# Keys that transformers knows but does not use for logits, beside keys of generating text.
+LLAMA = "llama"  # this project's own schema shares its keys
+# Keys that transformers knows but does not use for logits, in addition to `generation`.
 _HARMLESS = """
 architectures model_type transformers_version torch_dtype dtype use_cache name_or_path
 initializer_range attention_dropout pretraining_tp altup_coef_clip id2label label2id num_labels
@@ -36,7 +36,7 @@ HARMLESS = frozenset(_HARMLESS.split())
 BOOKKEEPING = re.compile(r"_.*|.*_token_ids?")  # tokenizers/tokenizer.py reads eos_token_id
 # Keys that name code in the checkpoint, which is never run here.
 CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
-# Null in transformers, which turns all of a head then, too.
+# The default in transformers is null, which means 1: RoPE rotates the whole head.
 SAME_AS_NULL = {"partial_rotary_factor": 1}
 MOST_SHOWN = 400  # characters
 
@@ -45,9 +45,9 @@ class KnownKeys(msgspec.Struct, frozen=True):
     """Keys that transformers knows, with their default values."""
 
     transformers: str  # the version
-    generation: list[str]  # of generating text
-    every: dict[str, Any]  # keys of every model_type
-    models: dict[str, dict[str, Any]]  # model_type -> the others
+    generation: list[str]  # keys of text generation
+    every: dict[str, Any]  # keys that every model_type has -> default
+    models: dict[str, dict[str, Any]]  # model_type -> its other keys -> default
 
     def of(self, kind: str) -> dict[str, Any]:
         """Return key -> default for a model_type; for this project's own schema, those of Llama."""

@@ -32,7 +32,7 @@ class Names(NamedTuple):
 
     top: Mapping[str, str]  # outside the layers
     layer: Mapping[str, str]  # in a layer
-    inside: str = "model."  # prefix of all of these
+    inside: str = "model."  # prefix of all these names
 
 
 NAMES = Names(TOP, LAYER)

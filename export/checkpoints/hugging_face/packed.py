@@ -20,12 +20,12 @@ from stem_edge.export.tensor_files.tensor import FLOATS, Tensor
 
 GEMMA, COMPRESSED = "gemma", "compressed-tensors"  # quant_method in config.json
 QUANTIZED, PACKED_FORM = "quantization_config", "pack-quantized"
-ROTATING = "transform_config", "kv_cache_scheme"  # what else changes a model, or its cache
+ROTATING = "transform_config", "kv_cache_scheme"  # keys that change the model or its cache
 EMBEDDED, EMBEDDED_SCALE = ".embedding_quantized", ".embedding_scale"
 SCALE = ".weight_scale"
 GROUPED = ".weight_packed", SCALE, ".weight_zero_point", ".weight_shape"
 STEPS = (".input_activation_scale", ".output_activation_scale")
-# Beside keys and values of caches: transformers does not read them, either.
+# Scales of a quantized KV cache: transformers does not read them, either.
 UNUSED = re.compile(r".*\.[kv]_cache_scale")
 
 
@@ -44,7 +44,7 @@ class PackedFiles(TensorFiles):
             return taken(part, types)
 
         words, scales, zeros, shape = (module + part for part in GROUPED)
-        if words in self and name in self._widths:  # tables of STEM are no codes
+        if words in self and name in self._widths:  # tables of STEM are not packed
             points = take(zeros, WORDS) if zeros in self else None
             return grouped(take(words, WORDS), take(scales), points, take(shape, SHAPE))
         if module + EMBEDDED in self:
@@ -92,7 +92,7 @@ def stores_codes(given: Mapping[str, Any], gemma: bool) -> bool:
 def _of_weights(group: Mapping[str, Any]) -> bool:
     """Return True if a group of compressed-tensors quantizes only weights, to integers."""
     weights = group.get("weights")
-    # Codes of 7 bits take words of the size that those of 8 have.
+    # Codes of 7 bits need as many words as codes of 8 bits, so num_bits must be checked.
     integers = (
         isinstance(weights, dict)
         and weights.get("type") == "int"

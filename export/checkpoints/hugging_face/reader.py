@@ -68,7 +68,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         else TensorFiles(path, open_folder(path))
     )
     if isinstance(files, PackedFiles) and (head := tensor_name("head")) in files:
-        # transformers ties no packed matrices, whatever tie_word_embeddings says.
+        # transformers never ties packed matrices, whatever tie_word_embeddings says.
         again = PackedFiles(path, decoder.widths(config))  # since each tensor is taken once
         own, embedding = again.take(head), again.take(decoder.tensor("embedding"))
         config = msgspec.structs.replace(config, tied_head=same_values(own, embedding))
@@ -117,7 +117,7 @@ def _ranges(
         apart = matrix.codes is not None and matrix.codes.group_size < matrix.shape[1]
         if apart and not is_grouped(matrix):
             raise ValueError(f"{matrix.name} has not one scale for each row")
-        same = name.replace("wv", "wk")  # where keys are values
+        same = name.replace("wv", "wk")  # if V uses the matrix of K
         module = modules[same] if name != same and backbone[same] is matrix else ""
         modules[name] = module or decoder.tensor(name).removesuffix(".weight")
     modules["head"] = tensor_name("head").removesuffix(".weight")
