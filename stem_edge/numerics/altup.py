@@ -79,5 +79,5 @@ def _matched(x: F32, like: F32) -> F32:
 
 
 def _between(config: ModelConfig, end: str) -> list[str]:
-    """Return the names of the matrices of this kind ("altup_in" or "altup_out"), for streams 1, 2..."""
+    """Return the names of the matrices "altup_in" or "altup_out" (`end`), for streams 1, 2..."""
     return [f"streams.{stream}.{end}" for stream in range(1, config.streams)]

@@ -33,7 +33,7 @@ NARROWEST, WIDE_ENOUGH = 0.02, 0.09
 
 
 def check_plot(path: Path) -> None:
-    """Raise InputError if no plot can be written to path, StemEdgeError if matplotlib is missing."""
+    """Raise InputError if no plot can be written to path, StemEdgeError without matplotlib."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: a plot can only be written as one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
