@@ -30,14 +30,14 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
 def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:
-    """Return the graph of a bundle's assistant, over the weights of both."""
+    """Return the assistant's graph, over the weight files of the assistant and of its model."""
     graph, plan = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
     check_weights(bundle, plan)
     return graph_source(bundle, io.ASSISTANT, graph)
 
 
 class OrtDrafter:
-    """Drafts in one context; all but a token's scores stays where the graphs compute."""
+    """Drafts tokens for one context; the assistant's graph reads the context's keys and values in place."""
 
     def __init__(
         self, assistant: Assistant, loaded: Loaded, ropes: RopeArrays, context: OrtContext
@@ -68,7 +68,7 @@ class OrtDrafter:
         self._graph.bind({io.EMBEDDED: embedded} | {n: from_numpy(a) for n, a in outputs.items()})
 
     def draft(self, token_id: int, position: int, count: int) -> list[int]:
-        """Return the most probable tokens after the one at a position, which is not computed yet."""
+        """Return `count` draft tokens to follow `token_id` at `position`; see BackendDrafter."""
         window = self._context.dropped
         self._lengths[""].write([position])
         self._lengths[io.WINDOW].write([position - window])

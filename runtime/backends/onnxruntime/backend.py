@@ -1,7 +1,7 @@
 """The backbone on onnxruntime's CPU.
 
-Hidden states, KV cache, rows and logits lie where the graphs compute, so nothing is copied. A step takes
-ids, slots and lengths, a few bytes a token, and returns the logits of the tokens asked for.
+The graphs read and write hidden states, KV cache, rows and logits in place, so nothing is copied. A step's
+inputs are token ids, slot ids and lengths, a few bytes per token; it returns the requested logits.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class OrtBackend:
-    """The graphs for the CPU, by their names. Raises BackendError, OutOfMemoryError.
+    """The backend on onnxruntime's CPU; see Backend. Raises BackendError, OutOfMemoryError.
 
-    kv: type of keys and values in the graphs. apart: graphs of steps of several tokens. They are opened
-    when one is first needed, and so are those that only prompts need. opened: called once graphs are open.
-    sparing: take little memory for that.
+    graphs: by name. kv: type of keys and values in the graphs. apart: graphs of multi-token steps. These
+    graphs, and graphs for prompts only, are opened at first use. opened: called after graphs were opened.
+    sparing: open graphs with less memory, but more slowly.
     """
 
     assistant: Assistant | None = None  # whose graph is among the others
@@ -86,11 +86,11 @@ class OrtBackend:
 
     @cached_property
     def graphs(self) -> BoundGraphs:
-        """The graphs with the memory of their steps."""
+        """The graphs, and the memory that their steps are bound to."""
         return BoundGraphs(self.loaded)
 
     def open_context(self, length: int) -> OrtContext:
-        """Return an empty context for up to `length` tokens, with all memory that it will need.
+        """Return an empty context for up to `length` tokens, with its address space reserved.
 
         Raises OutOfMemoryError.
         """
@@ -105,7 +105,7 @@ class OrtBackend:
         return OrtPlaces(self.loaded, size, length)
 
     def open_drafter(self, context: OrtContext) -> OrtDrafter | None:
-        """Return what drafts in a context by the model's own assistant, if that is loaded."""
+        """Return a drafter that uses the model's own assistant; None if no assistant is loaded."""
         if self.assistant is None:
             return None
         from stem_edge.runtime.backends.onnxruntime.assistant import OrtDrafter
@@ -146,7 +146,7 @@ class OrtBackend:
 
 
 def only_prompts(graphs: Collection[str]) -> set[str]:
-    """Return the graphs without which tokens can be decoded."""
+    """Return the names of the graphs that only prompts need."""
     if io.STEP in graphs:
         return {io.PREFILL, io.REST, io.HEAD}
     return set() if {io.EARLY, io.LATE}.isdisjoint(graphs) else {io.PREFILL}

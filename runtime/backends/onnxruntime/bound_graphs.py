@@ -1,7 +1,7 @@
 """The graphs of a backbone, and the memory that their steps are bound to.
 
-Hidden states, rows, keys, values and logits lie where the graphs compute. What a step is bound to changes with
-its shape and with its contexts, which is seldom while one decodes.
+The graphs read and write hidden states, rows, keys, values and logits in place. Memory is bound again only
+if a step has another shape or other contexts, which is seldom while decoding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSessio
 
 
 class BoundShape(NamedTuple):
-    """Sequences and tokens that the bound arrays are for."""
+    """Shape of the steps that arrays are bound for, and the kind of graph that runs these steps."""
 
     sequences: int = 0  # with the empty one
     tokens: int = 0  # of each
@@ -34,16 +34,16 @@ class BoundShape(NamedTuple):
 
     @property
     def output(self) -> str:
-        """The graph that gives logits, unless all steps end with the same."""
+        """Name of the graph that computes logits, in backbones that have several such graphs."""
         step = io.apart_step(self.tokens) if self.apart else io.STEP
         return io.HEAD if self.prefill else step
 
 
 class BoundGraphs:
-    """Runs steps of contexts. Raises OutOfMemoryError.
+    """Runs steps of one or several contexts. Raises OutOfMemoryError.
 
-    Kernels compute products of rows two at a time, and some round an unpaired row differently. So a step of
-    one token may have an empty sequence beside it (`padded`), which writes to the place after the last one.
+    Kernels multiply two tokens at a time, and some round an unpaired token differently. So an empty sequence
+    (`padded`) can be added to a step of an odd number of tokens. It writes to the place after the last sequence.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -66,7 +66,7 @@ class BoundGraphs:
         self._begins: Sequence[int] = ()
 
     def lengthen(self, length: int) -> None:
-        """Take memory for the rotations of contexts of this length."""
+        """Allocate RoPE tables for contexts of up to `length` tokens, if they are too short."""
         if length > self.ropes.length:
             self.ropes = RopeArrays(self._loaded.config, length)
             self.bind(self.ropes.values())
@@ -78,7 +78,7 @@ class BoundGraphs:
             graph.bind(values)
 
     def _later(self, name: str) -> bool:
-        """Tell whether there is a graph, which is opened when it is first needed."""
+        """Open a graph at its first use; return True if the backbone has it."""
         if name not in self.graphs and (sessions := self._loaded.later.find(name)):
             for one, session in sessions.items():
                 self.graphs[one] = BoundSession(session)
@@ -88,7 +88,7 @@ class BoundGraphs:
         return name in self.graphs
 
     def _prompts(self) -> bool:
-        """Tell whether there is a graph for prompts; without it, those that decode take them."""
+        """Open the graph for prompts at its first use; False if the decoding graphs must compute prompts."""
         try:
             return self._later(io.PREFILL)
         except BackendError:
@@ -105,11 +105,11 @@ class BoundGraphs:
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step of ids [B, T], with the layers before any row.
+        """Start a step of token ids [B, T]: run the layers that need no row yet.
 
-        positions [B]: of each sequence's first token in the step. dropped [B]: number of tokens of each
-        sequence that have left the windows. padded: add an empty sequence. prefill, apart: by these graphs, if
-        the backbone has them.
+        positions [B]: position of each sequence's first token in the step. dropped [B]: how many tokens of
+        each sequence have left the windows. padded: add an empty sequence. prefill, apart: use the graphs for
+        prompts, or for multi-token steps, if the backbone has them.
         """
         (sequences, count), prefill = token_ids.shape, prefill and self._prompts()
         apart = apart and count > 1 and self._stream is None  # which follows single steps alone
@@ -163,7 +163,7 @@ class BoundGraphs:
             to.first = self._begins[0] + places.start
 
     def allocate(self, shape: BoundShape) -> None:
-        """Bind hidden states for such steps, an array for each graph's output."""
+        """Allocate and bind hidden states for steps of this shape, an array for each graph's output."""
         names = [io.EMBED, *self._layers(shape.prefill)]
         # Allocate all before binding any, so that nothing has changed if memory runs out.
         values = [self._hidden(shape) for _ in names]
@@ -182,7 +182,7 @@ class BoundGraphs:
         self.shape = shape
 
     def _bind_kv(self, kv: KvArrays, first: int) -> None:
-        """Bind the keys and values of the step's contexts, which live at least as long as the step."""
+        """Bind keys and values of the step's contexts. The contexts must live as long as the step."""
         part = (weakref.ref(kv), first, self.shape.sequences)
         values: Mapping[str, ort.OrtValue] | None = None
         for name in self._running:
@@ -234,7 +234,7 @@ class BoundGraphs:
 
 
 class Lengths:
-    """Inputs that say how many rows of the KV cache are filled, this step's included."""
+    """Graph inputs with the number of filled rows in the KV cache, including the step's own tokens."""
 
     def __init__(self, sequences: int) -> None:
         self._seqlens_k, self._total = np.zeros(sequences, np.int32), np.zeros((), np.int32)

@@ -1,8 +1,8 @@
 """The KV cache of a sequence on the CPU: a place in arrays that the graphs read and write.
 
-The system provides pages of memory as they are written, so an array may be as long as the longest text.
-Layers with a window drop older tokens: a step finds the windows of its tokens in the first rows, in the order
-of their positions, and appends its own. Graphs read only how many rows are filled; keys were rotated before.
+The system commits memory as it is written, so an array may be as long as the longest text. Layers with a
+sliding window drop older tokens: the array's first rows hold the window in the order of positions, and a step
+appends its tokens. Keys are rotated (RoPE) before they are stored, so graphs need only the number of rows.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
 
 
 class NoWindow:
-    """The window of a sequence whose layers all keep every token."""
+    """Stands in for KvWindow in models without sliding windows, where every layer keeps all tokens."""
 
     capacity, settled = sys.maxsize, 0
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, to go back to."""
+        """Earliest position that a step can go back to."""
         return 0
 
     @property
     def dropped(self) -> int:
-        """Tokens that have left: the position of the token in the first row."""
+        """Number of dropped tokens, which is the position of the token in the first row."""
         return 0
 
     def follow(self, dropped: int, settled: int) -> None:
-        """Go on where another is."""
+        """Take over the state of another window."""
 
     def together(self, position: int) -> int:
-        """Return how many tokens from a position on fit in."""
+        """Return the largest step at a position."""
         return self.capacity
 
     def make_room(self, position: int, count: int) -> int:
-        """Make room for `count` tokens from a position on; return the position of the first row."""
+        """Make room for `count` tokens from a position on; return the position of the first row's token."""
         return 0
 
 
 class KvArrays:
-    """Arrays [size, heads, rows, width] for sequences of up to `length` tokens.
+    """KV cache arrays [size, heads, rows, width] for `size` sequences of up to `length` tokens.
 
-    There are two for each layer, and one for each convolution. pads: have one more place, for an empty sequence
-    beside an odd number of tokens. Raises OutOfMemoryError.
+    Each layer has two arrays, each convolution has one. pads: allocate one more place, for an empty sequence
+    that makes the number of tokens even. Raises OutOfMemoryError.
     """
 
     def __init__(self, loaded: Loaded, size: int, length: int, *, pads: bool) -> None:
@@ -90,14 +90,14 @@ class KvArrays:
         self._names.append(names)
 
     def part(self, first: int, count: int) -> dict[str, ort.OrtValue]:
-        """Return inputs and outputs of the graphs for some sequences."""
+        """Return the graphs' KV cache inputs and outputs for `count` places from `first` on."""
         found = dict[str, ort.OrtValue]()
         for names, array in zip(self._names, self.arrays, strict=True):
             found |= dict.fromkeys(names, from_numpy(array[first : first + count]))
         return found
 
     def window(self, place: int = 0) -> Window:
-        """Return the window of a sequence without tokens."""
+        """Return the window of a new sequence in a place."""
         short = [array for array in self.arrays if self._is_short(array)]
         if not short:
             return NoWindow()
@@ -108,14 +108,14 @@ class KvArrays:
         return KvWindow([array[place : place + 1] for array in short], self._window)
 
     def nbytes_of(self, tokens: int) -> int:
-        """Return the bytes of keys and values of n tokens of a sequence."""
+        """Return the bytes of keys and values of `tokens` tokens of one sequence."""
         shapes = ((array[0], array.shape[2]) for array in self.arrays)
         return sum(one.nbytes // rows * min(rows, tokens) for one, rows in shapes)
 
     def move(self, place: int, to: Place, tokens: int, dropped: int) -> None:
-        """Move the first tokens of a sequence to another place, and free the memory of all of it here.
+        """Move a sequence's first tokens to another place, and free the memory of the whole sequence here.
 
-        dropped: of these tokens, how many have left the window.
+        dropped: how many of these tokens have left the window.
         """
         for array, other in zip(self.arrays, to.kv.arrays, strict=True):
             rows = max(0, tokens - dropped) if self._is_short(array) else tokens
@@ -127,7 +127,7 @@ class KvArrays:
         return rows < self.length
 
 
-# A step of no more tokens, such as one that verifies drafts, leaves too little memory behind to trim it.
+# Steps of up to this many tokens, such as steps that verify drafts, leave too little memory to trim it.
 FEW_TOKENS = MOST
 
 
@@ -139,7 +139,7 @@ class Place(NamedTuple):
 
 
 class OrtContext:
-    """The KV cache of one sequence, in arrays of its own or in a place beside others."""
+    """The KV cache of one sequence, in its own arrays or in a place of arrays that sequences share."""
 
     def __init__(self, loaded: Loaded, length: int) -> None:
         self.length = length
@@ -166,11 +166,11 @@ class OrtContext:
 
     @property
     def dropped(self) -> int:
-        """Tokens that have left the window."""
+        """Number of tokens that have left the window."""
         return self._window.dropped
 
     def resumes(self, tokens: int) -> Resumes:
-        """Go on by pairs, unless a window drops tokens, or experts, which compute the tokens of a step together, round."""
+        """Return "steps" if a window drops tokens or experts round tokens of a step together, else "pairs"."""
         dropped = self.settled or tokens > self._window.capacity
         return "steps" if dropped or self._rounds_by_step else "pairs"
 
@@ -182,7 +182,7 @@ class OrtContext:
         self.outputs = StepOutputs()
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
-        """Return views [heads, tokens, width]."""
+        """Return views [heads, tokens, width] of the first tokens; see BackendContext."""
         kv, place = self.place
         if self.earliest or any(array.shape[2] < tokens for array in kv.arrays):
             return []
@@ -194,7 +194,7 @@ class OrtContext:
         self.filled = max(self.filled, tokens)
 
     def move(self, to: Place, tokens: int) -> None:
-        """Move the first tokens to another place, and go on from there."""
+        """Move the first tokens to another place, where the sequence continues."""
         window = to.kv.window(to.number)
         window.follow(self._window.dropped, self._window.settled)
         self.place.kv.move(self.place.number, to, tokens, window.dropped)
@@ -204,15 +204,15 @@ class OrtContext:
         return self._window.together(position)
 
     def make_room(self, position: int, count: int) -> int:
-        """Make room for `count` tokens from a position on; return how many have left the window."""
+        """Make room for `count` tokens from a position on; return how many tokens have left the window."""
         dropped = self._window.make_room(position, count)
         self.filled = max(self.filled, position + count)
         return dropped
 
     def state_before(self, position: int) -> F32:
-        """Return the state [dim] of the token before a position, which the last step gave logits of.
+        """Return the hidden state [dim] of the token before a position, for the assistant.
 
-        Raises BackendError for others.
+        Raises BackendError unless the last step gave logits of this token.
         """
         states, first = self.outputs.states, self.outputs.first
         if not 0 <= (place := position - 1 - first) < states.shape[1]:

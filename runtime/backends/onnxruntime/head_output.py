@@ -1,4 +1,4 @@
-"""Logits of the tokens of a step that want any."""
+"""Computes logits, for only those tokens of a step whose logits are requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSessio
 
 @dataclass
 class StepOutputs:
-    """What a step computed of the tokens whose logits were asked for, n of each sequence."""
+    """Results of a step for the tokens whose logits were requested: the last n of each sequence."""
 
     logits: F32 = field(default_factory=lambda: np.empty((0, 0), np.float32))  # [B * n, V]
     # [B, n, width], for an assistant
@@ -25,14 +25,14 @@ class StepOutputs:
 
 
 def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, HeadOutput]:
-    """Return what gives logits, by the name of its last graph: `step`, if there is one, and `head`."""
+    """Return the HeadOutput of each graph that computes logits (`step`, `head`), by the graph's name."""
     return {name: HeadOutput(name, graphs, loaded) for name in (io.STEP, io.HEAD) if name in graphs}
 
 
 class HeadOutput:
-    """Layers for the wanted positions only, and the head.
+    """Runs the last graphs of a step, which compute logits: `rest`, if there is one, and `head`.
 
-    name: `head`, or that of a graph of all layers with the head, such as `step`.
+    name: `head`, or the name of a graph that has all layers and the head, such as `step`.
     """
 
     def __init__(self, name: str, graphs: Mapping[str, BoundSession], loaded: Loaded) -> None:
@@ -45,11 +45,11 @@ class HeadOutput:
         self._logits: weakref.ref[F32] | None = None  # that are bound
 
     def forget(self) -> None:
-        """Bind again before the next run, because the hidden states are other arrays."""
+        """Make the next `bind` bind again, after the hidden states have moved to other arrays."""
         self._places = None
 
     def bind(self, sequences: int, places: range, to: StepOutputs) -> None:
-        """Bind these tokens of a step of each of some sequences, and memory for what they give."""
+        """Bind the inputs for these tokens of each sequence, and the arrays of `to` for the results."""
         if self._places != places:
             self._places, self._logits = None, None  # for the next step, if memory runs out here
             self._bind_places(sequences, places)
@@ -67,7 +67,7 @@ class HeadOutput:
             self._logits = weakref.ref(to.logits)
 
     def run(self) -> None:
-        """Compute what was bound. Raises what onnxruntime raises."""
+        """Run the bound graphs. Raises what onnxruntime raises."""
         if self._rest is not None:
             self._rest.run()
         self._head.run()

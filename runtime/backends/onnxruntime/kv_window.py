@@ -1,4 +1,4 @@
-"""Which rows of the KV cache layers with a window have filled, and the tokens that have left it."""
+"""KV cache of layers with a sliding window: makes room for new tokens by dropping the oldest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Shift(NamedTuple):
 
 
 class KvWindow:
-    """Arrays [1, heads, rows, width] of layers with a window, which is in tokens."""
+    """Window of one sequence. arrays: [1, heads, rows, width], of all layers with it; window: in tokens."""
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
         self._heads, self._window = [head for array in arrays for head in array[0]], window
@@ -30,33 +30,33 @@ class KvWindow:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, beside 0, that still has its window here."""
+        """Earliest position, other than 0, whose whole window is still in the arrays."""
         base = self._shift.base + self._shift.by
         return base + self._window - 1 if base else 0
 
     @property
     def dropped(self) -> int:
-        """Tokens that have left: the position of the token in the first row."""
+        """Number of dropped tokens, which is the position of the token in the first row."""
         self._finish()
         return self._shift.base
 
     def follow(self, dropped: int, settled: int) -> None:
-        """Go on where another is, after its rows were copied here."""
+        """Take over the state of another window, whose rows have been copied here."""
         self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:
-        """Return how many tokens from a position on fit in without dropping any, or once some are dropped."""
+        """Return the largest step at a position that fits without dropping tokens; if none, after dropping."""
         base = self._shift.base + self._shift.by
         if (room := self.capacity - position + base) < 1:
             room = self.capacity - position + self._first(position)
         return room
 
     def make_room(self, position: int, count: int) -> int:
-        """Make room for `count` tokens from a position on; return the position of the first row.
+        """Make room for `count` tokens from a position on; return the position of the first row's token.
 
-        No row that the step at this position sees is lost, so that it can fail and be tried again,
-        also if this itself is interrupted. Raises ValueError for positions from 1 to `earliest`,
-        and for more tokens than there can be room for.
+        It keeps all rows that a step at this position reads, so a step that failed, or an interrupted
+        call of this method, can be repeated. Raises ValueError for positions between 0 and `earliest`,
+        and for more tokens than can fit.
         """
         self._finish()
         if 0 < position < self.earliest:
@@ -73,11 +73,11 @@ class KvWindow:
         return self._shift.base
 
     def _first(self, position: int) -> int:
-        """Return the position of the first row, once a step at this position has dropped tokens."""
+        """Return the position of the first token that is kept if a step at `position` drops tokens."""
         return (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
 
     def _finish(self) -> None:
-        """Move rows to the front, in pieces that can be repeated because they leave their source."""
+        """Move rows to the front, in pieces that do not overwrite their source: each can be repeated."""
         base, by, rows, done = self._shift
         while done < rows:
             stop = min(done + by, rows)

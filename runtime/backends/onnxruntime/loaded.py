@@ -1,6 +1,6 @@
-"""A loaded backbone: its graphs as sessions, and the rotations of RoPE.
+"""A loaded backbone: its graphs as sessions, and its RoPE tables.
 
-Cosines and sines are computed as far as a context has come, and the system provides their pages then.
+RoPE tables are computed, and their memory committed, only as far as contexts have come.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # By the names of the graphs.
 Graphs: TypeAlias = Mapping[str, Path | GraphSource]
 Sessions: TypeAlias = dict[str, ort.InferenceSession]
-# Numbers of rows with which products round a row alike: any, only even ones, or not known. With "even", a
-# step of one token has an empty sequence beside it; unless it is "any", so has a batch of an odd number.
+# Numbers of tokens with which products round a token alike: any, only even numbers, or unknown. With "even",
+# an empty sequence is added to a step of one token; unless it is "any", also to a batch of an odd number.
 Rows: TypeAlias = Literal["any", "even", ""]
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 ROPE_BLOCK = 1024  # positions that are computed at once
@@ -46,7 +46,7 @@ PACKED_NBYTES = 16 << 20  # larger matrices are few
 
 
 class RopeArrays:
-    """Graph inputs with the rotations of positions up to `length`. Raises OutOfMemoryError."""
+    """RoPE tables as graph inputs, for positions below `length`. Raises OutOfMemoryError."""
 
     def __init__(self, config: ModelConfig, length: int) -> None:
         self._config, self.length = config, length
@@ -57,11 +57,11 @@ class RopeArrays:
         }
 
     def values(self) -> Mapping[str, ort.OrtValue]:
-        """Return the inputs, [length, head_width / 2] each."""
+        """Return graph input -> table [length, head_width / 2]."""
         return {name: from_numpy(array) for name, array in self._arrays.items()}
 
     def fill(self, positions: int) -> None:
-        """Compute the rotations of the first positions, as far as that has not been done."""
+        """Compute the tables for the first `positions` positions, as far as they are not computed."""
         while self.filled < min(positions, self.length):
             start, stop = self.filled, min(self.filled + ROPE_BLOCK, self.length)
             for name, table in padded_ropes(self._config, stop, start).items():
@@ -82,13 +82,13 @@ def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[st
 
 
 class NotOpened(RuntimeWarning):
-    """A graph that only saves time cannot be opened."""
+    """Warning: an optional graph, which only saves time, cannot be opened."""
 
 
 class LaterSessions:
-    """Sessions of graphs that only save time, opened when one of a group is first needed.
+    """Sessions of optional graphs, which only save time; each group of graphs is opened at first use.
 
-    groups: graphs that are opened together, by a name for all of them. opener: opens them.
+    groups: group name -> graphs that are opened together. opener: function that opens a group.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class LaterSessions:
         self._open, self._failed = dict[str, Sessions](), dict[str, str]()
 
     def find(self, name: str) -> Sessions:
-        """Return the sessions of a group, none if there is no such group.
+        """Return the sessions of a group; empty if the group does not exist.
 
-        Raises BackendError; opening is tried once, and a failure is warned of then.
+        Opening is tried once. If it fails, this warns once, and raises BackendError at every call.
         """
         if name in self._failed:
             raise BackendError(self._failed[name])
@@ -116,14 +116,14 @@ class LaterSessions:
         return self._open.get(name, {})
 
     def clear(self) -> None:
-        """Release them; none is opened any more."""
+        """Release all sessions, and open none any more."""
         self._groups.clear()
         self._open.clear()
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The sessions of a backbone, and what its steps read."""
+    """The sessions of a loaded backbone, the row cache slots and the settings of its steps."""
 
     config: ModelConfig
     sessions: Sessions
@@ -153,8 +153,8 @@ def open_sessions(
 ) -> Sessions:
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError.
 
-    sparing: take less memory, and a third more time. Each matrix is packed, also to compare it with a prepared
-    one. Usually, the pages of a freed one are kept for the next: 142 MB of a 1B model, 42 if sparing.
+    sparing: take less memory (42 MB in place of 142 MB for a 1B model), and a third more time. onnxruntime packs
+    each matrix, also to compare it with a prepared one. Freed pages are kept for the next matrix unless sparing.
     """
     give_back_freed_blocks(KEPT_NBYTES if sparing else PACKED_NBYTES)
     sessions = Sessions()
@@ -170,7 +170,7 @@ def open_sessions(
 
 
 def empty(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-    """Return zeros in memory that the system provides as it is written. Raises OutOfMemoryError."""
+    """Return an array of zeros, whose memory is committed as it is written. Raises OutOfMemoryError."""
     try:
         return own_pages(shape, np.dtype(dtype).type)
     except (MemoryError, OSError) as error:

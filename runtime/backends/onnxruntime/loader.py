@@ -1,4 +1,4 @@
-"""The loader of the onnxruntime engine on the CPU, and the choice between it and a device's."""
+"""The loader of the onnxruntime engine on the CPU, and the choice between CPU and device loader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOMY = 2.0
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
-    """Return the loader for the CPU, or for a provider, which the CPU stands in for with `device_memory`.
+    """Return a loader for the CPU or for another provider. With `device_memory`, the CPU acts as a device.
 
     Raises InputError, BackendError.
     """
@@ -47,7 +47,7 @@ def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
 
 
 class OrtLoader:
-    """Loads the graphs for the CPU, as they are or prepared; see EngineLoader."""
+    """Loads the graphs for the CPU: the prepared ones if there are any; see EngineLoader."""
 
     name = "cpu"
     _slots: ArraySlots | None = None
@@ -72,14 +72,14 @@ class OrtLoader:
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """Costs that were measured when the backbone was prepared, with as many threads."""
+        """Costs measured when the backbone was prepared; None if not with this number of threads."""
         if self._prepared is None or self._streams:
             return None
         steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
     def prepare(self) -> None:
-        """Prepare a large backbone for this processor, unless that was done before.
+        """Prepare a large backbone for this processor, unless it is prepared already.
 
         Warns if it cannot be prepared.
         """
@@ -164,13 +164,13 @@ class OrtLoader:
 
     @property
     def _assistant(self) -> Assistant | None:
-        """The assistant that is loaded, or as long as it is not known that guesses are exact, may be."""
+        """The assistant to load, or None. Before preparing, it counts unless speculation is off."""
         later = self._to_prepare and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None
 
     def _stream(self, graphs: Sequence[Path]) -> WeightStream | None:
-        """Return what reads a part of the weights anew in each step, where not all fit into memory."""
+        """Return a stream that reads part of the weights anew in each step; None if all weights fit."""
         if available_memory() > ROOMY * self._footprint.step_nbytes:
             return None
         from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream

@@ -39,8 +39,8 @@ def cpu_needs(
 ) -> Needs:
     """Return the needs on the CPU.
 
-    prepared: weights stay in files. prefill: the graph for prompts is opened, too, by the first long one.
-    drafts: so are graphs of steps of several tokens, once one pays.
+    prepared: weights stay in files. prefill: include the graph for prompts, which the first long prompt opens.
+    drafts: include graphs of multi-token steps, which are opened when they first pay.
     """
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
     weights = UNPREPARED_FIXED_NBYTES + data
@@ -67,7 +67,7 @@ def cpu_needs(
 
 
 def apart_nbytes(model: ModelConfig) -> int:
-    """Return the bytes of the graphs of steps of several tokens, beside the weights."""
+    """Return the bytes of the graphs of multi-token steps, without their weights."""
     layer, token = APART_LAYER_NBYTES, APART_TOKEN_NBYTES
     if model.ranges:
         layer, token = RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES
@@ -75,7 +75,7 @@ def apart_nbytes(model: ModelConfig) -> int:
 
 
 def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
-    """Return bytes of activations of any chunk: RoPE tables, and logits of a position twice."""
+    """Return the bytes of activations that do not depend on the chunk: RoPE tables, two logit vectors."""
     config = footprint.model
     turning = {layer.rope: head_width(layer) for layer in config.layers}
     values = context * sum(turning.values()) + 2 * config.vocab_size
@@ -83,9 +83,9 @@ def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
 
 
 def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> int:
-    """Return bytes of activations for each token of a chunk. scored: keys with scores at once.
+    """Return bytes of activations per token of a chunk. scored: keys whose scores are in memory at once.
 
-    Layers that borrow K and V count with the logits, because they run for the same positions.
+    Layers that borrow K and V are not included: they run for tokens with logits only (logits_nbytes).
     """
     config = footprint.model
     # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,
@@ -103,9 +103,9 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
-    """Return values of a token, in some layers: the greatest of each array.
+    """Return the number of activation values per token: each array in the largest size of these layers.
 
-    They are hidden states and their norms; q, k and v; gate, row, their product, its codes; scores.
+    Arrays: hidden states, their norms; q, k and v; gate, row, their product, its codes; attention scores.
     """
     layers = [config.layer(number) for number in numbers]
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)
@@ -125,7 +125,7 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:
-    """Return the values of quantized experts, which each thread dequantizes while it runs one."""
+    """Return the number of values that threads hold while each dequantizes one expert."""
     tables = footprint.tables
     if tables is None or not footprint.model.n_experts or not tables.quantized:
         return 0

@@ -14,14 +14,14 @@ PLACEHOLDERS_NBYTES = 32 << 20  # of their records; needed because an expert has
 
 
 def placeholders(layout: RecordLayout) -> int:
-    """Most slots that placeholder_rows fills: few, and one if records are large."""
+    """Return the most slots that placeholder_rows fills: few, and only one if records are large."""
     return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
 
 
 def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
-    """Slots for tokens with made-up rows, to try or measure a backbone without tables.
+    """Fill some slots with random rows, and return a slot id for each token, int32 [tokens].
 
-    Fills some slots with values about as large as the results of the products that rows replace.
+    The values are about as large as the results of the matrix products that rows replace.
     """
     if slots is None:
         return np.zeros(tokens, np.int32)

@@ -1,6 +1,6 @@
-"""Places of arrays in which contexts lie side by side, so that a step of several binds a part of them.
+"""Shared KV cache arrays in which contexts lie side by side, so that one step can decode all of them.
 
-Nothing is copied in a step, and matrices are read once for all of its sequences.
+A step binds a part of the arrays and copies nothing. It reads each matrix once for all its sequences.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 
 
 class OrtPlaces(BackendPlaces):
-    """Places for `size` contexts of up to `length` tokens; memory is taken as they fill.
+    """Places for `size` contexts of up to `length` tokens; memory is committed as contexts fill.
 
     Raises OutOfMemoryError.
     """

@@ -1,8 +1,8 @@
-"""The backbone on an execution provider's device: weights, hidden states, keys and values lie there.
+"""The backbone on an execution provider's device, in whose memory weights, hidden states and KV cache lie.
 
-A step brings ids, places, masks, rotations and its tokens' rows to the device, and the logits asked for to
-the host. The row cache stays on the host, because the rows of a token are far smaller than its weights.
-Graphs see the first part of the KV cache, in steps of KV_STEP lines: some providers compile a graph again for
+A step copies ids, positions, masks, RoPE tables and its tokens' rows to the device, and requested logits to
+the host. The row cache stays on the host, because a token's rows are far smaller than the weights. Graphs
+see the filled part of the KV cache, rounded up to KV_STEP tokens: some providers compile a graph again for
 each new shape.
 """
 
@@ -36,7 +36,7 @@ KV_STEP = 256
 
 
 class DeviceBackend:
-    """Sessions over the standard graphs, by their names."""
+    """The backend on a device; see Backend. sessions: of the graphs in standard operators, by name."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DeviceBackend:
         self.slots: Arrays = {} if slots is None else slots.inputs()
 
     def open_context(self, length: int) -> DeviceContext:
-        """Return an empty context, whose memory is taken at once. Raises OutOfMemoryError."""
+        """Return an empty context; all of its memory is allocated now. Raises OutOfMemoryError."""
         self.memory.collect()
         return DeviceContext(self, length)
 
@@ -89,7 +89,7 @@ class DeviceBackend:
 class DeviceContext:
     """KV cache and hidden states of one generation.
 
-    After it is dropped, the next call to the backend frees its memory.
+    When it is garbage-collected, its memory is freed by the next call to the backend.
     """
 
     earliest = settled = 0
@@ -123,7 +123,7 @@ class DeviceContext:
         return ""  # the shapes of a step follow from those before
 
     def rest(self) -> None:
-        """Do nothing: logits are the caller's."""
+        """Do nothing: the caller owns the logits."""
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         return []
@@ -135,7 +135,7 @@ class DeviceContext:
         return self.length - position
 
     def begin(self, token_ids: I64, position: int) -> None:
-        """Start a step of ids [T]."""
+        """Start a step of token ids [T]."""
         count = len(token_ids)
         self._memory.collect()
         if self._unsure:
@@ -171,12 +171,12 @@ class DeviceContext:
         return result
 
     def _rows(self, slot_ids: I32) -> Arrays:
-        """Return the rows in these slots, as slots of their own."""
+        """Return graph inputs with a copy of the rows in these slots, and their new slot ids."""
         found = {name: slots[slot_ids] for name, slots in self._slots.items()}
         return found | {io.SLOT_IDS: np.arange(len(slot_ids))[None]}
 
     def _rest(self, rows: Arrays, wanted: npt.NDArray[np.int64]) -> None:
-        """Compute the layers that borrow keys and values, for the wanted tokens of the step."""
+        """Run the layers that borrow keys and values, for the step's tokens at the indices `wanted`."""
         hidden = self._hidden(len(wanted))
         given = self._seen(self._position + int(wanted[0]), len(wanted))
         self._graphs[io.REST].feed({**rows, io.WANTED: wanted, **given})
@@ -195,14 +195,14 @@ class DeviceContext:
             graph.bind(values)
 
     def _clear(self, position: int) -> None:
-        """Clear lines of the KV cache, because a mask does not help against NaN: 0 * NaN is NaN."""
+        """Set the KV cache to 0 from a position on: a mask cannot hide NaN, because 0 * NaN is NaN."""
         for array in self._kv.values():
             lines = array.read()
             lines[position:] = 0
             array.write(lines)
 
     def _fit(self, total: int, tokens: int) -> None:
-        """Bind as much of the KV cache, and hidden states of as many tokens, as a step needs."""
+        """Bind the part of the KV cache that a step needs, and hidden states for its tokens."""
         if total > self._capacity:
             wanted = max(2 * self._capacity, -(-total // KV_STEP) * KV_STEP)
             capacity, self._capacity = min(self.length, wanted), 0
@@ -231,7 +231,7 @@ class DeviceContext:
         return self._memory.empty(shape, what).beginning(1)
 
     def _seen(self, position: int, count: int) -> Arrays:
-        """Return the RoPE tables and the masks, one for each window, of tokens at some positions."""
+        """Return the RoPE tables, and a mask for each window, for `count` tokens from a position on."""
         step, lines = np.arange(position, position + count), np.arange(self._capacity)
         ago = step[:, None] - lines
         found = dict[str, npt.NDArray[Any]](padded_ropes(self._config, position + count, position))

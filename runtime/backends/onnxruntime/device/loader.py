@@ -19,9 +19,9 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class DeviceLoader:
-    """Loads the standard graphs on a provider; see EngineLoader.
+    """Loads graphs in standard operators on a provider; see EngineLoader.
 
-    Raises InputError for options that only the CPU has, BackendError for a model without such graphs.
+    Raises InputError for options that only the CPU has, BackendError if only the CPU can run the model.
     """
 
     step_costs = None
@@ -44,7 +44,7 @@ class DeviceLoader:
         self._limit, self._memory = options.device_nbytes, DeviceMemory(provider)
 
     def prepare(self) -> None:
-        """Do nothing, because providers pack weights in their own memory."""
+        """Do nothing: providers prepare weights themselves at each load."""
 
     def needs(self, context: int) -> Needs:
         footprint, limit = footprint_of(self._bundle.manifest), self._limit

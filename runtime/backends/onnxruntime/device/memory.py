@@ -40,14 +40,14 @@ class DeviceArray:
             self._place.write(self._store, np.asarray(array, order="C"))
 
     def read(self) -> F32:
-        """Return a copy on the host."""
+        """Return a copy of the tensor in host memory."""
         array = np.empty(self.shape, np.float32)
         with onnxruntime_errors("copying from the device"):
             self._place.read(self._store, array)
         return array
 
     def beginning(self, count: int) -> ort.OrtValue:
-        """Return a view of the first `count` along the first axis."""
+        """Return a view of the tensor's first `count` entries along the first axis."""
         value = self._place.value(self._store, (count, *self.shape[1:]))
         value.owner = self  # needed because views do not keep a device's memory alive
         return value
@@ -56,10 +56,10 @@ class DeviceArray:
 class DeviceMemory:
     """Memory of a provider's device. Not thread-safe: only an engine's thread may use it.
 
-    limit: bytes that arrays may take in all; None without a limit.
+    limit: most bytes of all arrays together; None without a limit.
 
-    An owner of device memory may be dropped by any thread, while the engine's thread runs a step. A
-    provider need not tolerate that, so the owner calls `retire`; the engine's next call frees it.
+    Any thread may garbage-collect an owner of device memory while the engine's thread runs a step. Not every
+    provider tolerates that, so the owner calls `retire`, and the engine's next call frees the memory.
     """
 
     def __init__(self, provider: Provider, limit: int | None = None) -> None:
@@ -70,20 +70,20 @@ class DeviceMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that arrays take now, with retired ones."""
+        """Bytes that all arrays take now, including retired arrays that are not freed yet."""
         return sum(array.nbytes for array in self._arrays)
 
     def retire(self, owner: object) -> None:
-        """Keep an owner until the engine's next call; safe in any thread."""
+        """Keep an object with device memory alive until the engine's next call. Thread-safe."""
         self._retired.append(owner)
 
     def collect(self) -> None:
-        """Free retired owners."""
+        """Free the memory of all retired objects."""
         while self._retired:
             self._retired.pop()
 
     def empty(self, shape: Shape, what: str) -> DeviceArray:
-        """Allocate an uninitialized array for `what`. Raises OutOfMemoryError, DeviceLostError."""
+        """Allocate an uninitialized array; `what` names it in errors (OutOfMemoryError, DeviceLostError)."""
         self.collect()
         wanted = _nbytes(shape)
         if self.limit is not None and self.nbytes + wanted > self.limit:
@@ -124,12 +124,12 @@ class Host:
         array[...] = store
 
     def value(self, store: Any, shape: Shape) -> ort.OrtValue:
-        """Return a view of the first values of a store."""
+        """Return a view of the beginning of allocated memory, in this shape."""
         return ort.OrtValue.ortvalue_from_numpy(store[: shape[0]])
 
 
 class Cuda(Host):
-    """Memory that onnxruntime itself knows by the name cuda."""
+    """Memory of a CUDA device, which onnxruntime allocates without a plug-in."""
 
     device_id = 0
 
@@ -150,7 +150,7 @@ class Cuda(Host):
         array[...] = store.numpy()
 
     def value(self, store: ort.OrtValue, shape: Shape) -> ort.OrtValue:
-        """Return a view: a bound output can be fetched without a run."""
+        """Return a view, by binding the memory as a session's output and fetching it without a run."""
         binding = self._viewer.io_binding()
         binding.bind_output(
             "y", store.device_name(), self.device_id, np.float32, list(shape), store.data_ptr()
@@ -160,16 +160,16 @@ class Cuda(Host):
 
 
 class Plugged(Cuda):
-    """Memory of a plug-in provider, which describes it through its OrtEpDevice."""
+    """Memory of a plug-in provider's device. memory_info: from the provider's OrtEpDevice."""
 
     def __init__(self, memory_info: Any) -> None:
         super().__init__()
         self._info, self.device_id = memory_info, memory_info.device_id
 
     def allocate(self, shape: Shape) -> ort.OrtValue:
-        """Allocate an array. Raises MemoryError if what is written to its start does not read back.
+        """Allocate an array. Raises MemoryError if a value written to it cannot be read back.
 
-        A provider that is out of memory may raise nothing and return memory that cannot be written.
+        Without memory, a provider may raise nothing and return an array that cannot be written.
         """
         store = ort.OrtValue.ortvalue_from_shape_and_type(
             list(shape), np.float32, memory_info=self._info

@@ -27,10 +27,10 @@ ROW_ARRAYS = 4  # a row on its way from codes to values
 def device_needs(
     footprint: Footprint, context: int, provider: str, *, limit: int | None, shared: bool
 ) -> Needs:
-    """Return the needs with everything on a device. limit: bytes it may take, None if unknown.
+    """Return the memory needs with the backbone on a device. limit: bytes it may take, None if unknown.
 
-    Included are the keys and values of a layer, joined and turned, and a matrix in floats, twice, because
-    providers may dequantize it to multiply.
+    They include copies of one layer's keys and values, and twice the largest matrix as float32, because
+    providers may dequantize a matrix before they multiply.
     """
     footprint = footprint.without_windows().with_kv("fp32")
     config, tables = footprint.model, footprint.tables
@@ -55,12 +55,12 @@ def device_needs(
 
 
 def device_weights_nbytes(footprint: Footprint) -> int:
-    """Return the bytes of weights on a device, which keeps their codes."""
+    """Return the bytes of the weights, quantized, on a device."""
     return DEVICE_FIXED_NBYTES + footprint.backbone_nbytes
 
 
 def _largest_product(config: ModelConfig) -> int:
-    """Return the values of the largest matrix that is multiplied at once."""
+    """Return the number of values in the largest matrix that is multiplied at once."""
     wide = [one.d_ff for one in config.layers]
     wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
     if config.ngram_order:

@@ -1,4 +1,4 @@
-"""Prepared backbones: matrices packed once for this processor into files that are then mapped.
+"""Prepared backbones: matrices are packed once for this processor, into files that loads then map.
 
 Each load asks this module whether a backbone may be prepared, so it imports little.
 """
@@ -16,11 +16,11 @@ FOLDER = "prepared"  # in the user's cache folder
 
 
 def is_large(manifest: Manifest) -> bool:
-    """True if the first load prepares this backbone."""
+    """Return True if this backbone is so large that the first load prepares it."""
     names = [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
     return sum(manifest.files[name].nbytes for name in names) > LEAST_PREPARED
 
 
 def may_be_prepared(manifest: Manifest, cache_dir: str | Path | None) -> bool:
-    """False if this backbone cannot have a prepared form, so that a load need not look for it."""
+    """Return False if there cannot be a prepared form of this backbone, so a load need not look for it."""
     return is_large(manifest) or (cache_folder(cache_dir) / FOLDER).is_dir()

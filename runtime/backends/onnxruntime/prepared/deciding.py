@@ -1,4 +1,4 @@
-"""Whether a large backbone is prepared, and what that takes: for loads of such backbones alone."""
+"""Decides if a load prepares a large backbone, and estimates the disk, memory and time for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that ar
 
 
 class Preparing(NamedTuple):
-    """What a first load takes once, in a separate process, to prepare a backbone."""
+    """Disk, memory and time for preparing a backbone in a separate process, once, at the first load."""
 
     disk: int  # bytes, which stay in the cache folder
     memory: int  # bytes
@@ -32,7 +32,7 @@ class Preparing(NamedTuple):
 
 
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
-    """Return what preparing takes: a group of matrices, packed, then steps that are measured."""
+    """Estimate what preparing takes: first for packing groups of matrices, then for measuring steps."""
     model, group = footprint.model, PACKED_AT_ONCE
     if footprint.backbone.weights == "fp32":  # whose head is packed whole
         group = max(2 * group, FLOAT * model.vocab_size * model.dim)
@@ -51,7 +51,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
 
 
 def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
-    """Return why preparing exceeds the memory, with the process that prepares; empty if it does not."""
+    """Return an error message if this process and the one that prepares exceed the memory, else ""."""
     own, free = own_memory(), available_memory()
     memory, needed = options.memory, preparing_needs(footprint, options.cpus).memory
     allowed = own + free if memory is None else min(parse_size(memory), own + free)

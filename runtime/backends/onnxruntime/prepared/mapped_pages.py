@@ -1,4 +1,4 @@
-"""Pages of mapped files in the memory of this process, which only Linux tells, and packed matrices in them."""
+"""Pages of mapped files in this process's memory (Linux only), and places of packed matrices in files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACE = re.compile(rb"\|(\d+);(\d+);\d+")  # of a packed piece, in a graph: offs
 
 
 class MappedPart(NamedTuple):
-    """A part of a file in the address space."""
+    """A part of a file that is mapped into the address space."""
 
     file: str
     start: int  # address
@@ -41,7 +41,7 @@ def mappings() -> Iterator[MappedPart]:
 
 
 def is_written(pagemap: int, start: int, stop: int) -> bool:
-    """True if a page of a mapped file was written to. Dropping such a page would lose what was written.
+    """Return True if a page between two addresses was written to. Dropping it would lose its changes.
 
     pagemap: descriptor of PAGEMAP. Raises OSError.
     """
@@ -53,9 +53,9 @@ def is_written(pagemap: int, start: int, stop: int) -> bool:
 
 
 def give_back_mapped(files: Mapping[Path, int]) -> None:
-    """Give back the mapped pages of each file, up to an offset, unless they were written to.
+    """Drop mapped pages of some files from memory, unless they were written to. files: path -> end offset.
 
-    A page that is used again comes back.
+    A page that is used again is read again.
     """
     if sys.platform != "linux":
         return
@@ -69,5 +69,5 @@ def give_back_mapped(files: Mapping[Path, int]) -> None:
 
 
 def packed_places(graph: Path) -> list[tuple[int, int]]:
-    """Return offset and bytes of each packed piece of a prepared graph, in the order of use. Raises OSError."""
+    """Return offset and size in bytes of a prepared graph's packed pieces, in order of use. Raises OSError."""
     return [(int(one[1]), int(one[2])) for one in PLACE.finditer(graph.read_bytes())]

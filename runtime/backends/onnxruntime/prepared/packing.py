@@ -1,15 +1,15 @@
-"""Packs the matrices of a graph, a few at a time, so that little memory is taken.
+"""Packs the matrices of a graph, a few at a time, to need little memory.
 
-onnxruntime packs all matrices of a graph when it loads it, and can save what it packed, but holds all of
-them in memory meanwhile. So groups of matrices are loaded and saved as graphs of their own, and their packed
-forms are put together in the weight file of the whole graph.
+When onnxruntime loads a graph, it packs all of its matrices, and it can save them packed. But it holds all
+matrices in memory meanwhile. So groups of matrices are loaded and saved as small graphs, and their packed
+forms are copied into the weight file of the whole graph.
 
-When it loads a prepared graph, onnxruntime packs each plain matrix again, and maps the packed form from the file
-only if it is the same. So plain matrices are copied, though the bundle has them. They are read only then, and lie
-apart from packed ones: where memory is short, the system drops pages and reads them again with their neighbours.
+When onnxruntime loads a prepared graph, it packs each plain matrix again, and maps the packed form from the
+file only if both are the same. So the file has plain matrices, too, as copies of the bundle's. They come before
+the packed ones, because the system reads pages with their neighbours, and plain matrices are read only once.
 
-Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices in memory when it loads a
-graph (providers/session.py). So they are written as u8 there.
+On processors where sums of u8 * s8 products saturate, onnxruntime converts s8 matrices to u8 in memory at
+each load (providers/session.py). So these matrices are written as u8.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ NAME, KEY, VALUE = 8, 1, b"\x12"  # fields in onnx.proto, and the tag of one
 
 
 class Packer:
-    """Writes graphs over packed weights to a folder; all graphs of a bundle share their weights."""
+    """Writes prepared graphs and packed weights to a folder; all graphs of a bundle share weights."""
 
     def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
-        """Write a graph, and the weights that no graph before it had, to name and name.data.
+        """Write a graph to the file `name`, and weights that no earlier graph had to `name`.data.
 
         Raises OSError, and what `open_session` raises.
         """
@@ -89,7 +89,7 @@ class Packer:
                 raise damaged(path, f"ends before byte {end:,}")
 
     def _pack_group(self, graph: Graph, plan: WeightPlan) -> None:
-        """Append the packed forms of a graph of products."""
+        """Pack the matrices of a small graph, and append their packed forms to the weight file."""
         source = GraphSource("product", encode(self._over_packed(graph)), self.folder)
         stepped = bool(self._bundle.manifest.model.ranges)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
@@ -105,7 +105,7 @@ class Packer:
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
 
     def _over_packed(self, graph: Graph) -> Graph:
-        """Return a graph over the weights in the folder, which are in the order of use."""
+        """Return the graph with its tensors replaced by those in the folder, in the order of use."""
         names = dict.fromkeys(name for node in graph.nodes for name in node.inputs)
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
@@ -115,9 +115,9 @@ class Packer:
 
 
 def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
-    """Return tensor -> text that says where its packed form is, in a graph that onnxruntime saved.
+    """Return tensor name -> location text of its packed form, from a graph that onnxruntime saved.
 
-    In a tensor (onnx.proto), external_data comes after the name. Raises ValueError.
+    The search relies on onnx.proto: a tensor's external_data follows its name. Raises ValueError.
     """
     heads = {name: with_length(NAME, name.encode()) for name in names}
     starts = sorted((at, name) for name, head in heads.items() if (at := saved.find(head)) >= 0)
@@ -134,7 +134,7 @@ def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
 
 
 def _packing(graph: Graph, fresh: Collection[str]) -> list[Node]:
-    """Return one node for each matrix that is to be packed."""
+    """Return, for each matrix among `fresh` that onnxruntime packs, one node that uses it."""
     nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
     return [node for name, node in nodes.items() if name in fresh]
 
@@ -153,7 +153,7 @@ def _groups(nodes: Sequence[Node], tensors: dict[str, Tensor]) -> Iterator[list[
 
 
 def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
-    """Return a graph of some products of a graph, each with activations of its own as an input."""
+    """Return a graph of these product nodes alone; the activations of each node become an input."""
     names = {name for node in nodes for name in node.inputs}
     made = Graph(tensors={n: t for n, t in graph.tensors.items() if n in names})
     for number, node in enumerate(nodes):
@@ -168,12 +168,12 @@ def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 def _widened(node: Node) -> Node:
-    """Return a product with a matrix that has the activations' zero point, 128."""
+    """Return a product node whose matrix has the same zero point as the activations, 128."""
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 
 def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
-    """Append the bytes of a packed form; return the text that says where they are."""
+    """Append the bytes of a packed form to a file; return their new location text."""
     key, *places = form.split("|")
     texts = [key]
     for offset, nbytes, checksum in (map(int, place.split(";")) for place in places):
@@ -191,7 +191,7 @@ def _place(plan: WeightPlan, nbytes: int) -> int:
 def _copy(
     source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int, *, flip: bool = False
 ) -> bool:
-    """Copy bytes; return whether all of them were there. flip: make u8 around 128 of s8."""
+    """Copy bytes; return False if the source ended early. flip: convert s8 to u8 (+ 128)."""
     source.seek(start)
     target.seek(to)
     for at in range(0, nbytes, PIECE_NBYTES):

@@ -1,7 +1,7 @@
 """Worker process that prepares a backbone.
 
-Not a command for users: `stem-edge prepare` and the first load start it (preparing.py). It ends when its
-stdin does, because then the process that waits for it was killed.
+Not a command for users: `stem-edge prepare` and the first load start it (preparing.py). It exits when its
+stdin is closed, because then the process that waits for it was killed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LAYER_NBYTES = 4 << 20
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Fill the folder, the record last. Raises StemEdgeError, OSError."""
+    """Write a prepared backbone to the folder, its record last. Raises StemEdgeError, OSError."""
     give_back_freed_blocks()  # packing frees a matrix of up to 32 MB after another
     packer = Packer(bundle, folder, threads)
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
@@ -82,7 +82,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
-    """Return the record with measurements of steps, over placeholders for rows, if the context is long enough."""
+    """Return the record with measured step costs, if the context is long enough; rows are made up."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
     length = min(MEASURED_TOKENS, config.max_context)
     if length <= MOST:
@@ -114,9 +114,9 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
 
 
 def _pays_for_even_rows(bundle: Bundle) -> bool:
-    """True if two rows take little longer than one, in backbones with 4-bit products, which alone need even rows.
+    """True if a step of two tokens takes little longer than one, where 4-bit products need even numbers.
 
-    Products of 2 bits take longer: a step of Gemma 4 E2B's form for phones 7 to 21 %. Its assistant makes up for that.
+    2-bit products take longer: 7 to 21 % in Gemma 4 E2B's form for phones, where the assistant makes up for it.
     """
     manifest, layers = bundle.manifest, bundle.manifest.model.n_layers
     if (format := manifest.backbone) is None or not format.has("int4"):

@@ -1,8 +1,8 @@
-"""The prepared backbone: graphs with weights packed once for this processor, and then mapped.
+"""The prepared backbone in the cache folder: graphs whose weights are packed for this processor.
 
-On loading, onnxruntime packs matrices into anonymous memory, which the system cannot reclaim. But it can
-save what it packed and map it from there, so that a loaded model's weights are pages of a file. A child
-process packs (prepack_worker.py), because native code keeps some of its memory.
+Without it, each load packs matrices into anonymous memory, which the system cannot reclaim. A prepared
+backbone is mapped, so a loaded model's weights are pages of a file. A child process packs
+(prepack_worker.py), because native code keeps some of its memory.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class Prepacked(NamedTuple):
     def graph_sources(
         self, bundle: Bundle, *, prefill: bool, kv: KvType
     ) -> Mapping[str, Path | GraphSource]:
-        """Return the source of each graph by name: its prepared file, and the embedding over the bundle."""
+        """Return graph name -> prepared file; the embedding's graph reads the bundle's weights."""
         names = [Path(name).stem for name in self.record.files if name.endswith(".onnx")]
         unused = {EMBED, *map(apart_step, SIZES), *(() if prefill else only_prompts(names))}
         there = {name: self._file(name) for name in names if name not in unused}
         return {EMBED: self._embedding(bundle, kv), **there}
 
     def _embedding(self, bundle: Bundle, kv: KvType) -> GraphSource:
-        """Return the embedding's graph: as it was kept, because building it takes a tenth of a second."""
+        """Return the embedding's graph: the saved one, because building it takes a tenth of a second."""
         if self.record.bundle != str(bundle.path.resolve()):
             from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 
@@ -91,12 +91,12 @@ class Prepacked(NamedTuple):
 
     @property
     def apart_steps(self) -> dict[str, Path]:
-        """Graphs by name of steps in which each token has the bits of a step of its own."""
+        """Multi-token graphs that compute the bits of single-token steps: name -> prepared file."""
         names = map(apart_step, SIZES)
         return {name: self._file(name) for name in names if f"{name}.onnx" in self.record.files}
 
     def give_back_read_pages(self) -> None:
-        """Give back pages of plain matrices once sessions are open: they were read for the last time."""
+        """Drop the pages of plain matrices from memory: once sessions are open, nothing reads them."""
         ends = dict[Path, int]()
         for name in self.record.files:
             graph = self.folder.resolve() / name
@@ -109,9 +109,9 @@ class Prepacked(NamedTuple):
 
 
 def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> Prepacked | None:
-    """Return the prepared backbone of a bundle on this machine, if there is one.
+    """Return the prepared backbone of a bundle on this machine; None if there is none.
 
-    kv: type of keys and values, which is part of the graphs.
+    kv: type of keys and values, which the prepared graphs depend on.
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     record = read_prepared(folder)
@@ -119,14 +119,14 @@ def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> P
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) -> Path:
-    """Return the folder for the prepared backbone of this bundle, processor and onnxruntime."""
+    """Return the folder of the prepared backbone for this bundle, processor and onnxruntime version."""
     manifest = encode_manifest(bundle.manifest)  # with the checksums of the weights
     return root / FOLDER / digest(FORMAT, _builders(), onnxruntime, cpu_digest(), manifest, kv)
 
 
 @cache
 def _builders() -> str:
-    """Return a digest of the code that builds graphs, so that a change of it is noticed."""
+    """Return version and digest of the code that builds graphs; if it changes, backbones are prepared anew."""
     folder = Path(package).parent
     files = sorted(file for pattern in BUILDERS for file in folder.glob(pattern))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
@@ -134,7 +134,7 @@ def _builders() -> str:
 
 
 def read_prepared(folder: Path) -> PreparedRecord | None:
-    """Return the record of a prepared backbone; None if missing, damaged or of another format."""
+    """Return a prepared backbone's record; None if it is missing, damaged or of another format."""
     try:
         data = disk.read_file(folder / RECORD, MAX_NBYTES)
         record = msgspec.json.decode(data, type=PreparedRecord)
@@ -155,11 +155,11 @@ def read_prepared(folder: Path) -> PreparedRecord | None:
 
 
 def marks(path: Path) -> tuple[int, int]:
-    """Return size and mtime (ns) of a file. Raises OSError."""
+    """Return size and mtime (ns) of a file, to notice if it changes. Raises OSError."""
     status = path.lstat()
     return status.st_size, status.st_mtime_ns
 
 
 def prepared_file(graph: str) -> str:
-    """Return the name of a prepared graph's file."""
+    """Return the file name of a prepared graph."""
     return f"{graph}.onnx"

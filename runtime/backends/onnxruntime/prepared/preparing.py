@@ -1,4 +1,4 @@
-"""Preparing a backbone in a child process, at its first load or by command."""
+"""Prepares a backbone in a child process, at its first load or by `stem-edge prepare`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEMPORARY = ".making-"  # begins the name of a folder that is being filled, or w
 
 
 class NotPrepared(RuntimeWarning):
-    """The backbone could not be prepared, so loading takes longer and more memory."""
+    """Warning: the backbone could not be prepared, so loading takes longer and more memory."""
 
 
 def warn(why: str) -> None:
@@ -42,7 +42,7 @@ def warn(why: str) -> None:
 
 
 def make_or_warn(bundle: Bundle, options: LoadOptions, kv: KvType) -> Prepacked | None:
-    """Prepare a backbone; None, with a warning, if that is impossible."""
+    """Prepare a backbone; if that is impossible, warn and return None."""
     try:
         return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
     except BackendError as error:
@@ -57,7 +57,7 @@ def make(
     progress: bool | None = None,
     kv: KvType = "fp32",
 ) -> Prepacked:
-    """Prepare a backbone, unless another process does so meanwhile.
+    """Prepare a backbone, or wait for another process that prepares it.
 
     Raises BackendError, for example if the disk is too small.
     """
@@ -90,7 +90,7 @@ def make(
 
 
 def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Put a whole prepared backbone into the folder, whose lock is held. Raises BackendError, OSError."""
+    """Fill the folder in a child process. The caller holds its lock. Raises BackendError, OSError."""
     made = folder.with_name(TEMPORARY + folder.name)
     for path in (folder, made):
         remove(path)  # damaged, or left by a process that was killed
@@ -103,7 +103,7 @@ def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Fill the folder in a child process. Raises BackendError."""
+    """Run the child process that fills the folder, until it ends. Raises BackendError."""
     arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
     arguments += [] if bundle.tables is None else [bundle.tables]
     command = module_command(WORKER, *arguments)

@@ -1,9 +1,9 @@
-"""Streaming of weights that exceed the memory: some matrices are read anew in each step, and dropped again.
+"""Streams weights that exceed the memory: each step reads some matrices from flash and drops them again.
 
-A step reads all weights in the same order. If they are only slightly larger than the memory, the system
-reads nearly all of them in each step: the next page is always the one that it dropped last. So a share of
-the matrices, spread evenly over the step, is in memory only around its use: a thread drops each matrix
-after its use and asks for the next one, while the step computes. All other matrices stay.
+Every step reads all weights in the same order. If they are only slightly larger than the memory, the system
+reads nearly all of them in each step: the next page is always the one that it has just dropped. So only some
+matrices, spread evenly over the step, are streamed: a thread drops each of them after its use and reads the
+next one ahead, while the step computes. All other matrices stay in memory.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Span(NamedTuple):
 
 
 class WeightStream:
-    """Keeps some matrices in memory only around their use, as many as free memory asks for.
+    """Thread that keeps some matrices in memory only around their use; free memory decides how many.
 
-    spans: all that a step reads, in the order of use. files: descriptors, closed at the end.
-    Raises OSError where the system does not say what a process has touched.
+    spans: all matrices that a step reads, in the order of use. files: descriptors, closed at the end.
+    Raises OSError if the system does not report which pages a process has touched.
     """
 
     def __init__(self, spans: Sequence[Span], files: ExitStack) -> None:
@@ -71,7 +71,7 @@ class WeightStream:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Follow a step, and rest until the next; matrices at its beginning are asked for."""
+        """Context manager: the thread follows the step that runs inside, then waits for the next one."""
         try:
             self._in_step.set()
             yield
@@ -79,11 +79,11 @@ class WeightStream:
             self._in_step.clear()
 
     def close_with(self, owner: object) -> None:
-        """Close this when what keeps the files mapped is dropped, if nobody has closed it before."""
+        """Close the stream when `owner`, which keeps the files mapped, is garbage-collected."""
         weakref.finalize(owner, self.close).atexit = False
 
     def close(self) -> None:
-        """End the thread; must come before the files are unmapped."""
+        """End the thread. Must be called before the files are unmapped."""
         self._closing.set()
         self._in_step.set()
         self._thread.join()
@@ -101,7 +101,7 @@ class WeightStream:
                     self._closing.wait(POLL_SECONDS if self.chosen else LOOK_SECONDS)
 
     def _look(self) -> None:
-        """Choose matrices by the memory that is free now, pages of files included."""
+        """Choose the streamed matrices anew if free memory (file pages count as free) has changed."""
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
@@ -116,16 +116,16 @@ class WeightStream:
             self._settle()
 
     def _forget(self) -> None:
-        """Drop what loading has read of the files, and matrices that stayed so far."""
+        """Drop all pages of the chosen matrices from memory, after loading or a new choice."""
         for span in self.chosen:
             self._give_back(span)
         for file in {span.file for span in self.chosen}:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _settle(self) -> None:
-        """Drop what the system has read around other pages, and read again what it drove out for that.
+        """Drop pages of streamed matrices that the system has read around others; read the rest again.
 
-        Otherwise both go on, and steps read nearly everything.
+        Otherwise such pages drive out matrices that should stay, and steps read nearly everything.
         """
         under_way = {self._at(n) for n in range(self._first, self._asked)}
         for span in self.chosen:
@@ -136,7 +136,7 @@ class WeightStream:
         self._ask()
 
     def _ask(self) -> None:
-        """Ask for the matrices that come next, those of the next step after the last one."""
+        """Ask the system to read the next matrices ahead; after the last one, the next step's first."""
         while self._asked < self._first + len(self.chosen):
             under_way = range(self._first, self._asked + 1)
             if sum(self._at(n).nbytes for n in under_way) > self._ahead:
@@ -148,7 +148,7 @@ class WeightStream:
         return self.chosen[number % len(self.chosen)]
 
     def _touched(self, number: int) -> bool:
-        """Tell whether the step has come to a matrix, so that it has left the one before."""
+        """Return True if the step has begun to read a matrix, and so is done with the one before."""
         page = self._at(number).start // mmap.PAGESIZE + AROUND
         entries = os.pread(self._pagemap, AROUND * ENTRY_NBYTES, page * ENTRY_NBYTES)
         return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])
@@ -163,7 +163,7 @@ class WeightStream:
             self._advise(span, mmap.MADV_DONTNEED)
 
     def _uncache(self, span: Span) -> None:
-        """Take the pages of a matrix out of the page cache, but for those that a process has touched."""
+        """Drop the pages of a matrix from the page cache, except pages that a process has mapped."""
         os.posix_fadvise(span.file, span.offset, span.nbytes, os.POSIX_FADV_DONTNEED)
 
     def _advise(self, span: Span, advice: int) -> None:
@@ -172,10 +172,10 @@ class WeightStream:
 
 
 def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
-    """Stream the mapped weights of open graphs as far as free memory asks for it; None if all of them fit.
+    """Start a stream over the mapped weights of open graphs; None if all weights fit into memory.
 
-    None, too, where the system does not say what is used, or starts no thread: it then decides alone what
-    to drop.
+    Also None if the system does not report touched pages, or starts no thread. Then the system alone
+    decides what to drop.
     """
     if sys.platform != "linux":
         return None
@@ -192,7 +192,7 @@ def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
 
 
 def spread(spans: Sequence[Span], excess: int) -> list[Span]:
-    """Choose spans of `excess` bytes, and of what is asked for ahead, evenly; none without an excess."""
+    """Choose evenly spread spans of `excess` bytes plus the bytes read ahead; none if excess is 0."""
     large = [span for span in spans if span.nbytes >= LEAST_NBYTES]
     if excess <= 0 or len(large) < AHEAD_MATRICES:
         return []
@@ -211,12 +211,12 @@ def spread(spans: Sequence[Span], excess: int) -> list[Span]:
 
 
 def ahead_nbytes(spans: Sequence[Span]) -> int:
-    """Return the bytes of spans that are in memory at a time."""
+    """Return how many bytes of streamed spans are in memory at a time."""
     return max(AHEAD_NBYTES, AHEAD_MATRICES * max((span.nbytes for span in spans), default=0))
 
 
 def _mapped(graph: Path, files: ExitStack) -> Iterator[Span]:
-    """Yield the mapped pages that packed matrices fill, in the order of use. Raises OSError."""
+    """Yield the mapped pages that lie within packed matrices, in the order of use. Raises OSError."""
     weights = graph.with_name(f"{graph.name}.data").resolve()
     if not weights.exists():  # none of its matrices was packed
         return

@@ -1,4 +1,4 @@
-"""Errors of onnxruntime as errors of this package; comes in when there is one."""
+"""Converts onnxruntime's errors to errors of this package; imported only when there is an error."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ LOST = (
 
 
 def reason(error: Exception) -> str:
-    """Return an engine's error message as one printable line, without places in its sources."""
+    """Return an engine's error message as one printable line, without references to its C++ sources."""
     said = " ".join(str(error).split())
     said = _without_signature(_CODE.sub("", said)) or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
 
 
 def _without_signature(said: str) -> str:
-    """Return a message without file, line and signature of a C++ function at its beginning."""
+    """Remove file, line and signature of a C++ function from the beginning of a message."""
     if (signature := _FUNCTION.match(said)) is None:
         return said
     depth, at = 1, signature.end()
@@ -56,7 +56,7 @@ def _without_signature(said: str) -> str:
 
 
 def check_memory(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError if an engine's error means that. doing: "while ..." or "to ..."."""
+    """Raise OutOfMemoryError if an engine's error means it. doing: "while ..." or "to ..."."""
     said = str(error)
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         raise OutOfMemoryError(
@@ -73,19 +73,19 @@ def check_lost(error: Exception, doing: str) -> None:
 
 
 def check_device(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError or DeviceLostError if an engine's error means that."""
+    """Raise OutOfMemoryError or DeviceLostError if an engine's error means one of them."""
     check_memory(error, doing)
     check_lost(error, doing)
 
 
 def raise_error(error: Exception, doing: str) -> NoReturn:
-    """Raise an error of onnxruntime as OutOfMemoryError, DeviceLostError or BackendError."""
+    """Convert onnxruntime's error to OutOfMemoryError, DeviceLostError or BackendError, and raise it."""
     check_device(error, doing)
     raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
 
 
 def raise_load_error(error: Exception, graph: object, provider: str) -> NoReturn:
-    """Raise an error of onnxruntime that loads a graph; provider: the one that must run all of it, if any."""
+    """Convert and raise onnxruntime's error from loading a graph. provider: must run all of it; or ""."""
     check_device(error, f"to load {graph}")
     who, why, advice = "", reason(error), "run stem-edge verify, or export again"
     if isinstance(graph, Path):

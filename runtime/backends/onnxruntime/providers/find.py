@@ -27,9 +27,9 @@ INSTALL = {
 
 
 def find_provider(name: str) -> Provider:
-    """Return the provider of a name: onnxruntime's, in any case, with or without "ExecutionProvider".
+    """Return the provider with onnxruntime's name, in any case, with or without "ExecutionProvider".
 
-    Raises InputError for no name, BackendError for a provider that is not installed or has no device.
+    Raises InputError for an empty name, BackendError if the provider is not installed or has no device.
     """
     short = _short(name)
     if not short:
@@ -59,7 +59,7 @@ def _short(name: str) -> str:
 
 
 def _plugged(short: str) -> list[Any]:
-    """Return the devices (OrtEpDevice) of a plug-in, the preferred one first; none without a plug-in.
+    """Return a plug-in's devices (OrtEpDevice), the preferred one first; empty if it is not installed.
 
     Raises BackendError.
     """

@@ -1,4 +1,4 @@
-"""Graphs of a bundle as sessions open them: built in memory, over the bundle's weight files."""
+"""Builds a bundle's graphs in memory, in the form that sessions open, over the bundle's weight files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 
 
 def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
-    """Return the graphs for the CPU by name, in the order of a step."""
+    """Return the graphs for the CPU by name, in the order in which a step runs them."""
     return sources(bundle, separate(bundle, prefill=prefill, kv=kv))
 
 
 def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
-    """Return the graphs of `cpu_graphs` before they are encoded. Raises BundleError, as check_weights."""
+    """Build the graphs of `cpu_graphs`, not yet encoded. Raises BundleError for wrong weight files."""
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     try:
         built = [one(*described, kv=kv) for one in (decoding, *((prompts,) if prefill else ()))]
@@ -42,14 +42,14 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
 
 
 def check_weights(bundle: Bundle, plan: WeightPlan) -> None:
-    """Raise BundleError unless a weight file has the size of its plan, so that no engine reads beyond it."""
+    """Raise BundleError unless a weight file has its planned size, so that no engine reads beyond its end."""
     if (found := bundle.manifest.files[plan.file].nbytes) != plan.nbytes:
         said = f"{found} bytes, but the weights of this model take {plan.nbytes}"
         raise damaged(bundle.file(plan.file), said)
 
 
 def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
-    """Return a graph with a head, with one more output if an assistant reads that."""
+    """Add the head's input to a graph's outputs if the bundle has an assistant, which reads it."""
     if bundle.manifest.assistant is not None:
         from stem_edge.graph.special.assistant import with_states  # for bundles with one alone
 
@@ -58,17 +58,17 @@ def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
 
 
 def format_of(bundle: Bundle) -> BackboneFormat:
-    """Return how the backbone for onnxruntime is stored. Raises BackendError without one."""
+    """Return the storage format of the backbone for onnxruntime. Raises BackendError if there is none."""
     if bundle.manifest.backbone is None:
         raise BackendError(f"{bundle.path}: no backbone for onnxruntime; choose another engine")
     return bundle.manifest.backbone
 
 
 def graph_source(bundle: Bundle, name: str, graph: Graph) -> GraphSource:
-    """Return a graph of a bundle as sessions open it.
+    """Encode a graph of a bundle for a session.
 
-    onnxruntime refuses links that lead out of a graph's folder, so files in a hub's cache are named
-    by their places there, from a folder that holds all of them.
+    onnxruntime refuses symbolic links out of a graph's folder. So weight files that are links, as in a
+    hub's cache, are named by their targets, relative to a folder that contains all of them.
     """
     files = {tensor.file for tensor in graph.tensors.values() if tensor.file}
     places = {file: _place(bundle.file(file)) for file in files}
@@ -92,5 +92,5 @@ def _place(path: Path) -> Path:
 
 
 def sources(bundle: Bundle, graphs: Mapping[str, Graph]) -> dict[str, GraphSource]:
-    """Return graphs of a bundle as sessions open them."""
+    """Encode graphs of a bundle for sessions."""
     return {name: graph_source(bundle, name, graph) for name, graph in graphs.items()}

@@ -24,9 +24,9 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
-    """Return graphs that compute the bits of `separate` in fewer runs, the joined one first.
+    """Return graphs that compute the same bits as `separate` in fewer runs; the joined graph is first.
 
-    It has the weights of `rest` and `head`, too: these only complete `prefill` steps.
+    The joined graph contains `rest` and `head`, which are separate graphs only to complete `prefill`.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     others = separate(bundle, prefill=prefill, kv=kv)
@@ -42,9 +42,9 @@ def joined(
     *,
     kv: KvType = "fp32",
 ) -> Graph:
-    """Join the graphs of `decoding` after the embedding in one, over the same weight file.
+    """Join the graphs of `decoding`, except the embedding, into one graph over the same weight file.
 
-    It computes the same bits as they do. One run wakes onnxruntime's threads once.
+    It computes the same bits, but wakes onnxruntime's threads only once per step.
     """
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format, kv)

@@ -1,6 +1,6 @@
-"""An execution provider of onnxruntime, as sessions on it take it, and the module itself.
+"""An execution provider of onnxruntime, and the import of the module onnxruntime (`ort`).
 
-Several packages overwrite each other's files of the module, so a clear error says if it is incomplete.
+Several packages contain this module and overwrite each other's files. If it is incomplete, importing fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CUDA = "CUDAExecutionProvider"
 
 @dataclass(frozen=True)
 class Provider:
-    """An available execution provider, with the arguments that sessions on it take."""
+    """An available execution provider, with the arguments for opening sessions on it."""
 
     name: str  # onnxruntime's in lower case, without "ExecutionProvider"
     full: str  # onnxruntime's name

@@ -1,7 +1,7 @@
-"""onnxruntime sessions with the settings that keep them exact and their memory small.
+"""Opens onnxruntime sessions, with settings for exact results and little memory.
 
-`new_session` must open every session of this project, also in tests and measurements: one that is
-opened elsewhere would compute with other settings.
+All code of this project, tests and measurements included, must open sessions with `new_session`;
+otherwise they would compute with other settings.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def open_session(
 ) -> ort.InferenceSession:
     """Load a graph. Every operator must run on the provider.
 
-    save_to: also write the graph there as packed for this processor, with its weights in a file of
-    the same name and .data; loaded from there, they stay in the file.
-    whole_steps: keep inputs of products exact that are multiples of a step, as models with ranges have.
-    as_built: do not optimize a prepared graph: passes over thousands of nodes, which find only constants.
+    save_to: also write the graph there, packed for this processor, with its weights in a file of the
+    same name plus .data. A session that is loaded from there maps its weights.
+    whole_steps: keep products exact in models with ranges, whose inputs are multiples of a step.
+    as_built: skip the optimization of a prepared graph, which takes time and finds only constants.
 
     Raises BackendError, DeviceLostError, OutOfMemoryError.
     """
@@ -94,8 +94,8 @@ def new_session(
 ) -> ort.InferenceSession:
     """Open a session over a file, a GraphSource, or the bytes of a graph without weight files.
 
-    settings: further session configuration entries. Plug-ins are given by their devices, built-in
-    providers by their names. Raises what onnxruntime raises.
+    settings: additional session configuration entries. as_built: skip graph optimization. Raises what
+    onnxruntime raises.
     """
     chosen = {EXACT_PRODUCTS: str(int(products_saturate()))} | dict(settings or {})
     if isinstance(graph, GraphSource):
@@ -139,7 +139,7 @@ def _options(threads: int, settings: Mapping[str, str]) -> ort.SessionOptions:
 
 @cache
 def products_saturate() -> bool:
-    """Return whether this processor saturates sums of products of u8 and s8."""
+    """Return True if sums of u8 * s8 products saturate on this processor, which makes them wrong."""
     graph = Graph()
     graph.input("a", np.uint8, ["m", "k"])
     graph.input("b", np.int8, ["k", "n"])
@@ -151,7 +151,7 @@ def products_saturate() -> bool:
 
 
 def _saving(path: Path) -> dict[str, str]:
-    """Return the settings that save a graph with its weights as they were packed."""
+    """Return the session settings for saving a graph to `path` with its packed weights."""
     external = "session.optimized_model_external_initializers_"
     return {
         external + "file_name": path.name + ".data",
@@ -163,7 +163,7 @@ def _saving(path: Path) -> dict[str, str]:
 def _check_started(
     graph: Path | GraphSource, session: ort.InferenceSession, providers: Sequence[Provider]
 ) -> None:
-    """Raise BackendError if a provider is missing: onnxruntime drops one that cannot start, in silence."""
+    """Raise BackendError if a provider did not start: onnxruntime then silently leaves it out."""
     found = session.get_providers()
     for missing in (provider.name for provider in providers if provider.full not in found):
         raise BackendError(
@@ -174,7 +174,7 @@ def _check_started(
 
 @contextlib.contextmanager
 def onnxruntime_errors(doing: str) -> Iterator[None]:
-    """Turn onnxruntime's errors into OutOfMemoryError, DeviceLostError or BackendError."""
+    """Context manager: convert onnxruntime's errors to OutOfMemoryError, DeviceLostError, BackendError."""
     try:
         yield
     except Exception as error:  # because onnxruntime's exceptions share no base class
@@ -184,7 +184,7 @@ def onnxruntime_errors(doing: str) -> Iterator[None]:
 
 
 class BoundSession:
-    """Runs a graph over memory that is bound once."""
+    """Runs a session over inputs and outputs that are bound once and used by every run."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self._binding = session.io_binding()
@@ -195,14 +195,14 @@ class BoundSession:
         self._bound: dict[str, ort.OrtValue] = {}  # keeps alive what the binding points to
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
-        """Bind the inputs and outputs among `values` that this graph has, in place of earlier ones.
+        """Bind values by name to this graph's inputs and outputs; names that it lacks are ignored.
 
         Raises OutOfMemoryError, DeviceLostError, BackendError.
         """
         self._bound |= self.lend(values)
 
     def lend(self, values: Mapping[str, ort.OrtValue]) -> Mapping[str, ort.OrtValue]:
-        """Bind as `bind` does; the caller keeps the memory alive until the last run over it."""
+        """Like `bind`, but the caller must keep the memory alive. Return the values that were bound."""
         known = {n: v for n, v in values.items() if n in self.inputs or n in self.outputs}
         with onnxruntime_errors("while memory was bound"):
             for name, value in known.items():
@@ -213,5 +213,5 @@ class BoundSession:
         return known
 
     def feed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Bind host arrays. The CPU reads an input's contents at each run, a device copies them now."""
+        """Bind numpy arrays. On the CPU, each run reads their current contents; a device copies them now."""
         self.bind({n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in arrays.items()})
