@@ -197,7 +197,7 @@ class Engine:
     ) -> list[Step]:
         """Split a prompt into steps. They return logits of the last token, or of all if `every`.
 
-        row_ids [T]: rows that the tokens look up; default: each token's own. computed: number of leading ids
+        row_ids [T]: rows that the tokens look up; default: the tokens' own rows. computed: number of leading ids
         that the context has already processed; the rest is split at the same places as in a fresh context.
         """
         tokens = np.asarray(token_ids, np.int64)

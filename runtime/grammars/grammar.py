@@ -36,7 +36,7 @@ class Grammar:
     def of_schema(cls, schema: object) -> Self:
         """Return the grammar of the JSON texts that a JSON Schema allows.
 
-        schema: a dict or bool, or JSON as a str. Answers have members in the order of its properties.
+        schema: a dict or bool, or JSON as a str. Answers have members in the order of the schema's properties.
         """
         try:
             value = json.loads(schema) if isinstance(schema, str) else schema

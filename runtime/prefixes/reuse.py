@@ -28,9 +28,9 @@ def reusable(
 ) -> int:
     """Return how many first tokens of `kept` a call for `prompt` can reuse without changing bits.
 
-    computed: number of tokens of `kept` with keys and values. resumes, settled: those of its context.
+    computed: number of tokens of `kept` with keys and values. resumes, settled: see BackendContext.
 
-    A fresh call computes the same bits if the same kernels run on the same ids and rows. So
+    Reuse changes no bits if the same kernels run on the same ids and rows as in a fresh call. So
     - ids and lookups are the same up to there, and both prompts use the same graph;
     - two tokens or more remain, because kernels round an unpaired token differently (engine.starts_of);
     - "pairs": the number is even, as is the start of every step, so that pairs are the same;

@@ -172,7 +172,7 @@ def open_store(
 ) -> RowStore:
     """Open the table store in the folder `root`. Raises BundleError if its format differs.
 
-    flash: device to emulate the speed of. prompt_rows: number of rows of a record that a prompt needs
+    flash: device whose speed is emulated. prompt_rows: number of rows of a record that a prompt needs
     (ModelConfig); 0: all. url: location of the shards, if not in the folder. Raises BundleError when a
     shard has a wrong size or index, and InputError for a url that fsspec cannot open.
     """

@@ -158,7 +158,7 @@ class Request:
         self.begun = True
 
     def _forced_tokens(self, most: int) -> list[int]:
-        """Return up to `most` next tokens that the grammar leaves no choice about."""
+        """Return up to `most` next tokens that the grammar forces."""
         if self.constraint is not None and not self._asked:
             self._forced.extend(self.constraint.forced(LOOKAHEAD))
             self._asked = True

@@ -92,7 +92,7 @@ class Scheduler(Loop):
 
     @property
     def _idle(self) -> bool:
-        """True if this scheduler has no running request. Calls outside of it may run."""
+        """True if this scheduler has no running request. Other calls of the model may be running."""
         return not self._running and self._prompt is None
 
     @property

@@ -45,7 +45,7 @@ class ModelDrafts:
         self._known = len(seen)
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return up to `count` chances: of each draft to be right if all earlier drafts are."""
+        """Return up to `count` probabilities: p[i] is for draft i, if earlier drafts are right."""
         found, chance = list[float](), EXPECTED
         for hits, tries in zip(self._hits[:count], self._tries, strict=False):
             chance = (TRUST * chance + hits) / (TRUST + tries)

@@ -72,7 +72,7 @@ class TextIndex:
         return next((n for n in range(most) if ids[place - n] != ids[end - n]), most)
 
     def after(self, match: Match, count: int) -> list[int]:
-        """Return the `count` tokens that followed a match, repeated beyond the text's end."""
+        """Return the `count` tokens after a match. At the text's end, repeat from the match."""
         found = self.ids[match.place + 1 : match.place + 1 + count]
         return (found * count)[:count]
 
@@ -110,7 +110,7 @@ class TextDrafts:
         self._match = self._index.find()
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return `count` chances: of each draft to be right if all earlier drafts are."""
+        """Return `count` probabilities: p[i] is for draft i, if earlier drafts are right."""
         if self._match is None:
             return []
         length = self._match.length

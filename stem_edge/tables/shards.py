@@ -48,7 +48,7 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return into how many equal pieces to split a record so that one ends with the first rows."""
+    """Return the number of equal pieces of a record. The rows that prompts need are whole pieces."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 

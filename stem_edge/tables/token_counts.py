@@ -61,7 +61,7 @@ def read_counts(path: Path, length: int) -> Counts | None:
 
 
 def read_uses(path: Path, records: int) -> Uses | None:
-    """Read use counts of records; None if the file is missing or damaged. records: their number."""
+    """Read use counts of records 0 to records - 1; None if the file is missing or damaged."""
     pairs = _read(path, 2 * MOST_SAVED, 2)
     if pairs is None or not (pairs[:, 0] < records).all():
         return None
