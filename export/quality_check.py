@@ -184,7 +184,7 @@ def _rounded(value: float | np.floating[Any]) -> float:
 
 
 def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manifest:
-    """Return the manifest of the bundle as written so far. measured: fields of the quality report."""
+    """Return the manifest of the bundle so far. measured: fields of the quality report."""
     formats: dict[str, Any] = {format.field: format}
     engine, files = plan.recipe.engine, out.files
     tables = plan.tables.format if plan.tables else None

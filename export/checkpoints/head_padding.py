@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Pad rows of heads [heads * head_dim, ...] with zeros at the end of each of `parts` parts."""
+    """Divide rows [heads * head_dim, ...] into `parts` parts and pad the end of each with zeros."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

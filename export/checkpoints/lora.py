@@ -64,7 +64,7 @@ class Options(msgspec.Struct):
 
 
 def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
-    """Return the checkpoint with a LoRA adapter (PEFT's folder) merged in. Raises CheckpointError."""
+    """Return the checkpoint with a LoRA adapter (PEFT's folder) merged. Raises CheckpointError."""
     folder = Path(adapter)
     missing = "give the folder that PEFT's save_pretrained wrote"
     given = read_json(folder / CONFIG, "the options of an adapter", dict[str, Any], missing=missing)

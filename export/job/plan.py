@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def judged(self) -> bool:
-        """True if the export compares bundle and checkpoint. Not by default if it keeps types."""
+        """True if the bundle is compared with its checkpoint: by default unless it keeps types."""
         asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
         return not self.own_types or asked or bool(self.recipe.prefill_graph)
 

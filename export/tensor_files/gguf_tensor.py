@@ -88,7 +88,7 @@ def with_codes(matrix: Matrix) -> Tensor | None:
 
 
 def coded_rows(table: Tensor, width: int) -> Tensor:
-    """Return a table with codes if it can be cut every `width` columns; else as it is."""
+    """Return a GGUF table as codes if its blocks align with `width` columns; else unchanged."""
     codes = None if (coded := with_codes(table)) is None else coded.codes
     fits = codes is not None and codes.offsets is None and width % codes.group_size == 0
     return coded if fits and coded is not None else table

@@ -32,7 +32,7 @@ MAX_HEADER_NBYTES = 100_000_000  # limit of the format
 
 
 class TensorFiles:
-    """Tensors of a checkpoint by name. Each can be taken once; what is left was unused."""
+    """Tensors of a checkpoint by name. Each can be taken once; the rest are unused tensors."""
 
     def __init__(
         self, path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None

@@ -83,7 +83,7 @@ def written(descriptor: int) -> int:
 
 
 def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Read from `offset` on into the buffer. Return the bytes read: all of it, or fewer."""
+    """Read from `offset` on into the buffer. Return the number of bytes read: all, or fewer."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
     with _seek_lock:  # Windows cannot read at an offset, and threads share the file's position
@@ -113,7 +113,7 @@ def update(path: Path) -> int:
 
 
 def resize(descriptor: int, nbytes: int) -> None:
-    """Truncate a file, or extend it with zeros; most file systems need no space for these."""
+    """Truncate a file, or extend it with zeros, for which most file systems need no space."""
     os.ftruncate(descriptor, nbytes)
 
 
@@ -195,7 +195,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def fill(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill the buffer from `offset` on. Return the bytes read: fewer only at the file's end."""
+    """Fill the buffer from `offset` on. Return the number of bytes; fewer only at the end."""
     done = 0
     while done < len(buffer) and (count := pread(descriptor, buffer[done:], offset + done)):
         done += count

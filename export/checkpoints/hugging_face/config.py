@@ -77,7 +77,7 @@ class Decoder(msgspec.Struct, kw_only=True):
         return NAMES
 
     def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
-        """Take the backbone's tensors from `files`, by the names of ModelConfig.backbone_shapes()."""
+        """Take the backbone's tensors from `files`, by names of ModelConfig.backbone_shapes()."""
         return {name: files.take(self.tensor(name)) for name in config.backbone_shapes()}
 
     def tensor(self, name: str) -> str:
@@ -152,7 +152,7 @@ class Windowed(Decoder, kw_only=True):
     layer_types: list[str] | None = None
 
     def windows(self, default: list[str]) -> dict[str, Any]:
-        """Return ModelConfig's window fields. default: layer types if config.json has none."""
+        """Return ModelConfig's window fields. default: layer_types if config.json has none."""
         types = self.layer_types or default
         if len(types) != self.num_hidden_layers or set(types) - {FULL, SLIDING}:
             raise ValueError(

@@ -35,7 +35,7 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_kv_shared_layers = 0  # `with_lenders` sets borrowing later
+        self.num_kv_shared_layers = 0  # `with_kv_layers` sets borrowing later
         self.expect("hidden_size_per_layer_input", 0)
         self.expect("tie_word_embeddings", True)
 
@@ -47,11 +47,11 @@ class Gemma4Assistant(Gemma4, kw_only=True):
         return super().text(rows | (inside if isinstance(inside, dict) else {}) | outside)
 
     def model(self) -> ModelConfig:
-        return with_lenders(super().model())
+        return with_kv_layers(super().model())
 
 
-def with_lenders(config: ModelConfig) -> ModelConfig:
-    """Add a layer of each kind before an assistant's layers, which use its keys and values."""
+def with_kv_layers(config: ModelConfig) -> ModelConfig:
+    """Add layers before an assistant's own layers, one of each kind, to supply keys and values."""
     kinds = dict[object, int]()
     for number, layer in enumerate(config.layers):
         kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)

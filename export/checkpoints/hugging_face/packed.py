@@ -54,7 +54,7 @@ class PackedFiles(TensorFiles):
         return packed(take(codes, PACKED), take(scales), self._widths[name])
 
     def steps(self, module: str) -> tuple[float, float]:
-        """Return a module's input and output activation scales; 0 if none. Raises CheckpointError."""
+        """Return a module's input and output activation scales, or 0. Raises CheckpointError."""
         one, other = (self._step(module + name) for name in STEPS)
         return one, other
 
