@@ -39,8 +39,8 @@ LEGEND = (
     "the row cache holds"
 )
 NO_COMPARISON = (
-    "These are speeds, not a comparison: llama.cpp has weights of its own, and how far each side is from "
-    "the checkpoint is not measured here (tools/experiments/quality_table.py)."
+    "These are speeds alone: llama.cpp has weights of its own. `stem-edge eval BUNDLE FILE.gguf --against "
+    "CHECKPOINT --text FILE` measures how far each side is from the checkpoint."
 )
 
 

@@ -72,6 +72,6 @@ def test_a_file_beside_a_bundle(gguf: Path, tmp_path: Path) -> None:
         assert found.subjects[name].figures()["decode"] > 0
         assert "slots" not in found.subjects[name].figures()
     assert "cannot load" in found.subjects[names[2]].failed
-    assert "These are speeds, not a comparison" in report_table(found)
+    assert "These are speeds alone" in report_table(found)
     with pytest.raises(InputError, match=r"mode 'fast' is not known; expected lazy"):
         stem_edge.measure(DEMO, against=[f"{gguf},fast"], **few)
