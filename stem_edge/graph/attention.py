@@ -18,7 +18,7 @@ K_SCALE = 12  # place of the first input that only quantized caches have
 
 
 def attention(layer: LayerGraph, x: str) -> str:
-    """Emit attention over x [B, T, dim], already normed -> [B, T, dim]."""
+    """Emit attention over normed hidden states x [B, T, dim] -> [B, T, dim]."""
     config, own = layer.config, layer.shape
     # Keys of a window do not begin at position 0, so the rotation needs the positions.
     positions = [layer.positions] if layer.positions and own.window else []
@@ -34,9 +34,9 @@ def attention(layer: LayerGraph, x: str) -> str:
 def attended(
     layer: LayerGraph, inputs: list[str], updated: list[str], lender: int, window: int
 ) -> str:
-    """Emit attention over projected queries and caches, and the product after it -> [B, T, dim].
+    """Emit GroupQueryAttention and the output projection -> [B, T, dim].
 
-    updated: caches as outputs. lender: number of the layer that they belong to. window: 0 for all tokens.
+    updated: names of the cache outputs. lender: layer whose cache it reads. window: in tokens; 0: no window.
     """
     config, own = layer.config, layer.shape
     if scaled := layer.kv.type in QUANTIZED:
@@ -62,7 +62,7 @@ def attended(
 def caches(
     layer: LayerGraph, prefix: str, lender: int, updated: list[str], *, borrowed: bool
 ) -> tuple[list[str], list[str]]:
-    """Declare keys and values of a layer as inputs, and as outputs under new names; return both."""
+    """Declare the keys and values of layer `lender` as inputs and `updated` as outputs; return both."""
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
     shape: list[int | str] = [
         graph.sequences,
@@ -78,15 +78,15 @@ def caches(
 
 
 def quantized(bits: int) -> dict[str, str | int]:
-    """Return the attributes of a quantized cache."""
+    """Return the attributes of GroupQueryAttention for a quantized KV cache."""
     types = {f"{what}_quant_type": "PER_CHANNEL" for what in "kv"}
     return {**types, "kv_cache_bit_width": bits}
 
 
 def _projected(layer: LayerGraph, x: str) -> list[str]:
-    """Emit q, k and v of x, with heads normed; all three in one where heads have no norm.
+    """Emit q, k and v of x, with normed heads; without norms, one value that contains all three.
 
-    GroupQueryAttention could norm them itself, but only some providers implement that.
+    GroupQueryAttention could norm heads itself, but only some providers implement this.
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     width = io.head_width(own)
@@ -109,7 +109,7 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
 
 
 def no_tokens(graph: Graph, size: int, q: str) -> str:
-    """Emit keys or values [B, 0, size] of no tokens, once for all layers; q: [B, T, size or more]."""
+    """Emit empty keys or values [B, 0, size], once for all layers, as a slice of q [B, T, >= size]."""
     name = f"{NOTHING}{size}"
     if not any(name in node.outputs for node in graph.nodes):
         bounds = [graph.sizes(sizes) for sizes in ([0, 0], [0, size], [1, 2])]
@@ -118,7 +118,7 @@ def no_tokens(graph: Graph, size: int, q: str) -> str:
 
 
 def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit the norm of each head of x [B, T, heads * width], or x in models without such norms."""
+    """Emit x [B, T, heads * width] with each head normed; x itself in models without such norms."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x

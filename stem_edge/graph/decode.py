@@ -1,11 +1,11 @@
-"""Build the backbone's graphs: the embedding, the layers in their order, and the head.
+"""Builds the backbone's graphs: the embedding, the layers in their order, and the head.
 
 | file | emits |
 |---|---|
 | stack.py | the layers in their order |
 | layer.py | what all parts of a layer share: products, biases, norms |
 | attention.py, ffn.py | the two parts of a layer, and per-layer embeddings after them |
-| special/ | of some models: several hidden states of a token, around each layer and at both ends |
+| special/ | parts of single model families |
 | linear.py | matrix products, in float32 or quantized |
 | device/ | these graphs in standard operators, for accelerators |
 """
@@ -43,7 +43,7 @@ def decoding(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graphs that decode. Raises GraphError."""
+    """Build the graphs for decoding. Raises GraphError."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
     begin = Start()
@@ -73,7 +73,7 @@ def decoding(
 def products_of(
     config: ModelConfig, graph: Graph, plan: WeightPlan, format: BackboneFormat
 ) -> Products:
-    """Return the builder of matrix products for a graph that decodes."""
+    """Return the builder of matrix products for a decoding graph."""
     if not config.ranges:
         return Products(graph, plan, format)
     from stem_edge.graph.special.steps import SteppedProducts  # for models with ranges alone
@@ -88,7 +88,7 @@ def prompts(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graph for prompts, of the layers before `rest`, over a weight file of its own."""
+    """Build the graph for prompts: all layers that do not borrow K and V, with their own weight file."""
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     products = PromptProducts(graph, plan, format)

@@ -1,6 +1,6 @@
-"""Encoder of graphs as ONNX: the few messages of onnx.proto they need, in protobuf's wire format.
+"""Encodes graphs as ONNX files: the few messages of onnx.proto in use, in protobuf's wire format.
 
-Field numbers are those of onnx.proto (onnx 1.17), wire types those of protobuf's encoding guide.
+Field numbers follow onnx.proto (onnx 1.17), wire types follow protobuf's encoding guide.
 Equal graphs give equal bytes. Opset 21 and IR 10 are pinned, because onnxruntime reads older
 versions than the onnx package writes.
 """
@@ -22,7 +22,7 @@ PACKED = "prepacked_0"  # key in the external_data of a tensor, of onnxruntime
 
 
 def encode(graph: Graph) -> bytes:
-    """Return the bytes of a ModelProto."""
+    """Return a graph as an ONNX file: the bytes of a ModelProto."""
     opsets = [_text(1, domain) + _int(2, number) for domain, number in (("", OPSET), (CONTRIB, 1))]
     return (
         _int(1, IR_VERSION)

@@ -1,4 +1,4 @@
-"""FFN of one layer as graph nodes, for every kind but experts.
+"""FFN of one layer as graph nodes, for every kind of FFN except experts.
 
 stem_edge.numerics.reference has the mathematics. A new kind of FFN is an entry in layers.FFN_TERMS,
 or a function here.
@@ -19,7 +19,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def ffn(layer: LayerGraph, x: str) -> str:
-    """Emit the FFN of x [B, T, dim], already normed -> [B, T, dim]."""
+    """Emit the FFN of normed hidden states x [B, T, dim] -> [B, T, dim]."""
     takes_row = any("row" in terms for terms in FFN_TERMS[layer.kind].values())
     row = row_of(layer, x) if takes_row else ""
     gate = _sum(layer, "gate", x, row)
@@ -30,7 +30,7 @@ def ffn(layer: LayerGraph, x: str) -> str:
 
 
 def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> str:
-    """Emit the gate or up as FFN_TERMS defines it: W x, the row, their sum or mixture."""
+    """Emit the FFN's gate or up, which FFN_TERMS defines: W x, the row, or their sum or mixture."""
     terms = FFN_TERMS[layer.kind][name]
     parts = [layer.product(name, name, x, (name,))] if "matrix" in terms else []
     parts += [row] if "row" in terms else []
@@ -42,7 +42,7 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
 
 
 def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
-    """Emit W x and the row, multiplied by 1 - s and s."""
+    """Emit W x times (1 - s), and the row times s, where s is a trained share from 0 to 1."""
     graph, at, number = layer.graph, layer.at + name, layer.vector("mix")
     numbers = graph.add("Neg", [number], f"{at}.mix.negative"), number
     shares = [graph.add("Sigmoid", [one], f"{one}.share") for one in numbers]
@@ -53,11 +53,11 @@ def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
 
 
 def _cut(layer: LayerGraph, gate: str) -> str:
-    """Emit a sparse gate [B, T, d_ff]: values less mean and `cutoff` standard deviations, at least 0."""
+    """Emit the sparse gate relu(gate - mean - cutoff * deviation), [B, T, d_ff]."""
     graph, at, axis = layer.graph, layer.at + "cut", layer.graph.sizes([-1])
     mean = graph.add("ReduceMean", [gate, axis], at + ".mean", keepdims=1)
     above = graph.add("Sub", [gate, mean], at + ".above")
-    # The deviation is the length over sqrt(d_ff).
+    # The standard deviation is the L2 norm over sqrt(d_ff).
     length = graph.add("ReduceL2", [above, axis], at + ".length", keepdims=1)
     share = graph.float(layer.shape.cutoff / layer.shape.d_ff**0.5)
     least = graph.add("Mul", [length, share], at + ".least")
@@ -67,7 +67,7 @@ def _cut(layer: LayerGraph, gate: str) -> str:
 def row_of(layer: LayerGraph, x: str = "") -> str:
     """Emit the tokens' rows [B, T, d_ff or ple_width], expanded if the tables have low rank.
 
-    x: what a router mixes rows by.
+    x: hidden states, for models with a router that mixes several rows of a token.
     """
     row = gathered(layer, x)
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
@@ -97,7 +97,7 @@ def gathered(layer: LayerGraph, x: str = "") -> str:
 
 
 def _mixture(layer: LayerGraph, x: str, rows: str) -> str:
-    """Emit the sum of rows [B, T, k * width] with the shares softmax(router x) -> [B, T, width]."""
+    """Emit the weighted sum of k rows [B, T, k * width] -> [B, T, width]; weights: softmax(router x)."""
     graph, at, count = layer.graph, layer.at + "row.mixture", layer.config.row_experts
     width, router = rows_layout(layer).row_width // count, layer.matrix("router")
     scores = graph.node("FusedMatMul", [x, router], [at + ".scores"], CONTRIB, transB=1)

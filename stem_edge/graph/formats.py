@@ -74,49 +74,49 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def name(self) -> str:
-        """Name of the type of most matrices, for people."""
+        """Name to show to users: the quantization type of most matrices."""
         return self.weights
 
     def type_of(self, kind: MatrixKind, name: str = "") -> WeightType:
-        """Return the type of the matrices of a kind, or of the product with this name."""
+        """Return the type of a kind of matrices, or of the product `name` if it has a type of its own."""
         usual = usual_type(kind, self.weights, self.head)
         if kind == "v":
             usual = self.kinds.get("qkv", usual)
         return self.matrices.get(name, self.kinds.get(kind, usual))
 
     def bits(self, kind: MatrixKind, name: str = "") -> int:
-        """Return the bits of a value in the matrices of a kind, or of the product of this name."""
+        """Return the bits per value of a kind of matrices, or of the product `name`; see type_of."""
         return WEIGHT_BITS[self.type_of(kind, name)]
 
     def values_apart(self, layer: int) -> bool:
-        """Return whether values have a separate product, because their type differs."""
+        """Return True if a layer projects v by a separate product, because its weight type differs."""
         at = f"layers.{layer}."
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
     def judged(self) -> BackboneFormat:
-        """Return the format of a bundle that a text was run through."""
+        """Return the format after calibration with a text, which provides peaks of keys and values."""
         return msgspec.structs.replace(self, kv_peaks=True)
 
     @property
     def for_prompts(self) -> bool:
-        """Return whether separate int8 matrices for prompts are worth their bytes."""
+        """True if separate int8 matrices for prompts are worth their bytes."""
         return self.weights != "fp32"
 
     def stored_once(self, shared: bool) -> BackboneFormat:
-        """Return the format with a matrix that is embedding and head stored once, if both have its type.
+        """Return the format, with one stored matrix for embedding and head if both have the same type.
 
-        shared: whether the model has such a matrix.
+        shared: True if embedding and head are one matrix in the model.
         """
         same = self.type_of("embedding") == self.type_of("head")
         return msgspec.structs.replace(self, tied=shared and same)
 
     @property
     def quantized(self) -> bool:
-        """Return whether any kind of matrix is quantized."""
+        """True if any matrix is quantized."""
         return self._types != {"fp32"}
 
     def has(self, type: WeightType) -> bool:
-        """Return whether any matrix has a type."""
+        """Return True if any matrix has this type."""
         return type in self._types
 
     @property
@@ -125,7 +125,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
-    """Return the type of the matrices of a kind if no other type is asked for."""
+    """Return the default type for a kind of matrices."""
     if kind in VOCABULARY_KINDS:
         return head
     return "int8" if kind in SMALL_KINDS and weights == "int4" else weights
@@ -147,22 +147,22 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def name(self) -> str:
-        """Name of the mixture, for people."""
+        """Name to show to users: the mixture of quantization types."""
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
 
     def judged(self) -> GgufFormat:
-        """Return the format, in which no text leaves peaks."""
+        """Return the format unchanged: calibration with a text adds nothing to it."""
         return self
 
     def stored_once(self, shared: bool) -> GgufFormat:
-        """Return the format: a head without a matrix is the embedding."""
+        """Return the format unchanged: a model without a head matrix always uses its embedding."""
         return self
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A model's own drafter and how it is stored; stem_edge.graph.special.assistant says what it computes.
 
-    Its own layers are the last ones; each before them stands for the last of its kind in the model.
+    Its own layers come last. Each layer before them stands for the model's last layer of the same kind.
     """
 
     model: ModelConfig

@@ -1,4 +1,4 @@
-"""Intermediate form of a graph while it is built: nodes, and the tensors that they read."""
+"""A graph under construction: nodes, and the tensors that they read, before they are encoded as ONNX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shape: TypeAlias = Sequence[int | str]  # sizes that depend on the step are name
 
 
 class GraphError(ExportError, ValueError):
-    """Raised for a model that cannot have a graph in the format asked for."""
+    """Raised if a model cannot be built as a graph in the requested format."""
 
 
 class ElementType(IntEnum):
@@ -41,7 +41,7 @@ class ElementType(IntEnum):
 
     @property
     def bits(self) -> int:
-        """Bits of a value."""
+        """Number of bits of a value."""
         return 4 if self is ElementType.UINT4 else 8 * _DTYPES[self].itemsize
 
 
@@ -58,7 +58,7 @@ _BY_DTYPE: dict[np.dtype[Any], ElementType] = {dtype: kind for kind, dtype in _D
 
 @dataclass(frozen=True)
 class Tensor:
-    """Constant of a graph: values inside it, or an offset in a weight file."""
+    """Constant of a graph; its values are in the graph, or at an offset in a weight file."""
 
     name: str
     type: ElementType
@@ -70,7 +70,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Number of bytes of the values."""
         return prod(self.dims) * self.type.bits // 8
 
 
@@ -147,7 +147,7 @@ class Graph:
         return tensor.name
 
     def sizes(self, values: Sequence[int]) -> str:
-        """Return an int64 constant with these values, one for all callers that ask for them."""
+        """Return an int64 constant with these values; equal values share one constant."""
         return self.constant("sizes." + ".".join(map(str, values)), np.array(values, np.int64))
 
     def float(self, value: float) -> str:

@@ -1,10 +1,10 @@
 """Types of keys and values in the KV cache of the CPU's graphs, and the scales of quantized ones.
 
 A code of int8 is value / scale, rounded, from -128 to 127; of int4 from -8 to 7, two in a byte. Each
-channel of each layer has a scale of its own. It follows from the greatest magnitude that the
-exporter saw in that channel (stem_edge.export.quantization.kv_peaks), so that a later version may
-choose other scales for the same bundle. The peaks are the first vectors of backbone.onnx.data, where
-every graph finds them, also the one for prompts.
+channel of each layer has its own scale. It is computed from a peak: the greatest magnitude that the
+exporter saw in the channel (stem_edge.export.quantization.kv_peaks). So a later version may choose
+other scales for the same bundle. The peaks are the first vectors of backbone.onnx.data, and all
+graphs, including the graph for prompts, read them there.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ KEYS, VALUES = "keys", "values"
 
 
 class Cache(NamedTuple):
-    """How the keys or values of a token lie in the cache."""
+    """Storage type of keys and values in the KV cache."""
 
     dtype: npt.DTypeLike
     per_byte: int  # values in an element of uint8; otherwise 1
     bits: int
 
     def width(self, layer: Layer) -> int:
-        """Return the elements of a head."""
+        """Return how many array elements a head takes."""
         return head_width(layer) // self.per_byte
 
     def nbytes(self, layer: Layer) -> int:
-        """Return the bytes of the keys and values of a token."""
+        """Return the bytes of one token's keys and values in a layer."""
         return 2 * layer.n_kv_heads * self.width(layer) * np.dtype(self.dtype).itemsize
 
     @property
     def of_conv(self) -> np.dtype[Any]:
-        """Return the type in which the context keeps inputs of a convolution (Engram)."""
+        """Type in which the context stores the inputs of Engram's convolution."""
         return np.dtype(np.float32 if self.bits == 32 else np.float16)
 
 
@@ -58,7 +58,7 @@ CACHES: dict[KvType, Cache] = {
 
 
 def kv_obstacle(format: BackboneFormat, kv: KvType) -> str:
-    """Return why a backbone cannot have this type of keys and values, with a remedy; "" if it can."""
+    """Return the reason, with a remedy, why a backbone cannot have this KV cache type; "" if it can."""
     if kv == "fp16":
         return "onnxruntime takes up to 40 times as long with it; take fp32 or int8, or ggml"
     if kv not in QUANTIZED or format.kv_peaks:
@@ -69,9 +69,9 @@ def kv_obstacle(format: BackboneFormat, kv: KvType) -> str:
     )
 
 
-# Later text has greater values than the exporter saw, and few are as great. With these factors, what
-# a coarser scale loses and what is lost by cutting greater values off was least together in a real
-# model (SmolLM2-135M-Instruct).
+# Peaks are multiplied by these factors: later text can have greater values than the exporter saw, but few
+# values come near a peak. In a real model (SmolLM2-135M-Instruct), these factors had the least total loss
+# by coarse scales and by values that are cut off.
 MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
@@ -83,11 +83,11 @@ class KvFormat(NamedTuple):
 
     @property
     def cache(self) -> Cache:
-        """Return how keys and values lie in the cache."""
+        """Storage type of keys and values in the KV cache."""
         return CACHES[self.type]
 
     def scales(self, graph: Graph, layer: int, what: str) -> str:
-        """Emit the scales of a layer's quantized keys or values, once for all that read them."""
+        """Emit the scales of a layer's quantized keys or values (`what`), once for all nodes."""
         name = f"layers.{layer}.{what}.scales"
         if any(name in node.outputs for node in graph.nodes):
             return name
@@ -98,9 +98,9 @@ class KvFormat(NamedTuple):
 def place_peaks(
     plan: WeightPlan, config: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> KvFormat:
-    """Place the peaks of all layers with keys and values of their own, if the format has them.
+    """Place the peaks of all layers that compute keys and values in the weight file, if there are any.
 
-    Raises GraphError for a type that needs them otherwise.
+    Raises GraphError if the KV cache type needs peaks and the format has none.
     """
     placed = dict[tuple[int, str], Tensor]()
     if kv in QUANTIZED and not format.kv_peaks:

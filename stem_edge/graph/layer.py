@@ -1,7 +1,7 @@
-"""Layer of the backbone under construction: its tensors, products, biases and norms.
+"""A layer of a graph under construction: its tensors, products, biases and norms.
 
-Heads are padded to a width that GroupQueryAttention accepts, and the tensors that hold them
-likewise.
+Heads, and the tensors that contain them, are padded to a width that GroupQueryAttention
+accepts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NORM = "SimplifiedLayerNormalization"
 
 
 class LayerGraph:
-    """Everything that attention and FFN need to emit the nodes of one layer.
+    """One layer of a graph under construction, with the nodes that attention and FFN share.
 
-    layout: the rows in their slots; None for a dense model.
+    layout: layout of rows in the row cache's slots; None for a dense model.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LayerGraph:
 
     @property
     def values_apart(self) -> bool:
-        """Return whether values have a separate product instead of a part of qkv's."""
+        """True if v is projected by a separate product, False if it is part of the product for qkv."""
         return self._products.values_apart(self.number)
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
@@ -66,12 +66,12 @@ class LayerGraph:
         return self.graph.add("Add", [result, joined], result + ".biased")
 
     def vector(self, part: str) -> str:
-        """Place a float32 vector of the layer and return its name."""
+        """Place a float32 vector of the layer in the weight file, and return its name."""
         at, (size,) = self.at + part, self._shapes[part]
         return vector(self.graph, self._products.plan, at, size, (at,))
 
     def matrix(self, part: str) -> str:
-        """Place a matrix of the layer that is float32 in every format, and return its name."""
+        """Place a matrix of the layer in the weight file as float32, and return its name."""
         at = self.at + part
         return matrix(self.graph, self._products.plan, at, self._shapes[part], (at,))
 
@@ -88,7 +88,7 @@ class LayerGraph:
         return self.graph.node("QuickGelu", [gate], [self.at + name], CONTRIB, alpha=1.0)
 
     def post_norm(self, name: str, x: str) -> str:
-        """Emit the norm after attention or FFN; x itself in models without such norms."""
+        """Emit the norm that follows attention or FFN; returns x in models without this norm."""
         if not self.config.post_norms:
             return x
         return self.rms_norm(self.at + name, x, name, self.config.norm_eps)
@@ -101,9 +101,9 @@ class LayerGraph:
         return self.graph.add("Mul", [total, scale], name + ".out")
 
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
-        """Emit the RMS norm of residual + delta; return it and that sum.
+        """Emit the RMS norm of residual + delta; return the normed sum, and the sum.
 
-        consumer: the product that the norm feeds; empty without one.
+        consumer: name of the product that reads the norm; empty if there is none.
         """
         full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
         if consumer:
@@ -124,18 +124,18 @@ class LayerGraph:
 
 
 def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
-    """Emit an RMS norm over the last axis as onnxruntime's fused operator."""
+    """Emit an RMS norm over the last axis, as a fused operator of onnxruntime."""
     return graph.add(NORM, [x, weight], weight + ".out", axis=-1, epsilon=eps)
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
-    """Map the tensors of a layer (ModelConfig.layer_shapes) to their padded shapes."""
+    """Return tensor name -> padded shape for a layer (ModelConfig.layer_shapes)."""
     described = config.layer(layer)
     return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
-    """Map all tensors (ModelConfig.backbone_shapes) to their padded shapes."""
+    """Return tensor name -> padded shape for the whole backbone (ModelConfig.backbone_shapes)."""
     shapes: Shapes = {}
     for name, shape in config.backbone_shapes().items():
         in_layer = name.startswith("layers.")
@@ -146,7 +146,7 @@ def backbone_shapes(config: ModelConfig) -> Shapes:
 
 
 def kind_of(name: str) -> MatrixKind:
-    """Return the kind of a matrix that has one, by the name of its tensor."""
+    """Return the kind of a matrix, by its tensor's name."""
     part = name.rsplit(".", 1)[-1]
     kind: MatrixKind = "qkv" if part in ("wq", "wk", "wv") else part  # type: ignore[assignment]
     return kind
@@ -162,6 +162,6 @@ def _padded(layer: Layer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def wanted(graph: Graph, x: str) -> str:
-    """Emit the positions of x [B, T, ...] that need logits."""
+    """Emit the part of x [B, T, ...] that belongs to tokens whose logits are requested."""
     graph.input(WANTED, np.int64, ["n"])
     return graph.add("Gather", [x, WANTED], f"wanted.{x}", axis=1)

@@ -1,4 +1,4 @@
-"""Matrix products that decode: float32, or quantized in blocks."""
+"""Matrix products of the decoding graphs: float32, or with weights quantized in blocks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SPLIT_VALUES = 1 << 24
 class Products:
     """Products of one graph: x [B, T, K] times the transpose of stacked matrices [N, K].
 
-    Each matrix has the type that its BackboneFormat names. Quantized matrices are multiplied with activations in blocks of int8. Where embedding and head
-    are one matrix that is stored once, its head must be emitted before its rows.
+    The BackboneFormat determines each matrix's type. Quantized matrices are multiplied with activations that
+    are rounded to int8 in blocks. If embedding and head are stored as one matrix, emit the head first.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
@@ -36,19 +36,19 @@ class Products:
         self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Return the weight [size] of an RMS norm that feeds the product `consumer`, unchanged here."""
+        """Place the weight [size] of an RMS norm whose result the product `consumer` reads; return its name."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
-        """Return whether a layer's values have a separate product, because their type differs."""
+        """Return True if a layer projects v by a separate product, because its weight type differs."""
         return self.format.values_apart(layer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit the product with tensors `parts`, stacked to `shape` [N, K]; return its result.
+        """Emit the product of x with tensors `parts`, stacked to `shape` [N, K]; return its result.
 
-        That is FusedMatMul or MatMulNBits, for a matrix of very many rows several of these.
+        The operator is FusedMatMul or MatMulNBits; a matrix with very many rows needs several.
         """
         if self.format.bits(kind, name) == 32:
             weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
@@ -57,7 +57,7 @@ class Products:
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
     def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
-        """Place a matrix, and emit MatMulNBits."""
+        """Place a quantized matrix in the weight file, and emit MatMulNBits for it."""
         (rows, width), name, bits, block = shape, item.name, item.bits, item.block
         if self.format.tied and item.kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
@@ -73,7 +73,7 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Place a matrix for gathering rows, too; return it, and the pieces to multiply with."""
+        """Place a matrix that is both embedding and head; return it whole, and in pieces for products."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(
@@ -85,7 +85,7 @@ class Products:
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit `result`: the rows of a matrix that have these ids."""
+        """Emit `result`: rows `ids` of a matrix, as float32."""
         bits = self.format.bits(kind)
         if bits == 32:
             if self.format.tied:
@@ -103,7 +103,7 @@ class Products:
         return self.gathered(self.plan.of(name, Blocks)[0], name, ids, result)
 
     def gathered(self, item: Blocks, name: str, ids: str, result: str) -> str:
-        """Emit `result`: rows of a matrix that has its place, dequantized."""
+        """Emit `result`: rows `ids` of a quantized matrix that is already placed, dequantized."""
         (piece,), weights = item.pieces, list[str]()
         # Zero points are explicit because providers' kernels have different defaults.
         stored = {"codes": piece.codes, "scales": piece.scales, "zero_points": piece.points}
@@ -133,7 +133,7 @@ class Products:
         *,
         points: bool = False,
     ) -> RowRange:
-        """Place rows of a matrix in blocks; points: with zero points, though symmetric."""
+        """Place some rows of a quantized matrix. points: with zero points, even if it is symmetric."""
         rows, groups = span[1] - span[0], width // block
         place, name = self.plan.place, name + ".weight"
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
@@ -148,7 +148,7 @@ class Products:
         return RowRange(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
-        """Return some rows of a placed matrix, as separate tensors over the same bytes."""
+        """Return some rows of a placed matrix, as tensors over the same bytes of the weight file."""
 
         def part(tensor: Tensor) -> Tensor:
             row = tensor.dims[0] // whole.stop  # values, of flat tensors
@@ -161,7 +161,7 @@ class Products:
         return RowRange(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: RowRange, width: int, bits: int, block: int) -> str:
-        """Emit the product with one piece, named like its codes."""
+        """Emit the product of x with one piece of a matrix; its result has the piece's name."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
         name = piece.codes.name.removesuffix(".weight.codes")
         product = self.graph.node(
@@ -182,7 +182,7 @@ class Products:
         return self.graph.add("Add", [product, moved], name)
 
     def _block_sums(self, x: str, width: int, block: int) -> str:
-        """Emit the sum of each block of x, once for all that are multiplied with it."""
+        """Emit the sum of each block of x, once for all products of x."""
         if (x, block) not in self._sums:
             graph, name = self.graph, f"{x}.by_{block}"
             blocks = graph.reshape(x, [0, 0, width // block, block], name)
@@ -192,7 +192,7 @@ class Products:
 
 
 def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]:
-    """Name spans of `step` rows of a matrix; up to twice as many rows stay together."""
+    """Divide the rows of a matrix into named spans of `step` rows; up to 2 * step rows stay together."""
     if rows <= 2 * max(1, step):
         return [(name, (0, rows))]
     starts = range(0, rows, step)
@@ -207,7 +207,7 @@ def vector(
     parts: tuple[str, ...],
     divided_by: str = "",
 ) -> str:
-    """Place a float32 vector [size] in the weight file and return its name."""
+    """Place a float32 vector [size] in the weight file, and return its name."""
     tensor = plan.place(name, np.float32, (size,))
     plan.items.append(Vector(tensor, parts, divided_by))
     return graph.weight(tensor)
@@ -225,7 +225,7 @@ def matrix(
 def gather_blocks(
     graph: Graph, tensors: list[str], ids: str, name: str, bits: int, block: int
 ) -> str:
-    """Emit the rows that have these ids, dequantized; tensors: codes, scales, zero points."""
+    """Emit rows `ids` of a quantized table as float32. tensors: codes, scales, zero points."""
     codes, scales, points = tensors
     return graph.node(
         "GatherBlockQuantized",

@@ -1,7 +1,7 @@
-"""Graphs for accelerators: the graphs that decode, in standard operators.
+"""Graphs for accelerators: the decoding graphs, in operators of the ONNX standard only.
 
-They compute the same over the same weights, in operators of the ONNX standard alone. B is 1 in them, and layers with a window keep the whole context. These
-inputs differ:
+They compute the same over the same weights. B is 1, and layers with a window keep the whole context. These
+inputs and outputs differ:
 
 | input or output on accelerators | type, shape | meaning |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Attention in standard ONNX: a step's keys and values are scattered into the KV cache, in place."""
+"""Attention in standard ONNX operators; a step's keys and values are written into the KV cache in place."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stem_edge.graph.ir import Graph, Node
 def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
     """Emit nodes that are equivalent to a GroupQueryAttention node, with the same outputs.
 
-    Query heads that share keys get an axis of their own, [kv heads, group, T, width], so that keys
-    are broadcast over it instead of copied. A layer that borrows keys and values finds those of the
-    step in the cache.
+    Queries are [kv heads, group, T, width]: all heads of a group share keys, so keys are broadcast over
+    the group axis instead of copied. A layer that borrows keys and values finds the step's own ones in
+    the cache.
     """
     number, result = int(node.outputs[0].split(".")[1]), node.outputs[0]
     at, own = f"layers.{number}.attend.", config.layer(number)
@@ -57,8 +57,8 @@ def _projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tu
 def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str) -> str:
     """Apply a layer's RoPE to x, and return it as heads [1, T, heads, width].
 
-    Interleaved pairs come out as halves. That does not change the scores, because it permutes q and
-    k alike.
+    Interleaved pairs come out as two halves. Scores do not change, because q and k are permuted in
+    the same way.
     """
     width = io.head_width(config.layer(number))
     half = width // 2
@@ -78,7 +78,7 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str) 
 
 
 def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
-    """Return cosines and sines [T, 1, width/2]; emit them once for all layers."""
+    """Emit cosines and sines as [T, 1, width/2], once for all layers; return their names."""
     names = [f"{table}.heads" for table in tables]
     if not any(node.outputs[0] == names[0] for node in nodes.nodes):
         for table, name in zip(tables, names, strict=True):
@@ -87,15 +87,15 @@ def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
 
 
 def _scatter(nodes: Graph, x: str, cache: str, width: int, name: str) -> None:
-    """Write the step's keys or values x into the lines of a cache [P, width] that are its tokens' places."""
+    """Emit the write of a step's keys or values x to its tokens' positions in a cache [P, width]."""
     lines = nodes.reshape(x, [-1, width], name)
     nodes.add("ScatterND", [cache, io.PLACES, lines], io.NEW + cache)
 
 
 def _turned(nodes: Graph, cache: str, head: tuple[int, int], perm: tuple[int, ...]) -> str:
-    """Return a cache [P, heads * width] in the order of `perm`; emit it once for all layers.
+    """Emit a cache [P, heads * width] as [1, P, heads, width], transposed by `perm`, once for all layers.
 
-    head: number and width of the heads.
+    head: number of heads, and width of a head.
     """
     result = f"seen.{cache}.turned"
     if any(node.outputs[0] == result for node in nodes.nodes):

@@ -1,12 +1,12 @@
-"""Graphs in standard ONNX operators, which every execution provider can have.
+"""Graphs in standard ONNX operators, which every execution provider can implement.
 
-A graph that decodes is rewritten node by node over the same weight file, whose codes are read as
-UINT4 or UINT8 [N, K]. Zero points that are not stored, or with padding, come from nodes that
-onnxruntime computes once, while it loads. stem_edge.graph.names lists inputs and outputs.
+Each decoding graph is rewritten node by node over the same weight file; its codes are read as UINT4
+or UINT8 [N, K]. Zero points that are padded or not stored are emitted as nodes, which onnxruntime
+computes once, while it loads. stem_edge.graph.names lists inputs and outputs.
 
 | operator of onnxruntime | becomes |
 |---|---|
-| MatMulNBits | DequantizeLinear, Transpose, MatMul: some providers then keep the codes in memory |
+| MatMulNBits | DequantizeLinear, Transpose, MatMul; some providers keep weights quantized then |
 | FusedMatMul | Transpose, MatMul |
 | GatherBlockQuantized | Gather of codes, scales and zero points, then arithmetic |
 | GroupQueryAttention | attention.py |
@@ -36,7 +36,7 @@ LOW, SHIFT = np.array(15, np.uint8), np.array(4, np.uint8)
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
-    """Return why only the CPU can run a model; empty if accelerators can, too."""
+    """Return the reason why only the CPU can run a model; "" if accelerators can, too."""
     if config.row_window:
         return "means of the rows of several tokens run on the CPU only"
     if config.ngram_order:
@@ -53,7 +53,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Build the graphs that decode of a model without `obstacle`, by name."""
+    """Build the decoding graphs for accelerators, by name; the model must have no `obstacle`."""
     made = dict[str, Graph]()
     for name, graph in decoding(config, layout, format).graphs.items():
         lowering = _Lowering(graph, config, layout)
@@ -67,7 +67,7 @@ def graphs(
 def _declare(
     name: str, source: Graph, graph: Graph, config: ModelConfig, layout: RecordLayout | None
 ) -> None:
-    """Declare inputs and outputs; caches, masks, angles and slots differ from those of the source."""
+    """Declare a graph's inputs and outputs; caches, masks, RoPE and slots differ from the source graph."""
     kept = (io.TOKEN_IDS, io.HIDDEN, io.EMBEDDED, io.WANTED)
     graph.inputs = {n: source.inputs[n] for n in kept if n in source.inputs}
     results = (io.NEW + io.HIDDEN, io.LOGITS)
@@ -94,7 +94,7 @@ def _declare(
 
 
 class _Lowering:
-    """Rewriter of the nodes of one graph, in their order."""
+    """Rewrites the nodes of one graph, in their order, into standard operators."""
 
     def __init__(self, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> None:
         self._config, self._layout, self._stored = config, layout, graph.tensors
@@ -160,13 +160,13 @@ class _Lowering:
         nodes.reshape(values, [0, 0, width], name)
 
     def _row_sizes(self) -> tuple[int, int, int]:
-        """Return values, scales and bytes of a row in a slot."""
+        """Return the numbers of values, scales and bytes of a row in a slot."""
         if self._layout is None:
             raise ValueError("a graph gathers rows, but there is no layout of rows")
         return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
-        """Unpack lines of so many bytes as floats [1, T, values], because every provider has kernels for those."""
+        """Emit the codes of rows `ids`, of `nbytes` bytes each, as float32 [1, T, values]."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
@@ -199,7 +199,7 @@ class _Lowering:
         nodes.add("MatMul", [x, turned], node.outputs[0])
 
     def _padded(self, points: str, rows: int, groups: int) -> str:
-        """Emit zero points of 4 bits [rows, groups] of rows that end with half a byte."""
+        """Emit 4-bit zero points [rows, groups] from stored rows whose last byte is half used."""
         nodes, nbytes = self.made, -(-groups // 2)
         low = nodes.add("BitwiseAnd", [points, nodes.constant("nibble", LOW)], points + ".low")
         bits = nodes.constant("nibble.bits", SHIFT)
@@ -211,7 +211,7 @@ class _Lowering:
         return nodes.add("Cast", [values], points + ".4", to=int(ElementType.UINT4))
 
     def _middle(self, scales: str, shape: tuple[int, int], bits: int) -> str:
-        """Emit the zero points of symmetric blocks, in the shape of the scales."""
+        """Emit the zero points of symmetric blocks, which are all the same, in the shape of the scales."""
         nodes, name = self.made, scales + ".middle"
         middle = np.array([1 << (bits - 1)], np.uint8)
         zeros = nodes.fill(nodes.sizes(shape), name, middle)
@@ -237,7 +237,7 @@ class _Lowering:
     def _keep(
         self, name: str, kind: ElementType | None = None, dims: tuple[int, ...] | None = None
     ) -> str:
-        """Copy the declaration of a weight, reinterpreted if asked; other names pass through."""
+        """Copy a weight's declaration, with another type or shape if given; return the name unchanged."""
         if name in self._stored and name not in self.made.tensors:
             stored = self._stored[name]
             self.made.tensors[name] = replace(
@@ -247,7 +247,7 @@ class _Lowering:
 
 
 def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
-    """Emit an RMS norm in ONNX's own operators, in the pattern that onnxruntime fuses again."""
+    """Emit an RMS norm in standard operators, in a pattern that onnxruntime fuses into one operator."""
     squares = graph.add("Pow", [x, graph.float(2.0)], result + ".squares")
     mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
     moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")
