@@ -1,7 +1,7 @@
 """Names of the backbone's graphs, and of their inputs and outputs.
 
-The backbone is split where rows are first needed, so that the layers before can run while records
-are still being read from flash. A step runs the graphs in this order:
+The backbone is split at the first layer that needs rows, so that earlier layers run while records are
+read from flash. A step runs the graphs in this order:
 
 | graph | computes |
 |---|---|
@@ -13,34 +13,34 @@ are still being read from flash. A step runs the graphs in this order:
 
 `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
 tokens and slower for one. All graphs share one KV cache. `assistant` drafts the next token of one
-sequence from what the others left there (graph.special.assistant).
+sequence from that cache (graph.special.assistant).
 
-A prepared backbone runs early, late, rest and head as one graph, `step`, with the inputs of all of
-them but `embedded`. Each run wakes onnxruntime's threads anew, which costs more than the layers
-before the first row hide of its read, so these wait for it, too.
+A prepared backbone runs early, late, rest and head as one graph, `step`, which has all of their inputs
+except `embedded`. So the early layers wait for the read of rows, too: each separate run wakes
+onnxruntime's threads again, which would cost more than the overlap saves.
 
-B sequences can take a step of one token together, and each attends to as many rows of its part of
-the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is 1.
+B sequences can take a step of one token together. Each sequence attends to the rows of its own part of
+the KV cache; seqlens_k says how many. In steps of several tokens, and in prefill, B is 1.
 
-`step2`, `step4` and `step8` are `step` for so many tokens, each of which gets the bits of a step of its
-own (graph.special.apart).
+`step2`, `step4` and `step8` are `step` for 2, 4 and 8 tokens of one sequence. Each token gets the same
+bits as in single-token steps (graph.special.apart).
 
 | input | type, shape | meaning |
 |---|---|---|
 | token_ids | int64 [B, T] | embed only |
-| hidden | float32 [B, T, hidden_width] | all others: the output of the previous graph; [B, n, ...] for head after rest |
+| hidden | float32 [B, T, hidden_width] | all graphs but embed: the output of the previous graph; [B, n, ...] for head after rest |
 | embedded | float32 [B, T, hidden_width] | rest with per-layer embeddings, and assistant: the output of embed |
 | state | float32 [1, 1, dim] | assistant only: norm.out of the token before the last one chosen, or new_state |
 | wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
 | slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows; [B, T + window - 1] where rows are means, [B, T, lookups] of n-grams |
-| row_shares | float32 [B, T + 1, T + window - 1] | with such means: what each of these rows is worth to a token; zeros for one more, because kernels round a single one otherwise |
+| row_shares | float32 [B, T + 1, T + window - 1] | where rows are means: weight of each row for each token; then a line of zeros, because kernels round a single line differently |
 | seqlens_k | int32 [B] | tokens in the context after this call, minus one |
 | total_length | int32 scalar | tokens in the longest context after this call |
-| window_seqlens_k, window_total_length | as the two above | the same without tokens that have left the window's cache |
-| positions | int64 [B, T] | of the tokens, for layers with a window |
+| window_seqlens_k, window_total_length | as the two above | the same numbers without tokens that the window's cache has dropped |
+| positions | int64 [B, T] | positions of the tokens, for layers with a window |
 | rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
 | keys.<l>, values.<l> | float32, int8 or uint8 [B, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is; two values of 4 bits are a uint8 (graph.kv) |
-| conv.<l> | float32, or float16 beside keys and values of other types [B, 1, capacity, dim] | Engram: what the convolution of the layer adds up, a row for each token; also an output, new_conv.<l> |
+| conv.<l> | float32 with float32 keys and values, else float16 [B, 1, capacity, dim] | Engram: inputs of the layer's convolution, a row for each token; also an output, new_conv.<l> |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
 | row_codes.<l>.1, row_scales.<l>.1 | as above, [slots, rows, ...] | an expert's second matrix |
@@ -50,7 +50,7 @@ own (graph.special.apart).
 |---|---|---|
 | new_hidden | float32 [B, T, hidden_width] | every graph but head; [B, n, ...] from rest |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs; of layers that borrow K and V, if they are quantized, to the lender's |
-| new_keys.<l>.<n>, new_values.<l>.<n> | the same, in step2 to step8 | as the token n of the step leaves them |
+| new_keys.<l>.<n>, new_values.<l>.<n> | the same, in step2 to step8 | the cache after token n of the step |
 | logits | float32 [B, n, V] | head, and assistant of the tokens that it scores |
 | norm.out | float32 [B, n, dim] | head only, in bundles with an assistant: what the head multiplies |
 | new_state | float32 [1, 1, dim] | assistant only: the state for its next draft |
@@ -108,37 +108,37 @@ WINDOW_BLOCK = 128
 
 
 def mask_name(window: int) -> str:
-    """Name the mask input of graphs on accelerators for layers with a window of this width."""
+    """Return the name of the mask input for layers with this window, in graphs for accelerators."""
     return f"{MASK}{window}"
 
 
 def row_name(layer: int) -> str:
-    """Name the input of backbone.onnx for the rows of a STEM layer."""
+    """Return the name of the graph input for the rows of a STEM layer."""
     return f"{ROW}{layer}"
 
 
 def row_codes(layer: int, part: int = 0) -> str:
-    """Name the input with the slots of one part (ModelConfig.row_parts) of a layer's rows."""
+    """Return the name of the graph input with slots of one part (ModelConfig.row_parts) of a layer's rows."""
     return f"{ROW_CODES}{layer}" + (f".{part}" if part else "")
 
 
 def row_scales(layer: int, part: int = 0) -> str:
-    """Name the input with the scales of row_codes."""
+    """Return the name of the graph input with the scales of row_codes."""
     return f"row_scales.{layer}" + (f".{part}" if part else "")
 
 
 def apart_step(tokens: int) -> str:
-    """Name the graph of a step whose tokens have the same bits as in single-token steps."""
+    """Return the name of the graph for a multi-token step with the same bits as single-token steps."""
     return f"{STEP}{tokens}"
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Name the output for a cache after a token of such a step that is not the last one."""
+    """Return the name of the output for a cache after `token` of a multi-token step (not its last token)."""
     return f"{cache}.{token}"
 
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:
-    """Map each decoding graph that has layers to those layers, in order of execution."""
+    """Return graph name -> its layers, for decoding graphs with layers, in order of execution."""
     own = config.own_kv_layers
     first = min(config.stem_layers[0] if config.stem_layers else own, own)
     graphs = {EARLY: range(first), LATE: range(first, own), REST: range(own, config.n_layers)}
@@ -156,15 +156,15 @@ def head_width(layer: Layer) -> int:
 
 
 def kv_capacity(window: int, tokens: int) -> int:
-    """Return how many tokens' keys and values a layer keeps on the CPU, in a context of `tokens`.
+    """Return for how many tokens a layer's KV cache has room on the CPU, in a context of `tokens`.
 
-    With a window, these are what the tokens of a step see, from the start of a block on.
+    With a window, it holds the tokens that a step attends to, from the start of a block on.
     """
     return min(tokens, window + WINDOW_BLOCK + STEP_TOKENS) if window else tokens
 
 
 def rope_names(config: ModelConfig, layer: Layer) -> tuple[str, str]:
-    """Name the inputs with the rotation of a layer: cosines and sines."""
+    """Return the names of the graph inputs with a layer's RoPE tables: cosines and sines."""
     number = config.ropes.index(layer.rope)
     end = f".{number}" if number else ""
     return ROPE_COS + end, ROPE_SIN + end

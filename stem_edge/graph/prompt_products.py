@@ -1,4 +1,4 @@
-"""Matrix products for prompts: int8, with a scale per output and one per token."""
+"""Matrix products of the graph for prompts: int8 weights and activations."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ INT8_MAX = 127
 
 
 class PromptProducts(Products):
-    """Products for prompts: int8 matrices, a scale per output and one per token of activations.
+    """Products for prompts: int8 weights with a scale per output, int8 activations with one per token.
 
-    Products this coarse are the fastest for many tokens, and the least exact if some input channels
-    are far larger than others. Channels are therefore balanced against the columns of the matrix
-    (SmoothQuant, arXiv 2211.10438): x / s times W * s. The division is folded into the preceding
-    norm; products without one, if named in `balanced`, get a multiplication of their own.
+    Such products are the fastest for many tokens, but inexact if some input channels are far larger
+    than others. So channels are balanced against the columns of the matrix (SmoothQuant, arXiv
+    2211.10438): x / s times W * s. The preceding norm does the division. A product without such a norm
+    gets a separate multiplication if `balanced` names it.
 
-    Small matrices are multiplied as in decoding, because no norm precedes them that could take a
-    balance.
+    Small matrices are multiplied as in decoding, because no norm before them could do the division.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
@@ -31,18 +30,18 @@ class PromptProducts(Products):
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
     def values_apart(self, layer: int) -> bool:
-        """Return False: every matrix has the same type here."""
+        """Return False: v needs no separate product, because all matrices have the same type here."""
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Return the weight divided by the consumer's balance."""
+        """Place a norm's weight, divided by the balance of the product `consumer`; return its name."""
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit an integer product and its scaling; x is quantized once for all its consumers."""
+        """Emit an integer product and its scaling; x is quantized once for all products of it."""
         if kind in SMALL_KINDS:
             return super().product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
@@ -68,7 +67,7 @@ class PromptProducts(Products):
         return graph.add("Mul", [raw, scale], name)
 
     def _quantize(self, x: str) -> tuple[str, str]:
-        """Return the codes uint8 [1, T, K] of x and its scales [1, T, 1]."""
+        """Emit the quantization of x; return codes uint8 [1, T, K] and scales [1, T, 1]."""
         if x in self._quantized:
             return self._quantized[x]
         graph = self.graph

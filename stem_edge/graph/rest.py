@@ -1,4 +1,4 @@
-"""The last layers of models that borrow K and V: they run for tokens with wanted logits alone."""
+"""The last layers of models where these borrow K and V: they run only for tokens that need logits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rest(
 
 
 def wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Emit the wanted positions of the inputs of layers that borrow K and V."""
+    """Emit the inputs of layers that borrow K and V, for the tokens whose logits are requested."""
     if config.ple_width:
         start = start._replace(slot_ids=wanted(graph, start.slot_ids))
     positions = start.positions if any(map(config.window, layers)) else ""
@@ -48,6 +48,6 @@ def wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start)
 
 
 def updated_caches(node: Node) -> dict[str, str]:
-    """Return the caches that a node updates -> their new names."""
+    """Return cache name -> name of the updated cache, for the caches that a node updates."""
     caches = [name for name in node.outputs if name.startswith((NEW_KEYS, NEW_VALUES))]
     return {name.removeprefix(io.NEW): name for name in caches}

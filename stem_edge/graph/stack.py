@@ -19,7 +19,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class Start(NamedTuple):
-    """Names of the values that layers start from."""
+    """Names of the values that a group of layers starts from."""
 
     hidden: str = io.HIDDEN  # [B, T, hidden_width]
     embedded: str = io.HIDDEN  # [B, T, hidden_width], before the first layer of the model
@@ -36,7 +36,7 @@ def layers_in_order(
     start: Start,
     result: str = io.NEW + io.HIDDEN,
 ) -> str:
-    """Emit start.hidden [B, T, hidden_width] -> result, of the same shape."""
+    """Emit these layers, one after another: start.hidden [B, T, hidden_width] -> result, same shape."""
     graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
@@ -78,7 +78,7 @@ def layers_in_order(
 
 
 def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
-    """Emit attention and FFN of residual + delta [B, T, dim]; return two values to be added."""
+    """Emit a layer over residual + delta [B, T, dim]; return two values whose sum is its result."""
     config = layer.config
     # With a LAuReL the norm feeds two products, so no balance of one may divide it; nor with a router.
     x, residual = layer.add_norm(
@@ -104,7 +104,7 @@ def _ffn(layer: LayerGraph, x: str) -> str:
 
 
 def _around(layer: LayerGraph, streams: str, context: str) -> str:
-    """Emit a layer that computes one of the streams [B, T, streams, dim] -> the same shape."""
+    """Emit a layer with AltUp around it: streams [B, T, streams, dim] -> the same shape."""
     from stem_edge.graph.special.altup import AltUp
 
     altup = AltUp(layer, streams)

@@ -1,7 +1,7 @@
-"""Layout of onnxruntime's weight files, which follows from the model and the format.
+"""Layout of onnxruntime's weight files, which model and storage format determine.
 
-Weights are placed in the order of a builder's requests. So a plan needs no file, and a file needs
-no header: only its size can be wrong with its form.
+Weights lie in the order in which a graph builder places them. So a plan can be made without the file,
+and the file needs no header.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Vector:
-    """Weight of a norm, or concatenated biases, as float32."""
+    """Item of a weight file: weight of a norm, or concatenated biases, float32."""
 
     tensor: Tensor
     parts: tuple[str, ...]  # names in ModelConfig.backbone_shapes; an absent bias is zeros
@@ -33,14 +33,14 @@ class Vector:
 
 @dataclass(frozen=True)
 class Named:
-    """Values that the writer has by the tensor's name: peaks (graph.kv), tokens of an assistant's clusters."""
+    """Item whose values are looked up by tensor name: peaks (graph.kv), tokens of an assistant's clusters."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Reciprocals of the balance of a consumer's input channels, float32 [K]."""
+    """Item: reciprocals of the factors that balance a product's input channels, float32 [K]."""
 
     tensor: Tensor
     consumer: str
@@ -48,7 +48,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Floats:
-    """Stacked matrices as float32 [N, K]."""
+    """Item: stacked matrices as float32 [N, K]."""
 
     tensor: Tensor
     parts: tuple[str, ...]
@@ -56,7 +56,7 @@ class Floats:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows start to stop (exclusive) of a matrix in blocks, and their tensors."""
+    """Tensors with the rows from start to stop (exclusive) of a quantized matrix."""
 
     start: int
     stop: int
@@ -68,7 +68,7 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Stacked matrices [N, K] as codes; each block of `block` values along K shares a scale."""
+    """Item: stacked matrices [N, K], quantized; `block` values along K share a scale."""
 
     name: str  # the product's
     kind: MatrixKind
@@ -84,7 +84,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Columns:
-    """Stacked matrices for prompts: int8 codes [K, N] with a scale for each of N outputs."""
+    """Item: stacked matrices for prompts, as int8 codes [K, N] with a scale for each of N outputs."""
 
     name: str
     parts: tuple[str, ...]
@@ -115,5 +115,5 @@ class WeightPlan:
         return Tensor(name, kind, dims, file=self.file, offset=offset)
 
     def of(self, part: str, kind: type[Placed]) -> list[Placed]:
-        """Return the items of a kind that a matrix was placed in alone."""
+        """Return the items of class `kind` that contain only the matrix `part`."""
         return [item for item in self.items if isinstance(item, kind) and item.parts == (part,)]

@@ -1,7 +1,7 @@
-"""AltUp and LAuReL as graph nodes: a token has several hidden states, and a layer computes one.
+"""AltUp and LAuReL as graph nodes: a token has several hidden states (streams), a layer computes one.
 
-Between graphs the streams lie side by side, [B, T, streams * dim]; between the layers of a graph
-they are [B, T, streams, dim]. stem_edge.numerics.altup has the mathematics.
+Streams are [B, T, streams * dim] between graphs, and [B, T, streams, dim] between the layers of a
+graph. stem_edge.numerics.altup has the mathematics.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class AltUp:
         self.active = self._one(self._streams, ".active")  # [B, T, dim], for the layer
 
     def corrected(self, computed: str, context: str) -> str:
-        """Emit the streams after their correction by the layer's result, computed [B, T, dim].
+        """Emit the streams, corrected by the layer's result `computed` [B, T, dim].
 
-        With a context, per-layer embeddings are added to all but the first.
+        With a context, per-layer embeddings are added to all streams except the first.
         """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")
@@ -79,7 +79,7 @@ class AltUp:
         return graph.add("Add", [self._streams, changes], at + ".corrected")
 
     def _gated(self, factors: str, change: str) -> str:
-        """Emit the corrected active stream [B, T, dim], scaled for the gate of its row."""
+        """Emit the corrected active stream [B, T, dim], scaled, as input of the per-layer embedding's gate."""
         graph, at, config = self._graph, self._at, self._layer.config
         place = graph.sizes([config.active_stream])
         own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
@@ -90,7 +90,7 @@ class AltUp:
         return graph.add("Mul", [active, self._layer.vector("ple_gate_scale")], at + ".scaled")
 
     def _with_ones(self, columns: str) -> str:
-        """Emit a column [B, T, streams, 1] beside one with a 0 for the first stream, else 1."""
+        """Emit columns [B, T, streams, 1] with a second column: 0 for the first stream, else 1."""
         left, right = np.zeros((1, 2), np.float32), np.zeros((self._count, 2), np.float32)
         left[0, 0], right[1:, 1] = 1, 1
         graph, at = self._graph, self._at
@@ -113,7 +113,7 @@ class AltUp:
         return self._graph.add("Gather", [streams, place], self._at + end, axis=2)
 
     def _routed(self, x: str, end: str) -> str:
-        """Emit the router that coefficients are computed from: x [B, T, dim] -> [B, T, streams]."""
+        """Emit AltUp's router: x [B, T, dim] -> [B, T, streams], the input of the coefficients."""
         graph, at, config = self._graph, self._at + end, self._layer.config
         normed = graph.add(NORM, [x, self._norm], at + ".normed", axis=-1, epsilon=config.norm_eps)
         routed = self._times(normed, self._router, at + ".router")
@@ -140,7 +140,7 @@ def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
 
 
 def _matched(graph: Graph, x: str, like: str, dim: int) -> str:
-    """Emit x [B, T, n, dim] with the magnitudes of `like` [B, T, dim]."""
+    """Emit x [B, T, n, dim], scaled to the L2 norms of `like` [B, T, dim]."""
     least = graph.float((LEAST_SQUARE * dim) ** 0.5)
     length = graph.add("Max", [_length(graph, x), least], x + ".least")
     wanted = graph.reshape(_length(graph, like), [0, 0, 1, 1], like + ".wanted")

@@ -1,10 +1,10 @@
-"""Graphs of steps in which the tokens of one sequence attend as they do in steps of their own.
+"""Graphs for multi-token steps of one sequence that compute the same bits as single-token steps.
 
-Attention over several queries adds up in another order than over one. So a graph for a fixed number of
-tokens has an attention node for each token, over the same weights, and keeps all else together. Attention
-nodes of a layer follow each other: the next token attends to the keys and values that the one before has
-added. All of these are outputs, to be bound to the memory of the cache: onnxruntime would copy what is no
-output. Products round alike with any even number of rows (Rows in runtime/backends/onnxruntime/loaded.py).
+Attention over several queries sums in another order than over one query. So these graphs, for a fixed number
+of tokens, have an attention node for each token; all other nodes compute the tokens together. The attention
+nodes of a layer run one after another, because each token attends to the keys and values of the tokens before.
+Each node's updated cache is a graph output, bound to the cache's memory, because onnxruntime would copy it
+otherwise. Products round alike with any even number of tokens (Rows in runtime/backends/onnxruntime/loaded.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKENS = 1  # the axis of most values
 
 
 def apart(graph: Graph, count: int) -> Graph:
-    """Return a graph for `count` tokens of one sequence, with the inputs of a graph for any number."""
+    """Return a copy of a graph for exactly `count` tokens of one sequence, with the same inputs."""
     made = replace(graph, nodes=[], tensors=dict(graph.tensors), outputs=dict(graph.outputs))
     tokens = _Tokens(made, count)
     for node in graph.nodes:
@@ -34,12 +34,12 @@ def apart(graph: Graph, count: int) -> Graph:
 
 
 def _keeps_bits(node: Node) -> bool:
-    """True if attention computes queries one by one, as kernels of quantized caches do."""
+    """Return True if an attention node computes queries one by one, as with quantized caches."""
     return len(node.inputs) > K_SCALE and bool(node.inputs[K_SCALE])
 
 
 def _attend(graph: Graph, node: Node, tokens: _Tokens) -> None:
-    """Add a node for each token in place of one for all."""
+    """Add an attention node for each token, in place of one node for all tokens."""
     q, k, v, *caches, filled, total, cos, sin = node.inputs[:9]
     places, others = node.inputs[9:10], node.inputs[10:]
     result, *updated = node.outputs
@@ -56,13 +56,13 @@ def _attend(graph: Graph, node: Node, tokens: _Tokens) -> None:
 
 
 class _Tokens:
-    """Values of single tokens, by the names of the values of all."""
+    """Splits values of all tokens into values of single tokens, each value once."""
 
     def __init__(self, graph: Graph, count: int) -> None:
         self._graph, self._count, self._parts = graph, count, dict[str, list[str]]()
 
     def of(self, name: str) -> list[str]:
-        """Return the value of each token; an empty name stands for itself at each token."""
+        """Emit the split of a value; return the name for each token. Empty names stay empty."""
         if not name or name.startswith(NOTHING):
             return [name] * self._count
         if name not in self._parts:
@@ -71,7 +71,7 @@ class _Tokens:
         return self._parts[name]
 
     def lengths(self, name: str) -> list[str]:
-        """Return for each token the length input that it would have in a single-token step."""
+        """Emit, for each token, the length input that a single-token step would have."""
         if name not in self._parts:
             fewer = range(self._count - 1, 0, -1)
             less = [self._graph.constant(f"int32.{n}", np.array(n, np.int32)) for n in fewer]
@@ -81,5 +81,5 @@ class _Tokens:
         return self._parts[name]
 
     def names(self, name: str) -> list[str]:
-        """Return names for the values of the tokens."""
+        """Return a name for each token's part of a value."""
         return [f"{name}.token{n}" for n in range(self._count)]

@@ -1,8 +1,8 @@
-"""Graph of an assistant: a small model that drafts from the keys and values of the model it is made for.
+"""Graph of an assistant: a small model that drafts tokens from the keys and values of its target model.
 
-It sees the last token as that model embeds it, and the state in which the model chose it. It gives
-scores of the next token, and a state in place of the model's for the token after that. Its layers have
-queries alone. All drafts after a token stand at the place of that token, which has no keys yet.
+Inputs: the last token's embedding in the target, and the target's hidden state that this token was chosen
+from. Outputs: scores of the next token, and a hidden state for drafting the token after it. Its layers
+have queries only. All drafts after a token use the position of this token, which has no keys yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IN, OUT, CLUSTERS, ORDER = "in", "out", "clusters", "order"  # its tensors besid
 def drafting(
     assistant: Assistant, target: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> tuple[Graph, WeightPlan]:
-    """Build the graph and the plan of its weight file. format, kv: of the target.
+    """Build the assistant's graph and the plan of its weight file. format, kv: of the target model.
 
     Raises GraphError, ValueError.
     """
@@ -53,9 +53,9 @@ def drafting(
 
 
 def lenders(assistant: Assistant, target: ModelConfig) -> dict[int, int]:
-    """Return each own layer -> the layer of the target whose keys and values it reads.
+    """Return assistant layer -> layer of the target model whose keys and values it reads.
 
-    Raises ValueError if this is the assistant of another model.
+    Raises ValueError if the assistant belongs to another model.
     """
     kinds = {_kind(layer): layer.kv_layer for layer in target.layers[: target.own_kv_layers]}
     model, clusters, best = assistant.model, assistant.clusters, assistant.best
@@ -78,19 +78,19 @@ def _kind(layer: Layer) -> tuple[Rope, int, int]:
 
 
 def scored(assistant: Assistant) -> int:
-    """Return how many tokens the head scores."""
+    """Return for how many tokens the assistant's head computes scores."""
     size = assistant.model.vocab_size
     return assistant.best * (size // assistant.clusters) if assistant.clusters else size
 
 
 def with_states(graph: Graph, target: ModelConfig) -> None:
-    """Add the input of a target's head to its outputs, for the assistant."""
+    """Make the input of the target's head a graph output, because the assistant reads it."""
     if any(io.STATES in node.outputs for node in graph.nodes):
         graph.output(io.STATES, np.float32, [graph.sequences, "n", target.dim])
 
 
 def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> str:
-    """Emit attention of x [1, 1, dim], already normed, to the keys of a layer of the target."""
+    """Emit attention of normed x [1, 1, dim] to the keys and values of the target's layer `lender`."""
     graph, model, own = layer.graph, layer.config, layer.shape
     prefix, width = io.WINDOW if own.window else "", io.head_width(own)
     q = layer.product("qkv", "qkv", x, ("wq",))
@@ -110,7 +110,7 @@ def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> s
 
 
 def _head(products: Products, assistant: Assistant, x: str) -> None:
-    """Emit the scores of all tokens, or of those in the best clusters with their ids."""
+    """Emit scores of all tokens; with clusters, only of the best clusters' tokens, and their ids."""
     graph, plan, model = products.graph, products.plan, assistant.model
     shape, count = (model.vocab_size, model.dim), assistant.clusters
     if not count:

@@ -1,8 +1,8 @@
-"""Engram modules as graph nodes: a token's rows of n-grams, added by a gate, and convolved.
+"""Engram modules as graph nodes: a token's n-gram rows are gated, convolved and added.
 
-What the convolution adds up of earlier tokens lies in the context as keys and values do: a row for each
-token, `conv.<l>`. A step writes its own rows and reads those it needs, so that a context can be taken
-back, kept and copied as it is, whatever the steps were.
+The context stores the convolution's inputs like keys and values: a row for each token, `conv.<l>`. A step
+writes its tokens' rows and reads earlier ones. So a context can be rewound, cached and copied at any token,
+whatever the steps were.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES = "conv.places"
 
 
 def with_engram(layer: LayerGraph, x: str) -> str:
-    """Emit x [B, T, dim] plus the gated and convolved rows of n-grams."""
+    """Emit x [B, T, dim] plus the gated and convolved n-gram rows."""
     graph, at, config = layer.graph, layer.at + "engram", layer.config
     both = layer.product("project", "project", _rows(layer), ("project",))
     keys, values = at + ".keys", at + ".values"
@@ -40,7 +40,7 @@ def _normed(layer: LayerGraph, name: str, x: str) -> str:
 
 
 def _rows(layer: LayerGraph) -> str:
-    """Emit the rows of this layer's tables [B, T, tables * width]; all layers' are gathered at once."""
+    """Emit the tokens' rows of this layer's tables [B, T, tables * width]; one gather serves all layers."""
     config, first = layer.config, layer.config.row_layers[0]
     number, layers = config.stem_layers.index(layer.number), len(config.stem_layers)
     every = gathered(layer) if _is_first(layer) else f"layers.{first}.row.joined"
@@ -51,7 +51,7 @@ def _rows(layer: LayerGraph) -> str:
 
 
 def _gate(layer: LayerGraph, query: str, keys: str) -> str:
-    """Emit the gate [B, T, 1] of keys and queries [B, T, dim]."""
+    """Emit the gate [B, T, 1], computed from the dot products of keys and queries [B, T, dim]."""
     graph, at, dim = layer.graph, layer.at + "engram.gate", layer.config.dim
     # A product of matrices for each token: its sum does not depend on how many tokens there are.
     across = graph.reshape(query, [0, 0, 1, dim], at + ".query")
@@ -65,7 +65,7 @@ def _gate(layer: LayerGraph, query: str, keys: str) -> str:
 
 
 def _convolved(layer: LayerGraph, normed: str) -> str:
-    """Emit SiLU of the convolution of normed [B, T, dim], which joins the rows of the context."""
+    """Emit SiLU of the convolution of normed [B, T, dim], and store normed in the context."""
     graph, config, at = layer.graph, layer.config, layer.at + "engram.conv"
     if _is_first(layer):
         _emit_places(layer, normed)
@@ -88,16 +88,16 @@ def _convolved(layer: LayerGraph, normed: str) -> str:
 
 
 def _distances(layer: LayerGraph) -> list[int]:
-    """Return the distances, in tokens, of the inputs that the convolution adds up."""
+    """Return how many tokens back each input of the convolution lies."""
     config = layer.config
     return [ago * config.ngram_order for ago in reversed(range(config.engram_kernel))]
 
 
 def _emit_places(layer: LayerGraph, x: str) -> None:
-    """Emit where the tokens of x [B, T, dim] and those before lie in the context, for all layers.
+    """Emit indices of the tokens of x [B, T, dim], and of earlier tokens, in `conv.<l>`, for all layers.
 
-    That is PLACES [B, T, 3] in the memory of all sequences, and for each distance _row [B, T, 2] in that of
-    a sequence and, but for 0, whether there is such a token, [B, T, 1].
+    PLACES [B, T, 3]: the tokens, in the arrays of all sequences. _row(distance) [B, T, 2]: the token so many
+    tokens before, in its sequence's array; with ".known" [B, T, 1]: 1 if that token exists, else 0.
     """
     graph = layer.graph
     zero, one = (graph.constant(f"int64.{n}", np.array(n, np.int64)) for n in (0, 1))
@@ -135,5 +135,5 @@ def _row(ago: int) -> str:
 
 
 def _is_first(layer: LayerGraph) -> bool:
-    """Return True for the first layer with a module, which emits the values that all modules share."""
+    """Return True for the first layer with an Engram module; it emits the values that all modules share."""
     return layer.number == layer.config.row_layers[0]

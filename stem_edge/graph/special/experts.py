@@ -16,8 +16,8 @@ CHOSEN = 100.0
 def experts(layer: LayerGraph, x: str) -> str:
     """Emit a mixture of experts that reads each token's expert from its slot.
 
-    The layout is that of the CPU's kernels: gate and up alternate. Raises GraphError for experts in
-    16 bits, which those kernels do not have.
+    Rows of gate and up alternate, as the CPU's kernels expect. Raises GraphError for 16-bit experts,
+    which these kernels do not support.
     """
     graph, layout, number = layer.graph, rows_layout(layer), layer.number
     if layout.bits == 16:

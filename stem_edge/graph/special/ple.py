@@ -15,9 +15,9 @@ from stem_edge.graph.linear import Products, vector
 def contexts(
     products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
 ) -> dict[int, str]:
-    """Emit layer -> its context [B, T, ple_width], to which its rows are added.
+    """Emit each layer's context [B, T, ple_width], to which its rows are added; return layer -> name.
 
-    All contexts come from one product of embedded [B, T, dim], and are divided by sqrt(2) already.
+    One product of embedded [B, T, dim] computes all contexts; they are already divided by sqrt(2).
     """
     graph, width = products.graph, config.ple_width
     at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]

@@ -1,9 +1,9 @@
-"""Products of matrices that were trained with static ranges: inputs and results are multiples of a step.
+"""Products for models trained with static activation ranges: inputs and results are multiples of a step.
 
-MatMulNBits rounds its input once more, to 127 steps up to the greatest value of each block. Where a
-block holds a value of exactly 127, and all others are whole numbers from -127 to 127, that changes
-nothing. So inputs are given as such numbers, with 127 behind each block - 1 of them; the weights have a
-code of zero there, and the step is a part of their scales. Only -128 becomes -127.
+MatMulNBits quantizes its input again, to int8 with a scale per block. This changes nothing if a block
+contains the value 127 and only whole numbers from -127 to 127. So inputs are passed as whole numbers of
+steps, and 127 is appended to every (block - 1) of them. The weights have a zero at these places, and their
+scales include the step. The only change is that -128 becomes -127.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ZERO = "int8.zero"
 
 
 class SteppedProducts(Products):
-    """Products that decode a model with ranges."""
+    """Products of the decoding graphs, for models with static activation ranges."""
 
     def __init__(
         self, graph: Graph, plan: WeightPlan, format: BackboneFormat, config: ModelConfig
@@ -40,7 +40,7 @@ class SteppedProducts(Products):
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit a product of x in steps, and its result in steps."""
+        """Emit a product of x; input and result are rounded to multiples of their steps."""
         ranges = [self._ranges.get("head" if kind == "head" else part) for part in parts]
         if not any(ranges):
             return super().product(name, kind, x, parts, shape)
@@ -67,7 +67,7 @@ class SteppedProducts(Products):
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
 
     def _in_parts(self, x: str, whole: Blocks, shape: tuple[int, int]) -> str:
-        """Emit a product of x in whole steps: the sum of those with the columns of each part."""
+        """Emit a product of x in whole steps: the sum of products with each part of the columns."""
         made = list[str]()
         for item in apart(whole, shape[1]):
             laid = self._capped(x, item, shape[1])
@@ -78,7 +78,7 @@ class SteppedProducts(Products):
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit rows; those that a head shares have a code of zero at the end of each block."""
+        """Emit rows of a matrix, without the extra columns that it has if a head shares it."""
         step, _ = self._ranges.get("head", (0.0, 0.0))
         if not (self.format.tied and step) or self.format.bits(kind) == 32:
             return super().rows(name, kind, ids, result, shape)
@@ -92,7 +92,7 @@ class SteppedProducts(Products):
         return self.graph.add("Div", [x, self.graph.float(step)], result)
 
     def _rounded(self, x: str, step: float, result: str = "") -> str:
-        """Emit x rounded to multiples of a step from -128 to 127."""
+        """Emit x rounded to multiples of a step, from -128 to 127 steps."""
         key = x, step, "rounded"
         if key not in self._made:
             result = result or f"{x}.on_{step!r}"
@@ -103,7 +103,7 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _capped(self, x: str, item: Blocks, of: int) -> str:
-        """Emit an item's columns of x [B, T, of] in whole steps, with 127 at the end of each block."""
+        """Emit an item's columns of x [B, T, of] in steps, with 127 appended at the end of each block."""
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
@@ -124,13 +124,13 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _longer(self, codes: str, more: int, value: int, result: str) -> str:
-        """Emit codes with so many of a value behind each line."""
+        """Emit codes with `more` values appended along the last axis."""
         constant = self.graph.constant(f"int8.{value}", np.array(value, np.int8))
         pads, axis = self.graph.sizes([0, more]), self.graph.sizes([-1])
         return self.graph.add("Pad", [codes, pads, constant, axis], result)
 
     def _clipped(self, x: str, step: float) -> str:
-        """Emit x in whole steps from -127 to 127."""
+        """Emit x as whole numbers of steps, int8, from -127 to 127."""
         key, graph, result = (x, step), self.graph, f"{x}.by_{step!r}"
         if key not in self._made:
             least = graph.constant(f"int8.{-TOP}", np.array(-TOP, np.int8))
@@ -144,10 +144,10 @@ class SteppedProducts(Products):
 
 
 def apart(whole: Blocks, width: int) -> list[Blocks]:
-    """Return a matrix, or its whole blocks and a smaller block with the few columns beyond them.
+    """Divide a matrix, if it pays, into its whole blocks and a smaller 4-bit block of leftover columns.
 
-    Kernels of 2 bits read four blocks at a time: 1536 columns would be 2048. Small blocks have 4 bits.
-    Of 4 bits, they would be 1664, and prompts take an eighth longer with a second product.
+    It pays with 2 bits, whose kernels read four blocks at a time and would pad 1536 columns to 2048. With
+    4 bits, they would be 1664, and a second product takes prompts an eighth longer.
     """
     end = width // (whole.block - 1) * (whole.block - 1)
     for block in SMALL_BLOCKS if whole.bits == 2 else ():
@@ -159,11 +159,11 @@ def apart(whole: Blocks, width: int) -> list[Blocks]:
 
 
 def capped_width(width: int, block: int) -> int:
-    """Return the columns of a matrix [N, width] with a code of zero at the end of each block."""
+    """Return the width of a matrix after a zero column is added at the end of each block."""
     return -(-width // (block - 1)) * block
 
 
 def places(width: int, block: int) -> I64:
-    """Return the column of a capped matrix for each column of the matrix."""
+    """Return, for each column of a matrix, its index after zero columns are added to blocks."""
     columns = np.arange(width, dtype=np.int64)
     return columns // (block - 1) * block + columns % (block - 1)
