@@ -202,7 +202,7 @@ class MemoryPlan:
         ]
 
     def computing(self, place: MemoryPlan | DevicePlan) -> list[tuple[str, int]]:
-        """Name and bytes of the parts that compute, in this process or on the device."""
+        """Name and bytes of weights, KV cache and activations, in this process or on the device."""
         times = f"{self.sequences} x " if self.sequences > 1 else ""
         return [
             ("weights", place.weights),

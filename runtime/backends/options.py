@@ -97,7 +97,7 @@ class LoadOptions:
             )
 
     def open(self, path: str | Path) -> Bundle:
-        """Open a bundle as load does. Raises BundleError, HubError, InputError."""
+        """Open a bundle with these options. Raises BundleError, HubError, InputError."""
         bundle = open_bundle(path, self.tables, progress=self.progress)
         if bundle.tables is not None:
             from stem_edge.runtime.rows.remote import open_url

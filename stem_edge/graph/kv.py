@@ -98,7 +98,7 @@ class KvFormat(NamedTuple):
 def place_peaks(
     plan: WeightPlan, config: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> KvFormat:
-    """Place the peaks of all layers that compute keys and values in the weight file, if there are any.
+    """Place the peaks of keys and values in the weight file, if the format has peaks.
 
     Raises GraphError if the KV cache type needs peaks and the format has none.
     """

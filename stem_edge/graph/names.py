@@ -118,7 +118,7 @@ def row_name(layer: int) -> str:
 
 
 def row_codes(layer: int, part: int = 0) -> str:
-    """Return the name of the graph input with slots of one part (ModelConfig.row_parts) of a layer's rows."""
+    """Return the name of the graph input for one part (ModelConfig.row_parts) of a layer's row slots."""
     return f"{ROW_CODES}{layer}" + (f".{part}" if part else "")
 
 

@@ -31,7 +31,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Attended:
-    """Keys and values of a sequence that its tokens attend to."""
+    """KV cache of one sequence, and the cells that the sequence's tokens attend to."""
 
     kv: KvCache
     cells: Mapping[int, Cells]  # window -> cells

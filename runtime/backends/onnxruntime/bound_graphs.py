@@ -88,7 +88,7 @@ class BoundGraphs:
         return name in self.graphs
 
     def _prompts(self) -> bool:
-        """Open the graph for prompts at its first use; False if the decoding graphs must compute prompts."""
+        """Open the graph for prompts at its first use; return False if there is none or opening fails."""
         try:
             return self._later(io.PREFILL)
         except BackendError:

@@ -18,7 +18,7 @@ class _Shift(NamedTuple):
 
 
 class KvWindow:
-    """Window of one sequence. arrays: [1, heads, rows, width], of all layers with it; window: in tokens."""
+    """Sliding window of one sequence in KV cache arrays [1, heads, rows, width]. window: in tokens."""
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
         self._heads, self._window = [head for array in arrays for head in array[0]], window

@@ -153,8 +153,8 @@ def open_sessions(
 ) -> Sessions:
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError.
 
-    sparing: take less memory (42 MB in place of 142 MB for a 1B model), and a third more time. onnxruntime packs
-    each matrix, also to compare it with a prepared one. Freed pages are kept for the next matrix unless sparing.
+    sparing: take less memory while matrices are packed (a 1B model: 42 MB, not 142), but a third more time,
+    because the pages of a packed matrix are not kept for the next one. Prepared graphs are packed, too.
     """
     give_back_freed_blocks(KEPT_NBYTES if sparing else PACKED_NBYTES)
     sessions = Sessions()

@@ -67,7 +67,7 @@ class SteppedProducts(Products):
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
 
     def _in_parts(self, x: str, whole: Blocks, shape: tuple[int, int]) -> str:
-        """Emit a product of x in whole steps: the sum of products with each part of the columns."""
+        """Emit the product of x with a matrix, as the sum of products with parts of the columns."""
         made = list[str]()
         for item in apart(whole, shape[1]):
             laid = self._capped(x, item, shape[1])

@@ -1,1 +1,1 @@
-"""The standard graphs on an accelerator: their loader, slots, contexts and memory."""
+"""Runs a backbone on an accelerator, by graphs in standard operators: loader, contexts and memory."""
