@@ -1,4 +1,4 @@
-"""Attention in standard ONNX operators; a step's keys and values are written into the KV cache in place."""
+"""Attention in standard ONNX operators; keys and values are written into the KV cache in place."""
 
 from __future__ import annotations
 

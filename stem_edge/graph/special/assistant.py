@@ -1,4 +1,4 @@
-"""Graph of an assistant: a small model that drafts tokens from the keys and values of its target model.
+"""Graph of an assistant: a small model that drafts tokens from keys and values of its target model.
 
 Inputs: the last token's embedding in the target, and the target's hidden state that this token was chosen
 from. Outputs: scores of the next token, and a hidden state for drafting the token after it. Its layers

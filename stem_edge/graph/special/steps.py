@@ -1,4 +1,4 @@
-"""Products for models trained with static activation ranges: inputs and results are multiples of a step.
+"""Products for models trained with static activation ranges: inputs and results are whole steps.
 
 MatMulNBits quantizes its input again, to int8 with a scale per block. This changes nothing if a block
 contains the value 127 and only whole numbers from -127 to 127. So inputs are passed as whole numbers of

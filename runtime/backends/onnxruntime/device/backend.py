@@ -1,4 +1,4 @@
-"""The backbone on an execution provider's device, in whose memory weights, hidden states and KV cache lie.
+"""The backbone on an execution provider's device, which holds weights, hidden states and KV cache.
 
 A step copies ids, positions, masks, RoPE tables and its tokens' rows to the device, and requested logits to
 the host. The row cache stays on the host, because a token's rows are far smaller than the weights. Graphs

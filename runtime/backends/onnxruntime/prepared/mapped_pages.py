@@ -69,5 +69,5 @@ def give_back_mapped(files: Mapping[Path, int]) -> None:
 
 
 def packed_places(graph: Path) -> list[tuple[int, int]]:
-    """Return offset and size in bytes of a prepared graph's packed pieces, in order of use. Raises OSError."""
+    """Return offset and bytes of a prepared graph's packed pieces, in order of use. Raises OSError."""
     return [(int(one[1]), int(one[2])) for one in PLACE.finditer(graph.read_bytes())]

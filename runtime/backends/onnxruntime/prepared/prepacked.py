@@ -126,7 +126,7 @@ def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) ->
 
 @cache
 def _builders() -> str:
-    """Return version and digest of the code that builds graphs; if it changes, backbones are prepared anew."""
+    """Return version and digest of the code that builds graphs; a change makes backbones be prepared anew."""
     folder = Path(package).parent
     files = sorted(file for pattern in BUILDERS for file in folder.glob(pattern))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))

@@ -1,4 +1,4 @@
-"""Streams weights that exceed the memory: each step reads some matrices from flash and drops them again.
+"""Streams weights that exceed the memory: each step reads some matrices from flash, then drops them.
 
 Every step reads all weights in the same order. If they are only slightly larger than the memory, the system
 reads nearly all of them in each step: the next page is always the one that it has just dropped. So only some

@@ -1,4 +1,4 @@
-"""Finds the execution provider that the option `provider` names, in onnxruntime or in a plug-in's package.
+"""Finds the execution provider for the option `provider`, in onnxruntime or in a plug-in's package.
 
 A plug-in's library is code, so it comes only from an installed package, never from a bundle.
 """
