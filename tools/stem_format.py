@@ -49,7 +49,9 @@ def save_stem(
 
     out.mkdir(parents=True, exist_ok=True)
     tied = tensor_name("head") if config.tied_head else ""
-    save_torch_state_dict({n: t.contiguous() for n, t in tensors.items() if n != tied}, out)
+    # A tensor that is part of another one is copied, because safetensors refuses it.
+    whole = lambda t: t if t.untyped_storage().nbytes() == t.nbytes else t.clone()
+    save_torch_state_dict({n: whole(t.contiguous()) for n, t in tensors.items() if n != tied}, out)
     _write(out / CONFIG, describe(config))
     if tokenizer is not None:
         (out / TOKENIZER).write_text(tokenizer.json, encoding="utf-8")
@@ -60,10 +62,7 @@ def save_stem(
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Rename the modules of a trainer's tensors; `*` stands for a layer's number.
-
-    Names that are not listed stay the same.
-    """
+    """Rename the listed modules of a trainer's tensors; `*` stands for a layer's number."""
     patterns = [
         (re.compile(re.escape(old).replace(r"\*", r"(\d+)") + r"(\.weight|\.bias)?"), new)
         for old, new in names.items()

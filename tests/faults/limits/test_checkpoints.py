@@ -38,7 +38,6 @@ def test_the_size_of_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_json(file, "a test", dict) == {"a": [1, 2], "b": 0}
     not_json(file, b'{"a": [1, 2, 3], "b": 0}', "more than 4 values")
     not_json(file, b'{"a": [1, 2], "b": {}}', "more than 4 values")
-    not_json(file, b'{"a": 1, "a": 1}', "more than once")
     not_json(file, b"[]", "object")
 
 

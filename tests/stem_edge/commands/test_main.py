@@ -199,7 +199,7 @@ def test_errors_of_the_system(code: str, words: list[str], done: object, said: s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["/proc/out"], "/proc: cannot write here; choose another folder"),
+        (["/proc/out"], "/proc: cannot write here ("),
         (["OUT", "--type", "q4_0"], "--type is 'q4_0'; expected one of small, balanced"),
         (["OUT", "--engine", "ggml", "--no-prefill-graph"], "--prefill-graph: for the engine onnx"),
         (["OUT", "--tables-only", "--no-prefill-graph"], "--prefill-graph is for bundles"),
