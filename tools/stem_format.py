@@ -49,9 +49,10 @@ def save_stem(
 
     out.mkdir(parents=True, exist_ok=True)
     tied = tensor_name("head") if config.tied_head else ""
+    parts = {n: t.contiguous() for n, t in tensors.items() if n != tied}
     # A tensor that is part of another one is copied, because safetensors refuses it.
-    whole = lambda t: t if t.untyped_storage().nbytes() == t.nbytes else t.clone()
-    save_torch_state_dict({n: whole(t.contiguous()) for n, t in tensors.items() if n != tied}, out)
+    alone = {n: t.untyped_storage().nbytes() == t.nbytes for n, t in parts.items()}
+    save_torch_state_dict({n: t if alone[n] else t.clone() for n, t in parts.items()}, out)
     _write(out / CONFIG, describe(config))
     if tokenizer is not None:
         (out / TOKENIZER).write_text(tokenizer.json, encoding="utf-8")
