@@ -41,7 +41,7 @@ MIXTURES: dict[str, GgufType] = {
     SMALL: "q4_0", BALANCED: "q4_k_m", LOSSLESS: "q8_0", KEEP: "q4_k_m",
 }  # fmt: skip
 # Divergence in nats that the 4-bit matrices of a type may cost.
-# With 0.033, SmolLM2-135M-Instruct is as far off as with llama.cpp's Q4_K_M, in 2 % fewer bytes (docs/results.md).
+# With 0.033, SmolLM2-135M-Instruct is 4 % further off than with llama.cpp's Q4_K_M, in 1 % fewer bytes (docs/results.md).
 NATS = {SMALL: 0.1, BALANCED: 0.033, KEEP: 0.033}
 # ggml's quantizers of these types ignore the importance of channels.
 UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
