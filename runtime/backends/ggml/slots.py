@@ -24,7 +24,7 @@ from stem_edge.tables.rows import RecordLayout, Scales
 
 
 class BlockSlots(Slots):
-    """Row cache slots: an array [count, bytes] for each part of each STEM layer's rows."""
+    """Row cache slots for ggml: for each STEM layer and row part, uint8 [slots, bytes]."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count

@@ -14,7 +14,7 @@ PLACEHOLDERS_NBYTES = 32 << 20  # of their records; needed because an expert has
 
 
 def placeholders(layout: RecordLayout) -> int:
-    """Return the most slots that placeholder_rows fills: few, and only one if records are large."""
+    """Return the most slots that placeholder_rows fills: 16, or fewer if records are large."""
     return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
 
 

@@ -70,7 +70,7 @@ class Connection(H11Protocol):
                 self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Note that the connection waits for its next request from now on."""
+        """Restart the idle timeout: the client may send its next request."""
         self._framing = 0
         self._wait()
         super().on_response_complete()

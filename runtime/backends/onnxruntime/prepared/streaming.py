@@ -71,7 +71,7 @@ class WeightStream:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager: the thread follows the step that runs inside, then waits for the next one."""
+        """Context manager: stream weights while the step inside runs; pause the thread afterwards."""
         try:
             self._in_step.set()
             yield
@@ -116,7 +116,7 @@ class WeightStream:
             self._settle()
 
     def _forget(self) -> None:
-        """Drop all pages of the chosen matrices from memory, after loading or a new choice."""
+        """Drop all pages of the streamed matrices from memory, after a new selection."""
         for span in self.chosen:
             self._give_back(span)
         for file in {span.file for span in self.chosen}:
