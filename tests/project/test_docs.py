@@ -131,7 +131,7 @@ def test_readme_leads_to_every_page_and_is_one_screen() -> None:
 def test_options_that_the_command_lacks_are_named() -> None:
     lacking = {f.name for f in fields(LoadOptions)} - INTERNAL - LOADING.keys()
     (sentence,) = re.findall(
-        r"with the same names, but (.*?)\(", PYTHON.read_text("utf-8"), re.DOTALL
+        r"the same options as `load`, except (.*?)\(", PYTHON.read_text("utf-8"), re.DOTALL
     )
     assert set(re.findall("`(.*?)`", sentence)) == lacking
 
