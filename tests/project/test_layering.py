@@ -51,7 +51,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("name", ["eval", "fit", "measure"])
 def test_measuring_needs_no_extra(name: str) -> None:
     loaded = loaded_after(f"import stem_edge.commands.measuring.{name}")
-    assert not loaded & {"torch", "onnx", "zarr", "matplotlib", "llama_cpp"}
+    assert not loaded & {"torch", "onnx", "zarr", "llama_cpp"}
 
 
 def test_exporting_loads_neither_torch_nor_the_trainers_tokenizers() -> None:

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from stem_edge.system.process_memory import Memory, MemoryReader
 
-# Kinds of memory are sampled more rarely than totals, because the system then walks every mapping.
-# This takes milliseconds, and would slow the measured process down.
-TOTALS_SECONDS, KINDS_SECONDS = 0.02, 0.25
-# Share of the time that walks may take: with gigabytes mapped, one needs tens of milliseconds.
-MOST_OF_TIME = 0.02
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Memory by kind at one moment."""
-
-    seconds: float  # since the sampler began
-    phase: str
-    memory: Memory
+INTERVAL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -35,25 +21,18 @@ class PhaseMemory:
 
 
 class MemorySampler:
-    """Samples memory in a thread while a `phase` is open, one phase at a time."""
+    """Samples the peak of memory in a thread while a `phase` is open, one phase at a time."""
 
-    def __init__(
-        self,
-        reader: MemoryReader,
-        interval: float = TOTALS_SECONDS,
-        kinds_interval: float = KINDS_SECONDS,
-    ) -> None:
-        self.reader, self.interval, self.kinds_interval = reader, interval, kinds_interval
-        self.samples: list[Sample] = []
+    def __init__(self, reader: MemoryReader, interval: float = INTERVAL_SECONDS) -> None:
+        self.reader, self.interval = reader, interval
         self.phases: dict[str, PhaseMemory] = {}
         self._peaks: dict[str, int] = {}  # by phase: of anonymous memory and swap
-        self._started = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Sample while the body runs. Phases of the same name keep the higher peaks."""
         done = threading.Event()
-        self._note(name, self.reader.unevictable())
+        self._note(name)
         thread = threading.Thread(target=self._watch, args=(name, done), name="stem-edge-sampler")
         thread.start()
         try:
@@ -61,28 +40,15 @@ class MemorySampler:
         finally:
             done.set()
             thread.join()
-        memory = self._sample(name)
-        self.phases[name] = PhaseMemory(memory, self._note(name, self.reader.unevictable()))
+        self._note(name)
+        # By kind at the end alone, because the system then walks every mapping, for tens of milliseconds.
+        at_end = self.reader.memory()
+        self.phases[name] = PhaseMemory(at_end, max(at_end.unevictable, self._peaks[name]))
 
     def _watch(self, name: str, done: threading.Event) -> None:
-        next_kinds = time.perf_counter()
-        try:
+        with suppress(OSError):  # it has ended; the caller that waits for its answer reports that
             while not done.wait(self.interval):
-                self._note(name, self.reader.unevictable())
-                if (now := time.perf_counter()) >= next_kinds:
-                    self._sample(name)
-                    took = time.perf_counter() - now
-                    next_kinds = now + max(self.kinds_interval, took / MOST_OF_TIME)
-        except OSError:  # it has ended; the caller that waits for its answer reports that
-            return
+                self._note(name)
 
-    def _sample(self, name: str) -> Memory:
-        memory = self.reader.memory()
-        self.samples.append(Sample(time.perf_counter() - self._started, name, memory))
-        self._note(name, memory.unevictable)
-        return memory
-
-    def _note(self, name: str, nbytes: int) -> int:
-        """Record a size; return the phase's peak so far."""
-        peak = self._peaks[name] = max(nbytes, self._peaks.get(name, 0))
-        return peak
+    def _note(self, name: str) -> None:
+        self._peaks[name] = max(self.reader.unevictable(), self._peaks.get(name, 0))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from stem_edge.apps.measuring.device_profiles import DEVICES
 from stem_edge.apps.measuring.runs.measure import ROUNDS, measure
-from stem_edge.apps.measuring.runs.plots import check_plot, plot
 from stem_edge.apps.measuring.runs.report import report_table, to_dict
 from stem_edge.apps.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
@@ -23,7 +21,7 @@ tokens a second. Anonymous memory and pages mapped from files are listed apart."
 
 EPILOG = """\
 examples:
-  stem-edge measure model --device phone-4gb --plot run.png
+  stem-edge measure model --device phone-4gb
   stem-edge measure model --cases resident emulate-flash=emmc
   stem-edge measure model --against other FILE.gguf,lazy
 devices: """
@@ -51,14 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="NAME", help="plan, threads and flash of a device listed below")
     cold = "drop files from the page cache before runs (Linux)"
     add("--cold", action="store_true", help=cold)
-    add("--json", action="store_true", help="print all figures and samples as JSON")
-    add("--plot", type=Path, metavar="FILE", help="draw the run: .png, .pdf or .svg")
+    add("--json", action="store_true", help="print all figures as JSON")
     add_loading(parser.add_argument_group("loading"))
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot is not None:
-        check_plot(args.plot)  # now, because measuring may take minutes and must not be in vain
     # A bundle after options that take many words is parsed as their last one.
     if args.bundle is None:
         words = args.against or args.cases
@@ -68,6 +63,4 @@ def run(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: getattr(args, name) for name in OPTIONS}
     found = measure(args.bundle, **given, notify=show_status, **loading_options(args))
     print(json.dumps(to_dict(found), indent=1) if args.json else report_table(found))
-    if args.plot is not None:
-        plot(found, args.plot)
     return 0

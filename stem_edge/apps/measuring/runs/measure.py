@@ -22,7 +22,6 @@ from stem_edge.apps.measuring.fit import beside_mapped
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
-from stem_edge.apps.measuring.sampler import Sample
 from stem_edge.apps.measuring.workload import Workload, make_workload
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
@@ -85,7 +84,7 @@ def measure(
     try:
         for subject in subjects:
             _load_once(subject, sizes, notify)
-        found, samples = _rounds(subjects, sizes, work, rounds, notify, fresh=fresh)
+        found = _rounds(subjects, sizes, work, rounds, notify, fresh=fresh)
     finally:
         notify("")
     settings = {
@@ -100,7 +99,7 @@ def measure(
         "options": load_options(chosen),
     }
     versions = {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
-    return Report(str(opened.path), machine(), versions, settings, found, samples)
+    return Report(str(opened.path), machine(), versions, settings, found)
 
 
 def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | None) -> LoadOptions:
@@ -135,12 +134,12 @@ def _rounds(
     notify: Callable[[str], None],
     *,
     fresh: bool,
-) -> tuple[dict[str, SubjectResult], list[Sample]]:
-    """Run all rounds; return results by subject, and the first subject's memory in its last round.
+) -> dict[str, SubjectResult]:
+    """Run all rounds; return results by subject.
 
     fresh: with no file in the page cache. Raises what the first subject raises in its first round.
     """
-    found, samples = {subject.name: SubjectResult() for subject in subjects}, list[Sample]()
+    found = {subject.name: SubjectResult() for subject in subjects}
     for number, subject in product(range(1, rounds + 1), subjects):
         what, result = f"round {number} of {rounds}: {subject.name}", found[subject.name]
         if result.failed:
@@ -156,10 +155,7 @@ def _rounds(
             if first or isinstance(error, InputError):
                 raise
             result.failed = f"{what}: {error}"
-            continue
-        if subject is subjects[0]:
-            samples = worker.sampler.samples
-    return found, samples
+    return found
 
 
 def _round(

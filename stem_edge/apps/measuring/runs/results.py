@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from stem_edge.apps.measuring.sampler import PhaseMemory, Sample
+from stem_edge.apps.measuring.sampler import PhaseMemory
 
 RATES = ("prompt", "decode", "median_step")  # names of figures in tokens a second
 LOADING = ("import", "load")
@@ -107,7 +107,6 @@ class Report:
     versions: dict[str, str]
     settings: dict[str, Any]
     subjects: dict[str, SubjectResult]  # the first one is the bundle
-    samples: list[Sample]  # memory by kind over time, in the bundle's last round
 
     def ratios(self) -> dict[str, dict[str, Spread]]:
         """Return subject -> metric -> ratio of the bundle to the subject, round by round."""

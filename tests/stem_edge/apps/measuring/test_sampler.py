@@ -65,7 +65,7 @@ def test_a_short_spike_is_seen(program: Program) -> None:
 
 def test_the_thread_ends_when_the_process_does() -> None:
     reader = FakeReader()
-    sampler = MemorySampler(reader, 0.001, 0.001)
+    sampler = MemorySampler(reader, 0.001)
     with pytest.raises(ProcessLookupError), sampler.phase("end"):
         reader.wait_for_reads(3)
         reader.ended = True
@@ -77,7 +77,7 @@ def test_the_thread_ends_when_the_process_does() -> None:
 
 def test_phases_keep_their_own_peaks() -> None:
     reader = FakeReader()
-    sampler = MemorySampler(reader, 0.001, 0.002)
+    sampler = MemorySampler(reader, 0.001)
     with sampler.phase("load"):
         reader.anonymous = 100
         reader.wait_for_reads(10)

@@ -33,7 +33,7 @@ def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
 
 
 def report(**subjects: SubjectResult) -> Report:
-    return Report("model", "a machine", {}, SETTINGS, subjects, [])
+    return Report("model", "a machine", {}, SETTINGS, subjects)
 
 
 SETTINGS = {
