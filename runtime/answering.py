@@ -15,7 +15,6 @@ from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId, check_text, checked_ids
 from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
@@ -23,13 +22,16 @@ from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.codec import TextCodec, shorten
+from stem_edge.runtime.token_ids import StemId, check_text, checked_ids
 from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.bundle.edit_files.file import Edit
     from stem_edge.runtime.grammars.constraint import Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
+    from stem_edge.runtime.lookups.lookups import Lookups
     from stem_edge.runtime.lookups.open_edits import OpenEdits
+    from stem_edge.runtime.lookups.overlay import Overlay
 
 
 class Answering(ModelText):
@@ -151,14 +153,15 @@ class Answering(ModelText):
 
         score: called for each step of the prompt with its logits, float32 [n, V]. The answer then has no tokens.
         """
-        return self._request(prompt, params_of(params, options), stem_ids, score=score)
+        params = params_of(params, options)
+        return self._request(prompt, params, stem_ids, self._edits_now(), score)
 
     def _request(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams,
         stem_ids: Sequence[StemId] | None,
-        edits: Changes | None = None,
+        edits: Overlay | None,
         score: Callable[[F32], None] | None = None,
     ) -> Request:
         ids, params = self._prompt_ids(prompt), self.chosen(params)
@@ -189,19 +192,23 @@ class Answering(ModelText):
             if self._open_edits is None:
                 from stem_edge.runtime.lookups.open_edits import OpenEdits
 
-                self._open_edits = OpenEdits(self.engine, self._text, self.config)
+                self._open_edits = OpenEdits(self._text, self.config)
             return self._open_edits
 
+    def _edits_now(self) -> Overlay | None:
+        return None if self._open_edits is None else self._open_edits.now()
+
     def _lookups(
-        self,
-        prompt: list[int],
-        stem_ids: Sequence[StemId] | None = None,
-        changes: Changes | None = None,
-    ) -> Lookups:
-        """Return the table lookups of one call. changes: the edits; default: those in effect now."""
-        if self._open_edits is None and stem_ids is None:
-            return Lookups(self.engine, Changes(), prompt)
-        return self._opened_edits().lookups(prompt, stem_ids, changes)
+        self, prompt: list[int], stem_ids: Sequence[StemId] | None, edits: Overlay | None
+    ) -> Lookups | None:
+        """Return the table lookups of one call; None if tokens look up their own rows."""
+        if edits is None and stem_ids is None:
+            return None
+        from stem_edge.runtime.lookups.lookups import Lookups
+        from stem_edge.runtime.lookups.overlay import given_lookups
+
+        given = None if stem_ids is None else given_lookups(self.config, stem_ids, len(prompt))
+        return Lookups(self.engine, edits, prompt, given)
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile and cache a grammar. Raises InputError if no answer can match it."""

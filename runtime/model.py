@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stem_edge.runtime.answering import Answering
-from stem_edge.runtime.lookups.lookups import Changes, StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
 from stem_edge.runtime.scheduling.request import Chunk
+from stem_edge.runtime.token_ids import StemId
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.runtime.conversations.conversation import Conversation
@@ -66,7 +66,7 @@ class Model(Answering):
         """
         from stem_edge.runtime.scheduling.many import numbered, params_of_each, requests
 
-        edits = Changes() if self._open_edits is None else self._open_edits.now()
+        edits = self._edits_now()
 
         def request(prompt: Prompt, params: SamplingParams, stem_ids: StemIds) -> Request:
             return self._request(prompt, params, stem_ids, edits)

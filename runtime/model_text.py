@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from stem_edge.bundle.manifest import TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.runtime.lookups.lookups import checked_ids
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import ChatPrompt, TextCodec
+from stem_edge.runtime.token_ids import checked_ids
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.chat import Chat, Messages, Tools

@@ -109,6 +109,12 @@ class SamplingParams:
             raise _refused("top_p", self.top_p, "a number above 0, up to 1.0")
         self._check_others()
 
+    @property
+    def greedy(self) -> bool:
+        """True if each token is the most probable one, and nothing changes the probabilities."""
+        changes = self.presence_penalty, self.frequency_penalty, self.logit_bias
+        return self.temperature == 0 and self.repetition_penalty == 1 and not any(changes)
+
     def resolved(self, own: Mapping[str, float] = {}, otherwise: Mapping[str, float] = {}) -> Self:
         """Return a copy in which the model's own values, else neutral ones, replace None.
 

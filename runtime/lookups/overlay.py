@@ -16,7 +16,6 @@ from stem_edge.bundle.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.bundle.edit_files.schemes import Lookup, align, fits
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.lookups import Changes, StemId, checked_ids
 from stem_edge.runtime.lookups.spans import (
     AbsentError,
     TokenText,
@@ -25,6 +24,7 @@ from stem_edge.runtime.lookups.spans import (
     tokens_after,
 )
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.token_ids import StemId, checked_ids
 from stem_edge.tables.composing import tokens_of
 from stem_edge.tables.rows import Row, RowLookup
 
@@ -70,7 +70,7 @@ BEFORE = (" ", "", "\n")
 ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 
 
-class Overlay(Changes):
+class Overlay:
     """An immutable stack of edits on a bundle.
 
     Raises InputError for an edit that cannot be applied: see `everywhere` and `check_lookup`.

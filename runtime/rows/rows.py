@@ -101,7 +101,6 @@ class Rows:
     def __init__(self, keys: RowKeys | None = None) -> None:
         self._keys = keys or RowKeys()
         self.before = self._keys.before  # tokens before a step that decide which rows it looks up
-        self.plain = self._keys.of is None  # without edits, each token looks up its own row alone
 
     @property
     def step_tokens(self) -> int:

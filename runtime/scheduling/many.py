@@ -10,10 +10,10 @@ from itertools import repeat
 from typing import Any, TypeAlias, TypeVar
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.lookups import StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.request import Chunk, Request
 from stem_edge.runtime.scheduling.scheduler import Scheduler
+from stem_edge.runtime.token_ids import StemId
 
 Prompt: TypeAlias = str | Sequence[int]
 StemIds: TypeAlias = Sequence[StemId] | None

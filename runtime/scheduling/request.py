@@ -17,15 +17,15 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Speculation, Step
-from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.sampling import Sampler, TokenLogprobs, token_logprobs
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.stream import TokenStream
 
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.constraint import GrammarConstraint
+    from stem_edge.runtime.lookups.lookups import Lookups
+    from stem_edge.runtime.sampling import Sampler, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "error"]
 LOOKAHEAD = 32  # forced tokens that are asked for at once
@@ -80,7 +80,8 @@ class Request:
     It chooses each token of the answer from its logits, and joins tokens into chunks. The thread that steps the
     scheduler writes its metrics; other threads may read them.
 
-    length: most tokens of prompt and answer that are processed. constraint: restricts the answer's text, if given.
+    lookups: rows that tokens look up in place of their own. length: most tokens of prompt and answer that are
+    processed. constraint: restricts the answer's text.
     score: called with the logits [n, V] of each step of the prompt, before a chunk without text; the answer
     then has no tokens.
     """
@@ -91,7 +92,7 @@ class Request:
     def __init__(
         self,
         prompt: Sequence[int],
-        lookups: Lookups,
+        lookups: Lookups | None,
         length: int,
         params: SamplingParams,
         codec: TextCodec,
@@ -113,7 +114,7 @@ class Request:
         self._first = 0.0  # time of the first new token
         self.guesses = NO_GUESSES
         self._give_back: Callable[..., None] | None = None
-        self._sampler, self._eos_ids = Sampler(params, len(prompt)), eos_ids
+        self._sampler, self._eos_ids = _sampler(params, len(prompt)), eos_ids
         self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
         self._reason: FinishReason | None = None
         skip, silent = params.skip_special_tokens, eos_ids
@@ -144,15 +145,17 @@ class Request:
         whole: reserve the memory of a full context now, rather than as it fills.
         """
         started, self.seen = time.perf_counter(), list(self.prompt)
-        self.lookups.__enter__()
+        self._engine, lookups = engine, self.lookups
+        if lookups is not None:
+            lookups.__enter__()
         if every := self.score is not None:  # also of tokens that a cached prompt has
             self.context = prefixes.empty(self.length)
         else:
-            places = self.lookups.places
+            places = {} if lookups is None else lookups.places
             self.context = prefixes.take(self.prompt, places, self.length, whole=whole)
         self._give_back = partial(prefixes.give_back, self.context)
         self.cached_tokens = self.context.position
-        rows, cached = self.lookups.prompt, self.cached_tokens
+        rows, cached = None if lookups is None else lookups.prompt, self.cached_tokens
         self.steps.extend(engine.steps(self.prompt, rows, computed=cached, every=every))
         self.prompt_seconds = time.perf_counter() - started
         self.begun = True
@@ -177,8 +180,16 @@ class Request:
         drafts = only[: size - 1] or self.guesses.after(self.seen, room)
         if not drafts:
             return self.last
-        tokens = np.array([self.seen[-1], *drafts])
-        return Step(tokens, self.lookups.after(self.seen, drafts), len(tokens))
+        return self._next(drafts)
+
+    def _next(self, drafts: Sequence[int] = ()) -> Step:
+        """Return the step of the last chosen token and of the drafts that follow it."""
+        rows, last = self._engine.rows, len(self.seen) - 1
+        first = max(0, last - rows.before)
+        tokens = [*self.seen[first:], *drafts]
+        ids = np.array(tokens, np.int64)
+        own = None if self.lookups is None else self.lookups.own(tokens, first)
+        return Step(ids[last - first :], rows.ids(ids, own, last - first), 1 + len(drafts))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
         """Choose tokens until one differs from its draft. Yield True for a right draft, else False.
@@ -203,13 +214,17 @@ class Request:
         scores = logits if self.params.logprobs is None else logits.copy()
         constraint = self.constraint
         if constraint is not None and self._forced_tokens(1):
-            self._sampler.skip()
+            if self._sampler is not None:
+                self._sampler.skip()
             token = self._forced.popleft()
         else:
             if constraint is not None:
                 constraint.mask(scores)
-            token = self._sampler(scores, self.seen)
+            choose = self._sampler
+            token = int(scores.argmax()) if choose is None else choose(scores, self.seen)
         if self.params.logprobs is not None:
+            from stem_edge.runtime.sampling import token_logprobs
+
             self._logprobs.append(token_logprobs(logits, token, self.params.logprobs))
         self.seen.append(token)
         if token in self._eos_ids:
@@ -221,8 +236,7 @@ class Request:
         if self._reason is None and len(self.seen) > self.length:
             self._reason = "length"
         if self._reason is None:
-            ids = np.array([token], np.int64)
-            self.last = Step(ids, ids if self.lookups.plain else self.lookups.after(self.seen), 1)
+            self.last = self._next()
 
     def hand_out(self) -> Chunk | None:
         """Return a chunk if there is final text, or if the answer ends; None otherwise."""
@@ -257,7 +271,17 @@ class Request:
         if give_back is not None:
             del self.context
             give_back(keep=not isinstance(error, Exception))
-        self.lookups.__exit__()
+        if self.lookups is not None:
+            self.lookups.__exit__()
+
+
+def _sampler(params: SamplingParams, prompt: int) -> Sampler | None:
+    """Return what chooses the tokens of an answer; None: each is the most probable one."""
+    if params.greedy:
+        return None
+    from stem_edge.runtime.sampling import Sampler
+
+    return Sampler(params, prompt)
 
 
 def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:

@@ -13,7 +13,7 @@ import numpy as np
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.lookups import check_text
+from stem_edge.runtime.token_ids import check_text
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 PROMPT_TOKENS, NEW_TOKENS = 512, 128

@@ -20,10 +20,10 @@ from loading import load_fixed
 
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.lookups import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import Sampler
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.token_ids import checked_ids
 from stem_edge.shown import shown
 
 INF, NAN = float("inf"), float("nan")
