@@ -8,7 +8,7 @@ from pathlib import Path
 from stem_edge.bundle.manifest import encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.files.names import cache_folder
-from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.engines import versions
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
@@ -27,7 +27,7 @@ def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> Prefi
 def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
     """Return a text that lists everything on which keys and values depend, except the ids."""
     facts: dict[str, object] = {
-        **ENGINES[plan.engine].versions,
+        **versions(plan.engine),
         "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
         "engine": plan.engine,
         "kv": plan.kv,

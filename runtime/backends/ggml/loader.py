@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
+from stem_edge.bundle.manifest import digest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.gguf_schema import KV_TENSORS
 from stem_edge.ggml.gguf_tensors import locate
+from stem_edge.ggml.installed import installed_library, library_files
 from stem_edge.graph.formats import GGUF
 from stem_edge.graph.names import kv_capacity
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
@@ -23,10 +25,21 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> GgmlLoader:
-    """Return a loader of the bundle. Raises InputError for too many threads."""
+    """Return a loader of the bundle. Raises BackendError without the library, InputError for options."""
+    installed_library()
+    usual = {"provider": "cpu", "device_memory": None}
+    if absent := [name for name, value in usual.items() if getattr(options, name) != value]:
+        raise InputError(
+            f"{', '.join(absent)}: not supported by the engine in use, ggml; leave it out, or choose another engine"
+        )
     if options.cpus > MOST_THREADS:
         raise InputError(f"threads is {options.cpus}; ggml takes at most {MOST_THREADS}")
     return GgmlLoader(bundle, options)
+
+
+def version() -> str:
+    """Return a digest of the library's files, which have no common version number."""
+    return digest(*library_files(installed_library()))
 
 
 class GgmlLoader:

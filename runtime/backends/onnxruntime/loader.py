@@ -18,7 +18,7 @@ from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -44,6 +44,11 @@ def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
     from stem_edge.runtime.backends.onnxruntime.providers.find import find_provider
 
     return DeviceLoader(bundle, options, find_provider(options.provider))
+
+
+def version() -> str:
+    """Return onnxruntime's version."""
+    return str(ort.__version__)
 
 
 class OrtLoader:

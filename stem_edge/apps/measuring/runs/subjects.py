@@ -13,7 +13,7 @@ import msgspec
 from stem_edge.apps.measuring.runs.workers import Subject
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.runtime.backends.engines import check_installed, choose_engine
+from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import open_or_make
 
@@ -34,7 +34,7 @@ def make_subjects(
 ) -> list[Subject]:
     """Return the measured subjects without duplicates: the bundle, its cases, and `against`.
 
-    Raises InputError for an unknown name, BackendError if an engine is not installed.
+    Raises InputError for an unknown name, BackendError if llama.cpp is not installed.
     """
     found = [_subject("bundle", bundle, options)]
     found += [_subject(words, bundle, _changed(words, options)) for words in cases]
@@ -71,7 +71,6 @@ def _other(words: str, options: LoadOptions) -> Subject:
 
 def _subject(name: str, bundle: Bundle, options: LoadOptions) -> Subject:
     engine = choose_engine(bundle, options.engine)
-    check_installed(bundle, engine)
     return Subject(
         name, "stem-edge", str(bundle.path.resolve()), load_options(options) | {"engine": engine}
     )

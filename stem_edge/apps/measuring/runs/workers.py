@@ -16,7 +16,7 @@ from stem_edge.apps.measuring.sampler import MemorySampler
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.names import cache_folder
-from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.engines import loader_module
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.system.child import SIGKILL, code_command
 from stem_edge.system.page_cache import files_in
@@ -43,8 +43,8 @@ class Subject:
     @property
     def module(self) -> str:
         """Name of the module that is imported before loading."""
-        engine = ENGINES.get(self.options.get("engine", ""))
-        return KINDS[self.kind][0] if engine is None else f"{engine.folder}.loader"
+        engine = self.options.get("engine")
+        return KINDS[self.kind][0] if engine is None else loader_module(engine)
 
     def loading(self, context: int, threads: int) -> list[tuple[str, dict[str, Any]]]:
         """Return the phases of a load: (name, fields of the request to the worker)."""
