@@ -49,6 +49,7 @@ from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress, tell
+from stem_edge.shown import format_size
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
@@ -148,10 +149,19 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         plan = choose_types(plan)
         footprint = _footprint(plan)
         check_free(out, footprint.flash_nbytes)
-        tell(f"writing {footprint.on_disk()}", recipe.progress)
+        tell(f"writing {_on_disk(footprint)}", recipe.progress)
         with Progress(0, "exporting", recipe.progress) as bar:
             _write(plan, tokenizer, Output(folder, bar))
     return open_bundle(out)
+
+
+def _on_disk(footprint: Footprint) -> str:
+    """Describe a bundle's size on disk, and what its first load adds, in one line."""
+    sizes = (footprint.backbone_nbytes, footprint.prefill_nbytes, footprint.tables_nbytes)
+    named = zip(sizes, ("weights", "weights for prompts", "tables"), strict=True)
+    said = ", ".join(f"{format_size(nbytes)} of {what}" for nbytes, what in named if nbytes)
+    more = f"; about {format_size(footprint.prepared_nbytes)} more when a load prepares it"
+    return said + more * bool(footprint.prepared_nbytes)
 
 
 def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:

@@ -12,13 +12,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.files.names import cache_folder
 from stem_edge.runtime.backends.engines import EngineLoader, loader
-from stem_edge.runtime.backends.memory_plan import (
-    USUAL_CONTEXT,
-    MemoryPlan,
-    Needs,
-    Room,
-    plan_memory,
-)
+from stem_edge.runtime.backends.interface import Needs
+from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT, MemoryPlan, Room, plan_memory
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.runtime.text.kept import kept_file

@@ -13,8 +13,7 @@ from stem_edge.bundle.manifest import version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import ENGINES, EngineName
-from stem_edge.runtime.backends.interface import Backend, StepCosts
-from stem_edge.runtime.backends.memory_plan import Needs
+from stem_edge.runtime.backends.interface import Backend, Needs, StepCosts
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout

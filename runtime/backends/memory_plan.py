@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stem_edge.bundle.footprint import BUCKET_NBYTES, LEAST_BUCKETS, Footprint
+from stem_edge.bundle.footprint import BUCKET_NBYTES, LEAST_BUCKETS
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.runtime.backends.interface import LEAST_CHUNK
+from stem_edge.runtime.backends.interface import LEAST_CHUNK, Needs
 from stem_edge.shown import format_size
 from stem_edge.tables.shards import CRC_NBYTES
 
@@ -40,57 +40,6 @@ SHORTEST_CONTEXT = 128
 # A long context takes at most this share of the memory that process and weights leave: rows missing
 # from the cache slow down every text, and room for long texts serves long texts only.
 CONTEXT_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class Part:
-    """Bytes that a backbone needs in the memory of this process, or of a device."""
-
-    weights: int  # without those read in place from their file
-    kv_cache: int  # of a full context
-    fixed: int  # activations of any chunk
-    chunk_token: int  # further activations, for each token of a chunk
-    logits: int  # further, for each position with logits, if more than one
-    later: int = 0  # of the weights: graphs that are opened when they are first needed
-
-    def activations(self, chunk: int, sequences: int) -> int:
-        """Bytes of activations: of a prompt chunk, or of a step that decodes all sequences, if larger."""
-        step = sequences * (self.chunk_token + self.logits) if sequences > 1 else 0
-        return self.fixed + max(chunk * self.chunk_token, step)
-
-
-@dataclass(frozen=True)
-class DeviceNeeds:
-    """Memory needed on a device, which holds weights, KV cache and activations."""
-
-    needs: Part
-    limit: int | None  # bytes that may be taken; None without a limit
-    shared: bool  # has no memory itself, so it takes this process's memory
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Memory that a loader needs for its backbone, and the settings that determine it."""
-
-    footprint: Footprint
-    context_length: int
-    host: Part
-    device: DeviceNeeds | None = None
-    provider: str = "cpu"  # onnxruntime's execution provider
-    mapped: int = 0  # bytes of weights that every token reads in mapped files
-    prefill: bool = False  # the graph for prompts is loaded, too
-    preparing: str = ""  # what preparing takes, which is still to be done for that
-
-    @property
-    def records(self) -> int:
-        """Number of records in the model's tables; 0 without tables."""
-        tables = self.footprint.tables
-        return 0 if tables is None else tables.records
-
-    def rows(self, tokens: int) -> int:
-        """Most rows that a step of `tokens` tokens looks up; some models also need rows of earlier tokens."""
-        model = self.footprint.model
-        return tokens * model.lookups + max(0, model.row_window - 1)
 
 
 @dataclass(frozen=True)
@@ -188,17 +137,14 @@ class MemoryPlan:
 
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of each part of the plan."""
-        computing, shared = self.computing(self), list[tuple[str, int]]()
-        if self.device is not None:
-            computing = computing[2:]  # weights, keys and values are on the device
-            shared = [("memory of the device", self.device.total)] if self.device.shared else []
+        shared = self.device.total if self.device is not None and self.device.shared else 0
         return [
             ("this process before loading", self.process),
             ("text of a prompt", self.text),
-            *computing,
+            *self.computing(self),
             ("reads", self.reads),
             (f"row cache of {self.slots} slots", self.row_cache),
-            *shared,
+            *([("memory of the device", shared)] if shared else []),
         ]
 
     def computing(self, place: MemoryPlan | DevicePlan) -> list[tuple[str, int]]:
@@ -273,16 +219,16 @@ def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
     )
     # Twice, because choosing records copies them.
     read = 2 * (tables.tables.record_nbytes + CRC_NBYTES) if tables else 0
-    if (there := needs.device) is not None:
+    part = needs.device or host
+    if needs.device is not None:
         device = DevicePlan(
-            weights=there.needs.weights,
-            kv_cache=sequences * there.needs.kv_cache,
-            activations=there.needs.activations(chunk, sequences),
-            limit=there.limit,
-            shared=there.shared,
+            weights=part.weights,
+            kv_cache=sequences * part.kv_cache,
+            activations=part.activations(chunk, sequences),
+            limit=needs.device_limit,
+            shared=needs.shared,
         )
     # Logits of so many tokens take no more than a chunk without.
-    part = host if there is None else there.needs
     fitting = chunk * part.chunk_token // (part.chunk_token + part.logits)
     return MemoryPlan(
         engine=footprint.engine,
@@ -321,12 +267,6 @@ def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this mo
         f"{whose} of {format_size(limit)} is too small for {path}: at least "
         f"{format_size(total, up=True)} are needed{', beside mapped weights' * bool(needs.mapped)} ({named}); allow more or {advice}"
     )
-
-
-def contexts(longest: int) -> list[int]:
-    """Return the context lengths to try, in descending order: `longest`, and smaller powers of two."""
-    powers = (1 << bits for bits in range(SHORTEST_CONTEXT.bit_length() - 1, longest.bit_length()))
-    return sorted({longest, *powers}, reverse=True)
 
 
 def _leaves_room(plan: MemoryPlan, limit: int) -> bool:

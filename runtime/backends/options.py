@@ -12,7 +12,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.interface import StepCosts
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, contexts
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, SHORTEST_CONTEXT
 from stem_edge.runtime.rows.files import FlashName
 from stem_edge.shown import parse_size, shown
 from stem_edge.system.memory import usable_cpus
@@ -138,6 +138,12 @@ class LoadOptions:
     def row_slots(self, bundle: Bundle) -> int | None:
         """Return the number of row cache slots that the user chose; None: as many as fit."""
         return bundle.manifest.model.records if self.resident else self.slots
+
+
+def contexts(longest: int) -> list[int]:
+    """Return the context lengths to try, in descending order: `longest`, and smaller powers of two."""
+    powers = (1 << bits for bits in range(SHORTEST_CONTEXT.bit_length() - 1, longest.bit_length()))
+    return sorted({longest, *powers}, reverse=True)
 
 
 def check_sequences(sequences: int) -> None:

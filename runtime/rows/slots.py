@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.footprint import array_slot_nbytes
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.codecs import Codes
@@ -20,10 +19,6 @@ class Slots(Protocol):
 
     layout: RecordLayout
     count: int
-
-    @property
-    def slot_nbytes(self) -> int:
-        """Bytes of one slot."""
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
         """Write records [n, record_nbytes] into slots [n]."""
@@ -44,11 +39,6 @@ class ArraySlots(Slots):
             [np.zeros((count, layout.part_groups(part)), np.float32) for part in parts]
             for _ in (layers if layout.quantized else ())
         ]
-
-    @property
-    def slot_nbytes(self) -> int:
-        """Bytes of one slot, including the zero points for dequantizing."""
-        return array_slot_nbytes(self.layout)
 
     def inputs(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of the slots, keyed by the names of the graph's inputs."""

@@ -24,7 +24,6 @@ from stem_edge.graph.kv import CACHES, KvChoice, KvType, kv_obstacle
 from stem_edge.graph.names import kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
-from stem_edge.shown import format_size
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
@@ -76,15 +75,6 @@ class Footprint:
         own = self.backbone_nbytes + self.prefill_nbytes
         prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
-
-    def on_disk(self) -> str:
-        """Describe the bundle's size on disk, and what its first load adds, in one line."""
-        prompts = "weights for prompts"
-        parts = {"weights": self.backbone_nbytes, prompts: self.prefill_nbytes}
-        sizes = (parts | {"tables": self.tables_nbytes}).items()
-        said = ", ".join(f"{format_size(nbytes)} of {what}" for what, nbytes in sizes if nbytes)
-        more = f"; about {format_size(self.prepared_nbytes)} more when a load prepares it"
-        return said + more * bool(self.prepared_nbytes)
 
     def kv_nbytes(self, tokens: int) -> int:
         """Bytes of the KV cache of `tokens` tokens."""

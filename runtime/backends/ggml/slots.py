@@ -34,10 +34,6 @@ class BlockSlots(Slots):
             [page_aligned((count, size)) for size in self._sizes] for _ in layout.layers
         ]
 
-    @property
-    def slot_nbytes(self) -> int:
-        return gguf_schema.slot_nbytes(self.layout)
-
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
         rows = self._encoded(records)
         for layer, parts in enumerate(self.rows):

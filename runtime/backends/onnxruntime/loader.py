@@ -13,8 +13,7 @@ from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.runtime.backends.engines import EngineLoader
-from stem_edge.runtime.backends.interface import StepCosts
-from stem_edge.runtime.backends.memory_plan import Needs
+from stem_edge.runtime.backends.interface import Needs, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared

@@ -9,18 +9,16 @@ from planned_bundle import BUNDLE
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import MemoryPlanError
+from stem_edge.runtime.backends.interface import Needs, Part
 from stem_edge.runtime.backends.memory_plan import (
     CONTEXT_SHARE,
     USUAL_CONTEXT,
-    DeviceNeeds,
     MemoryPlan,
-    Needs,
-    Part,
     Room,
-    contexts,
     plan_memory,
 )
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.options import contexts
 
 LONGEST = 131_072
 FOOTPRINT = footprint_of(BUNDLE.manifest)
@@ -28,7 +26,11 @@ MEGA = 10**6
 
 
 def chosen(
-    memory: int, *, device: DeviceNeeds | None = None, lengths: list[int] | None = None
+    memory: int,
+    *,
+    device: Part | None = None,
+    limit: int | None = None,
+    lengths: list[int] | None = None,
 ) -> MemoryPlan:
     """Plan for one of these lengths; on a device, each token takes 1 kB of keys and values."""
 
@@ -36,8 +38,8 @@ def chosen(
         needs = cpu_needs(FOOTPRINT, context, 1, prepared=False, prefill=False)
         if device is None:
             return needs
-        there = replace(device.needs, kv_cache=1000 * context)
-        return replace(needs, device=replace(device, needs=there))
+        there = replace(device, kv_cache=1000 * context)
+        return replace(needs, device=there, device_limit=limit)
 
     return plan_memory("it", lengths or contexts(LONGEST), needs_at, Room(0, 1 << 40, memory))
 
@@ -84,6 +86,5 @@ def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> N
     ("limit", "expected"), [(None, USUAL_CONTEXT), (100 * MEGA, 32_768), (300 * MEGA, LONGEST)]
 )
 def test_on_a_device_its_memory_decides(limit: int | None, expected: int) -> None:
-    part = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000)
-    device = DeviceNeeds(part, limit, shared=False)
-    assert chosen(2000 * MEGA, device=device).context_length == expected
+    device = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000)
+    assert chosen(2000 * MEGA, device=device, limit=limit).context_length == expected

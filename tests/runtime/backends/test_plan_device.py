@@ -10,11 +10,11 @@ from planned_bundle import BUNDLE, CONTEXT, make_bundle
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import MemoryPlanError
+from stem_edge.runtime.backends.interface import Needs
 from stem_edge.runtime.backends.memory_plan import (
     SMALLEST_CHUNK,
     DevicePlan,
     MemoryPlan,
-    Needs,
     Room,
     plan_memory,
 )

@@ -12,17 +12,16 @@ from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbyte
 from stem_edge.bundle.manifest import TABLES, FileEntry, Manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.runtime.backends.interface import Needs
 from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
     PROMPT_NBYTES,
     SMALLEST_CHUNK,
     MemoryPlan,
-    Needs,
     Room,
 )
 from stem_edge.runtime.backends.memory_plan import plan_memory as plan_of_lengths
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.shown import parse_size
 from stem_edge.tables.packing import make_layout
 from stem_edge.tables.shards import CRC_NBYTES
@@ -159,7 +158,7 @@ def test_records_that_tokens_share() -> None:
     assert plan.reads == 2 * 40 * record
     assert (
         plan.row_cache
-        == 40 * (ArraySlots(layout, 1).slot_nbytes + SLOT_BOOKKEEPING_NBYTES) + 8 * 40 + 4 * 20_000
+        == 40 * (array_slot_nbytes(layout) + SLOT_BOOKKEEPING_NBYTES) + 8 * 40 + 4 * 20_000
     )
     with pytest.raises(InputError, match="slots is 41; expected 4 to 40"):
         plan_memory(bundle, CONTEXT, None, slots=41)

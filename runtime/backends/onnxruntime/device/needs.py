@@ -8,7 +8,8 @@ from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, DeviceNeeds, Needs, Part
+from stem_edge.runtime.backends.interface import Needs, Part
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.needs import (
     chunk_token_nbytes,
     fixed_nbytes,
@@ -51,7 +52,7 @@ def device_needs(
     )
     logits = 2 * FLOAT * config.vocab_size
     here = Part(0, 0, HOST_FIXED_NBYTES + logits, footprint.slot_nbytes + masks, logits)
-    return Needs(footprint, context, here, DeviceNeeds(there, limit, shared), provider=provider)
+    return Needs(footprint, context, here, there, limit, shared, provider)
 
 
 def device_weights_nbytes(footprint: Footprint) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.graph.names import PREFILL
 from stem_edge.runtime.backends.interface import PREFILL_FROM
 from stem_edge.runtime.backends.options import LoadOptions
@@ -39,9 +39,8 @@ class StemEdge:
         """Return the counters of the rows, and the sizes of plan and caches in bytes."""
         plan, rows = self._model.plan, self._engine.rows
         cache = getattr(rows, "cache", None)
-        filled, slot_nbytes = 0, SLOT_BOOKKEEPING_NBYTES
-        if cache is not None:
-            filled, slot_nbytes = cache.filled, slot_nbytes + cache.storage.slot_nbytes
+        filled = 0 if cache is None else cache.filled
+        slot_nbytes = footprint_of(self._model.bundle.manifest).slot_nbytes
         return {
             **vars(rows.counters()),
             "planned": plan.total,
