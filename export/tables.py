@@ -119,7 +119,7 @@ def _kept(
 
 
 def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> F32:
-    """Read the rows of records start..stop from a table, whose rows may have another order."""
+    """Read the rows of records start..stop from a table. plan.order maps records to rows if they differ."""
     runs = [(start, stop)]
     if plan.order is not None:  # ascending numbers, in runs without gaps
         numbers = plan.order[start:stop]
@@ -131,6 +131,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Return the division of an array into shards of about `nbytes` bytes, and of its records."""
+    """Divide the records at `root` into shards of about `nbytes` bytes, and each record into pieces for prompts."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

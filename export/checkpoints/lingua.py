@@ -71,7 +71,7 @@ class Params(msgspec.Struct):
 
     @property
     def ffn_width(self) -> int:
-        """FFN width by the trainer's rule: 8/3 * dim, times a factor, rounded up to a multiple."""
+        """FFN width by the trainer's rule: 8/3 * dim * ffn_dim_multiplier, rounded up to a multiple of multiple_of."""
         width = int(2 * (4 * self.dim) / 3)
         if self.ffn_dim_multiplier is not None:
             width = int(self.ffn_dim_multiplier * width)

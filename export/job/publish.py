@@ -199,10 +199,10 @@ def _make_durable(folder: Path) -> None:
 
 
 def _take_place(new: Path, out: Path) -> None:
-    """Rename `new` to `out` durably, then delete the old folder of that name.
+    """Replace the folder `out` by `new` with renames that survive a power cut, then delete the old folder.
 
-    After an OSError the old folder has its name again, if the disk still works. Nothing is deleted
-    then, because a power cut could bring back either name.
+    If a rename or sync fails, raises the error and undoes the renames, if the disk allows it. It then deletes
+    neither folder, because after a power cut either one may have the name `out`.
     """
     old, done = _aside(out) if out.exists() else None, list[tuple[Path, Path]]()
     # The old one first, because a folder cannot replace another.

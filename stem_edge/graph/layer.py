@@ -129,13 +129,13 @@ def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
-    """Return tensor name -> padded shape for a layer (ModelConfig.layer_shapes)."""
+    """Return the shapes of a layer's tensors by name, with heads padded to the width that attention needs."""
     described = config.layer(layer)
     return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
-    """Return tensor name -> padded shape for the whole backbone (ModelConfig.backbone_shapes)."""
+    """Return the shapes of all backbone tensors by name, with heads padded as in layer_shapes."""
     shapes: Shapes = {}
     for name, shape in config.backbone_shapes().items():
         in_layer = name.startswith("layers.")

@@ -52,10 +52,10 @@ def least_error_scales(blocks: F32, bits: int) -> F32:
 def search_scales(
     blocks: F32, bits: int, weights: F32 | None = None, *, asymmetric: bool = False
 ) -> tuple[F32, F32, npt.NDArray[np.bool_]]:
-    """Find scales [N, G] and zero points [N, G] for blocks [N, G, block]; weights are [G, block].
+    """Return scales, zero points and a mask, each [N, G], for blocks [N, G, block] to be quantized.
 
-    Symmetric blocks get the zero point 2**(bits-1). A block of zeros gets the scale 0. Also returns
-    a mask [N, G]: True for blocks that 4 bits hold exactly, by a scale of grid_scales.
+    weights: importance [G, block] of the values. Symmetric blocks get the zero point 2**(bits-1), and blocks of
+    zeros the scale 0. The mask is True for blocks that 4-bit codes represent exactly (grid_scales).
     """
     rows, groups, block = blocks.shape
     scales, zeros = np.empty((2, rows, groups), np.float32)

@@ -79,7 +79,7 @@ class ThoughtParser:
             self._state = "content"
 
     def _read_thought(self, *, ended: bool) -> str:
-        """Return text up to the end marker, or up to what may be white space or a marker's start."""
+        """Return thoughts up to the end marker. Hold back white space, and text that may begin the marker."""
         text, end = self._text, self._marks.end
         if self._lead:
             text = text.lstrip(SPACE)

@@ -118,7 +118,7 @@ class Ring:
             raise ValueError(f"a step has {count} tokens; expected up to {most}")
 
     def advance(self, position: int, count: int) -> None:
-        """Note that `count` tokens from a position on are written; position 0 begins a new text."""
+        """Record that a step writes `count` tokens, beginning at a position. Position 0 discards all earlier tokens."""
         self._end = max(self._end if position else 0, position + count)
 
     def attended(self, tokens: int) -> int:

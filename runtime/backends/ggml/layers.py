@@ -1,6 +1,6 @@
-"""Embedding, layers with their FFN, experts or per-layer embeddings, and head, in ggml operators.
+"""The backbone in ggml operators: embedding, the FFN of each kind of layer, whole layers, and output head.
 
-stem_edge.numerics.reference has the mathematics.
+stem_edge.numerics.reference computes the same in numpy.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def report(found: Sequence[Quality]) -> str:
 
 
 def _text(found: Sequence[Quality]) -> list[str]:
-    """Describe the predicted text and the window, in a line for each group of equal bundles."""
+    """Return a line on text, window and engine for each bundle; bundles whose lines are equal share one."""
     lines = []
     for each in found:
         documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"

@@ -1,7 +1,7 @@
-"""Tensors of float32 in the memory of an execution provider's device.
+"""float32 tensors in the memory of a device, such as a GPU, on which an execution provider computes.
 
-A provider without its own memory (the CPU, and providers that compute on it) gets numpy arrays and
-the same copies, so that all code for devices runs there, too.
+For providers without memory of their own, such as the CPU, these tensors are numpy arrays. Copies to and from
+them are made all the same, so that tests on a CPU run the same code.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def biases(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def _schema_of(given: Mapping[str, Any]) -> object:
-    """Return the JSON Schema of a response_format; None for any text."""
+    """Return the JSON Schema that a response_format asks for; None if it allows any text. Raises RefusalError."""
     match given:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return schema
