@@ -35,9 +35,9 @@ PACKAGES = "base-files,python3,libstdc++6,ca-certificates"
 MACHINE = "aarch64"  # of the emulated processors, as wheels and qemu's programs call it
 GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
 # Tests of what computes or moves bytes, except those that need torch: logits of the trainers'
-# checkpoints, kernels, rows, caches, edits; then RUNS, every way of running the demo.
+# checkpoints, kernels, rows, caches, edits, prompts that are kept.
 FILES = [
-    "blackbox/test_conformance.py",
+    *(f"blackbox/test_{name}.py" for name in ("conformance", "kept_prompts")),
     "tools/test_demo_logits.py",
     "stem_edge/numerics",
     *(f"stem_edge/graph/test_{name}.py" for name in ("linear", "steps")),
@@ -51,7 +51,6 @@ FILES = [
 ]
 TESTS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
 TESTS += [f"tests/{name}" for name in FILES]
-RUNS = ["-m", "stem_edge", "verify", "stem_edge/demo_model", "--runs"]
 LAUNCHER = """
 #include <unistd.h>
 int main(int count, char **given) {
@@ -210,7 +209,7 @@ def parse(arguments: list[str]) -> tuple[list[str], list[list[str]]]:
     command = arguments[at + 1 :]
     if "--" in arguments and not command:
         parser.error("no command after --; give Python's arguments, such as -m stem_edge demo")
-    return chosen, [command] if command else [TESTS, RUNS]
+    return chosen, [command] if command else [TESTS]
 
 
 def run_and_report(name: str, command: list[str]) -> int:

@@ -29,7 +29,7 @@ COMMANDS = {
     "serve": ("running", "serve a model by OpenAI's interface, and a chat page"),
     "batch": ("running", "run every prompt in a file; resumable"),
     "inspect": ("bundles", "show what a bundle is made of"),
-    "verify": ("bundles", "check a bundle, or that all ways of running it agree"),
+    "verify": ("bundles", "check a bundle"),
     "edit": ("bundles", "make one word use another word's table rows"),
     "fit": ("measuring", "plan how to run a model on a device, without running it"),
     "measure": ("measuring", "measure time and memory, and compare ways to run"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
 import models
 import numpy as np
 import pytest
+from formats import export_as, format_with
+from guessing import Told
+from make_checkpoint import Shape, write_checkpoint
 from ways import answered
 
 import stem_edge
@@ -36,6 +40,26 @@ def test_the_same_bits(
     for plain, prepared in zip(found[0][0], found[1][0], strict=True):
         assert np.array_equal(plain, prepared)
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels of x86")
+@pytest.mark.parametrize(
+    ("block", "size"), [(32, 128), pytest.param(64, 1152, marks=pytest.mark.slow)]
+)
+def test_drafts_where_steps_of_several_tokens_round_alike(
+    block: int, size: int, tmp_path: Path
+) -> None:
+    """As they do in 4 bits; also where kernels round an unpaired row differently, as in blocks of 64."""
+    shape = Shape(dim=size, d_ff=2 * size, n_layers=1, stem_layers=())
+    checkpoint, told = write_checkpoint(tmp_path / "checkpoint", shape), Told()
+    stored = format_with("int4", block_size=block)
+    path, cache = export_as(checkpoint, tmp_path / "bundle", stored, max_kl=9).path, tmp_path / "c"
+    assert main(["prepare", str(path), "--cache-dir", str(cache), "--threads", "1"]) == 0
+    with stem_edge.load(path, cache_dir=cache, speculate=told, exact=True, threads=1) as model:
+        plain = answered(model, (prompt := [*range(5, 100)]), max_new_tokens=24)
+        told.tell([*prompt, *plain.ids], 5)
+        assert answered(model, prompt, max_new_tokens=24).ids == plain.ids
+        assert model.stats.drafted_tokens > model.stats.accepted_tokens > 0
 
 
 def relative(folder: Path) -> list[Path]:

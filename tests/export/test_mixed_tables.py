@@ -9,7 +9,6 @@ import pytest
 from loading import load_fixed
 
 import stem_edge
-from stem_edge.apps.measuring.quality.consistency import verify_runs
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
@@ -57,11 +56,12 @@ def test_letters_of_the_text_have_more_bits(bundle: Path, tiny_checkpoint: Path)
     assert (error < 0.008).sum() == FREQUENT
 
 
-def test_every_way_of_running_gives_the_same_tokens(bundle: Path) -> None:
-    results = verify_runs(bundle, max_new_tokens=8)
-    assert results.pop("drafts").startswith("not run")
-    assert set(results.values()) == {"ok"}
+def test_sequences_together_give_the_same_tokens(bundle: Path) -> None:
     assert set(verify(bundle).values()) == {"ok"}
+    texts, options = ["the cat", "a zebra sat", "on the hat"], {"max_new_tokens": 8}
+    with stem_edge.load(bundle) as model:
+        alone = [model.generate_text(text, **options) for text in texts]
+        assert model.generate_texts(texts, exact=True, **options) == alone
 
 
 def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:

@@ -12,7 +12,7 @@ from loading import load_fixed
 from prompt_graph import without_prompt_graph
 
 import stem_edge
-from stem_edge.errors import InputError
+from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime import Model
 from stem_edge.tables.rows import RecordLayout
 
@@ -167,3 +167,12 @@ def test_an_abandoned_generation_does_not_disturb_the_next(model: Model) -> None
     expected = model.generate_text("The capital of Peru is")
     next(model.generate("The capital of Kenya is"))
     assert model.generate_text("The capital of Peru is") == expected
+
+
+def test_a_dense_model(dense_bundle: Path) -> None:
+    with pytest.raises(BundleError, match="a dense model, which has no tables"):
+        stem_edge.open_tables(dense_bundle)
+    with stem_edge.load(dense_bundle) as model:
+        assert model.plan.slots == 0
+        list(model.generate([1, 2, 3], max_new_tokens=3))
+        assert (model.stats.row_hits, model.stats.flash_bytes) == (0, 0)

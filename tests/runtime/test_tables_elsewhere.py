@@ -78,7 +78,6 @@ def test_commands_say_where_the_tables_are(
     assert main(["inspect", str(here), "--tables", server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables_url"] == server.url
     command_refused(capsys, ["inspect", here, "--geometry", "--tables", server.url], "--tables")
-    command_refused(capsys, ["verify", here, "--runs", "--tables", server.url], "--tables")
 
 
 def test_verify_leaves_the_shards_out_and_says_so(here: Path, server: RangeServer) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from stem_edge.apps.measuring.quality.consistency import verify_runs
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading
-from stem_edge.errors import BundleError, InputError, StemEdgeError
-from stem_edge.progress import show_status
+from stem_edge.errors import BundleError
 from stem_edge.runtime.first_load.safety import check_safety
 from stem_edge.shown import printable
 
@@ -22,49 +20,16 @@ its own, within limits of memory and time. Safe means that no damage was found.
 It is no proof, and says nothing about what the model writes.
 With --tables, the shards of the tables are left out: hash them where they are.
 
-With --runs, generate instead in several ways: with drafts, in batches, after
-kept prompts, and after a restart. No token may change.
-
 The exit status is 0 if all is right, and 1 if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
-    runs = "compare the tokens of all ways of running it instead"
-    parser.add_argument("--runs", action="store_true", help=runs)
-    add_loading(parser, "tables", "cache_dir")
+    add_loading(parser, "tables")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    return _verify_runs(args) if args.runs else _verify_files(args)
-
-
-def _verify_runs(args: argparse.Namespace) -> int:
-    if args.tables is not None:
-        raise InputError("--runs compares ways to read tables in the bundle; leave out --tables")
-    results = verify_runs(
-        args.bundle,
-        cache_dir=args.cache_dir,
-        progress=lambda name: show_status(f"running: {name}"),
-    )
-    show_status("")
-    ran = {name: result for name, result in results.items() if not result.startswith("not run")}
-    wrong = [name for name, result in ran.items() if result != "ok"]
-    if args.json:
-        print(json.dumps({"ok": not wrong, "runs": results}, indent=1))
-        return 1 if wrong else 0
-    for name, result in results.items():
-        print(f"{name:<44}{result}")
-    if wrong:
-        raise StemEdgeError(
-            f"{args.bundle}: {len(wrong)} of {len(ran)} ways of running it give other tokens; "
-            "run stem-edge verify, then report this with the output above"
-        )
-    return 0
-
-
-def _verify_files(args: argparse.Namespace) -> int:
     found = check_safety(args.bundle, tables=args.tables)
     if args.json:
         plain = {name: getattr(found, name) for name in ("reasons", "checked", "files")}
