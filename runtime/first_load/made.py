@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import unicodedata
 from functools import partial
 from pathlib import Path
 
@@ -43,12 +42,6 @@ from stem_edge.system.memory import available_memory
 
 RECORD, LOCK = "made.json", ".lock"
 MAX_RECORD_NBYTES = 1 << 24
-MAX_NAME_NBYTES = 255  # most that file systems take
-RESERVED = set('\\/:<>"|?*')
-# Names that Windows reserves for devices.
-DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"} | {
-    f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789¹²³"
-}
 MAKING_NBYTES = 10**9  # of a folder's bundle, in a process of its own: 934 MB were measured
 
 
@@ -103,10 +96,13 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
 
 
 def name_of(source: Source) -> str:
-    """Return the name of a bundle's folder, which is also the model's name in a server."""
-    path = Path(source.path)
-    name = _plain_name(shown_name(path).rpartition("/")[2].removesuffix(SUFFIX), MADE)
-    return MADE if name.casefold() == RECORD else name
+    """Return the name of a bundle's folder, which is also the model's name in a server.
+
+    A checkpoint may come from a hub, so its name must not lead out of the folder.
+    """
+    name = shown_name(Path(source.path)).rpartition("/")[2].removesuffix(SUFFIX)
+    plain = "".join(c if c.isprintable() and c not in "\\/:" else "_" for c in name).rstrip(". ")
+    return MADE if plain.casefold() in ("", RECORD) else plain
 
 
 def made_of(root: Path) -> Source | None:
@@ -183,15 +179,3 @@ def _manifest(bundle: Path) -> str:
 def _lock(root: Path) -> Path:
     """Return the path of the lock file. It is outside the folder, so it outlasts the folder."""
     return root.with_suffix(LOCK)
-
-
-def _plain_name(text: str, otherwise: str) -> str:
-    """Turn any text into a file or folder name that is valid on every system.
-
-    Replaces separators, control characters and reserved ones by `_`; removes dots and spaces at the end.
-    otherwise: the name to use if nothing is left of the text (such as `..`), or if it names a device.
-    """
-    plain = "".join(c if c.isprintable() and c not in RESERVED else "_" for c in text)
-    name = unicodedata.normalize("NFC", plain).rstrip(". ")
-    device = name.split(".")[0].rstrip(" ").casefold() in DEVICES
-    return name if 0 < len(name.encode()) <= MAX_NAME_NBYTES and not device else otherwise

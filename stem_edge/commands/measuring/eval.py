@@ -22,7 +22,7 @@ Perplexity is the exp of the mean of -log P(token); compare it only between
 bundles with the same tokenizer. Divergence is KL(reference || bundle) of the
 next token, in nats."""
 
-OPTIONS = ("text", "lines", "window", "against", "prefill_graph", "memory")
+OPTIONS = ("text", "lines", "window", "against", "memory")
 LOADING = ("engine", "kv", "threads", "provider", "device_memory")
 EPILOG = """\
 examples:
@@ -39,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--window", type=int, metavar="N", help=window)
     against = "bundle or checkpoint to compare distributions with"
     add("--against", metavar="PATH", help=against)
-    graph = "measure the graph for prompts in place of decoding"
-    add("--prefill-graph", action="store_true", help=graph)
     add("--memory", metavar="SIZE", help="limit on memory, the reference included")
     edit = "an edit with scope everywhere; may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
@@ -78,10 +76,9 @@ def _text(found: Sequence[Quality]) -> list[str]:
             window = (
                 f"one window for each document, of at most {each.window:,} tokens: it has no more"
             )
-        graph = each.engine + ", the graph for prompts" * each.prefill_graph
         several = "s" if each.edits > 1 else ""
         edits = f"; with {each.edits} edit{several}" if each.edits else ""
-        lines.append(f"{documents} of {length}; {window}; computed by {graph}{edits}")
+        lines.append(f"{documents} of {length}; {window}; computed by {each.engine}{edits}")
     return list(dict.fromkeys(lines))
 
 

@@ -30,7 +30,6 @@ NAMES = {
     "a\x1b[2Jb.gguf": "a_[2Jb",
     "..\\a.gguf": ".._a",
     "C:a.gguf": "C_a",
-    "nul.gguf": MADE,
     "Made.json.gguf": MADE,
 }
 

@@ -39,13 +39,11 @@ def open_sources(
     options: LoadOptions,
     reference: Bundle | Checkpoint | None,
     edits: Sequence[Edit],
-    *,
-    prefill: bool,
 ) -> tuple[list[str | None], list[Logits]]:
     """Load a bundle and its reference, if any; return engines (None: checkpoint) and logit sources.
 
     stack: closes the models. options: for loading the bundle; a reference bundle gets half of the memory.
-    prefill: use the bundle's graph for prompts. Raises what stem_edge.load raises.
+    Prompts are computed by the graphs that decode. Raises what stem_edge.load raises.
     """
     engines, references = list[str | None](), list[Logits]()
     if isinstance(reference, Bundle):
@@ -67,7 +65,7 @@ def open_sources(
     elif reference is not None:
         engines, references = [None], [partial(checkpoint_logits, reference)]
     model = stack.enter_context(load_with(bundle, options))
-    model.engine.uses_prefill = prefill
+    model.engine.uses_prefill = False
     stack.enter_context(model.edited(*edits))
     return [model.plan.engine, *engines], [partial(bundle_logits, model), *references]
 

@@ -19,7 +19,6 @@ from stem_edge.apps.measuring.quality.logit_source import open_reference, open_s
 from stem_edge.apps.measuring.quality.scores import Scores, make_task, read_text, score
 from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
@@ -59,7 +58,6 @@ class Quality:
     window_asked: int  # greater than window if no document has that many tokens
     stride: int  # tokens between the starts of windows
     engine: str
-    prefill_graph: bool  # the graph for prompts computed this
     edits: int  # number of edits in effect
     ids_sha256: str  # of the token ids: perplexities over other tokens cannot be compared
     log_likelihood: float  # mean over tokens, nats
@@ -77,7 +75,6 @@ def evaluate(
     window: int | None = None,
     against: str | Path | None = None,
     edits: Sequence[Edit] = (),
-    prefill_graph: bool = False,
     **options: Unpack[LoadKeywords],
 ) -> Quality:
     """Measure how well a bundle predicts a text: perplexity, bits per byte, divergence.
@@ -90,7 +87,6 @@ def evaluate(
     against: reference to compare distributions with: a bundle, or a checkpoint that can be exported.
         A checkpoint is computed in float32 by numpy: slowly, and its backbone is read once a window.
     edits: edits of the bundle with scope everywhere, to see their side effects. None apply to `against`.
-    prefill_graph: measure onnxruntime's graph for prompts instead of the graph for decoding.
     options: options of stem_edge.load, for the bundle; `against` runs on the CPU with defaults. memory
         limits both together. Logits, and the arrays of a window for a checkpoint, need more memory.
 
@@ -99,15 +95,16 @@ def evaluate(
     """
     bundle, against = pinned(bundle), None if against is None else pinned(against)
     opened = open_or_make(bundle)
-    _check(opened, edits, prefill_graph=prefill_graph)
+    if any(edit.scope != "everywhere" for edit in edits):
+        raise InputError(
+            "an edit at positions belongs to a prompt; give edits of scope everywhere only"
+        )
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window)
     reference = None if against is None else open_reference(against, opened, task)
     chosen = LoadOptions(**options | {"context_length": task.window}, warm_start=False)
     title = f"scoring {bundle}"
     with Progress(task.nbytes, title, options.get("progress")) as bar, ExitStack() as stack:
-        engines, sources = open_sources(
-            stack, bundle, chosen, reference, edits, prefill=prefill_graph
-        )
+        engines, sources = open_sources(stack, bundle, chosen, reference, edits)
         per_token = task.nbytes / task.predicted
         scores, nats = score(task, sources, lambda tokens: bar.advance(tokens * per_token))
     likelihood = float(scores[0].likelihood.mean())
@@ -125,7 +122,6 @@ def evaluate(
         window_asked=task.window_asked,
         stride=task.stride,
         engine=str(engines[0]),
-        prefill_graph=prefill_graph,
         edits=len(edits),
         ids_sha256=sha256(repr(task.token_ids).encode()).hexdigest(),
         log_likelihood=likelihood,
@@ -134,17 +130,6 @@ def evaluate(
         bits_per_character=bits / task.characters,
         divergence=divergence,
     )
-
-
-def _check(bundle: Bundle, edits: Sequence[Edit], *, prefill_graph: bool) -> None:
-    if prefill_graph and not bundle.manifest.has_prefill:
-        raise InputError(
-            f"{bundle.path}: has no graph for prompts; measure without it, or export again with it"
-        )
-    if any(edit.scope != "everywhere" for edit in edits):
-        raise InputError(
-            "an edit at positions belongs to a prompt; give edits of scope everywhere only"
-        )
 
 
 def _divergence(

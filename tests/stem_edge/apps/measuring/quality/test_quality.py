@@ -149,15 +149,6 @@ def test_an_exact_bundle_does_not_diverge_from_its_checkpoint(bundles: dict[str,
     assert coarse.mean == pytest.approx(by_bundle.mean, rel=1e-4)
 
 
-def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) -> None:
-    found = evaluate(DEMO, TEXT, prefill_graph=True, against=DEMO)
-    assert found.prefill_graph
-    assert found.divergence is not None
-    assert found.divergence.greatest > 0
-    with pytest.raises(InputError, match="has no graph for prompts"):
-        evaluate(bundles["fp32"], TEXT, prefill_graph=True)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
