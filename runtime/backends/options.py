@@ -76,25 +76,11 @@ class LoadOptions:
                 f"speculate is {shown(self.speculate)}; expected 'auto', True, False, the most tokens to "
                 "draft for a step, or a function that drafts"
             )
-        if self.prompt_cache and not self.keep_prefixes:
-            raise InputError("prompt_cache needs keep_prefixes; leave out one of the two")
         if isinstance(self.prompt_cache, str | Path):
             _check_prompt_cache(Path(self.prompt_cache))
         for size in (self.memory, self.device_memory):
             if size is not None:
                 parse_size(size)
-        self._check_tables()
-
-    def _check_tables(self) -> None:
-        if self.emulate_flash is None:
-            return
-        from stem_edge.runtime.rows.emulated_flash import check_flash
-
-        check_flash(self.emulate_flash)
-        if self.tables is not None:
-            raise InputError(
-                "emulate_flash is for tables in the bundle's folder; leave it out with tables elsewhere"
-            )
 
     def open(self, path: str | Path) -> Bundle:
         """Open a bundle with these options. Raises BundleError, HubError, InputError."""

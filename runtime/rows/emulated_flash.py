@@ -40,7 +40,8 @@ class SlowFiles(ShardFiles):
     """Shard files on an emulated device, which serves one batch of reads at a time."""
 
     def __init__(self, grids: Sequence[ShardGrid], flash: FlashName) -> None:
-        check_flash(flash)
+        if flash not in PROFILES:
+            raise InputError(f"emulate_flash is {flash!r}; expected one of {', '.join(PROFILES)}")
         self._profile, self._lock, self._free_at = PROFILES[flash], threading.Lock(), 0.0
         super().__init__(grids)
 
@@ -53,9 +54,3 @@ class SlowFiles(ShardFiles):
             self._free_at = until = begin + requests + sum(p.nbytes for p in pieces) / bandwidth
         time.sleep(max(0.0, until - time.perf_counter()))
         return found
-
-
-def check_flash(name: str) -> None:
-    """Raise InputError unless a profile has this name."""
-    if name not in PROFILES:
-        raise InputError(f"emulate_flash is {name!r}; expected one of {', '.join(PROFILES)}")

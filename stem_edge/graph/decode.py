@@ -23,7 +23,6 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType, place_peaks
 from stem_edge.graph.layer import norm, wanted
 from stem_edge.graph.linear import Products, vector
-from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
@@ -89,6 +88,8 @@ def prompts(
     kv: KvType = "fp32",
 ) -> Built:
     """Build the graph for prompts: all layers that do not borrow K and V, with their own weight file."""
+    from stem_edge.graph.prompt_products import PromptProducts  # for long prompts alone
+
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     products = PromptProducts(graph, plan, format)

@@ -38,7 +38,6 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 
 CHECKPOINT = CONFORMANCE / GEMMA
@@ -89,7 +88,7 @@ def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> Non
 def test_the_graph_for_other_tools_gives_the_same_logits(exact: Exact) -> None:
     """Layers that borrow K and V read what the lender made, although no memory is shared."""
     ids, opened = exact.ids, stem_edge.open_bundle(exact.path)
-    session = open_session(opened.file(BACKBONE_GRAPH), 1, [CPU])
+    session = open_session(opened.file(BACKBONE_GRAPH), 1)
     sizes: Any = {"T": len(ids), "capacity": len(ids), "context": len(ids)}
     types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
     feeds: dict[str, Any] = {

@@ -147,7 +147,6 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
         ({"device_memory": "much"}, "much"),
         ({"device_memory": "60MB", "slots": 0}, "slots is 0"),
         ({"engine": "llama"}, "engine is 'llama'; expected one of auto, onnxruntime, ggml"),
-        ({"prompt_cache": True, "keep_prefixes": False}, "keep_prefixes"),
         ({"prompt_cache": DEMO}, "is a bundle"),
         ({"prompt_cache": "a\0b"}, "null"),
         ({"provider": " "}, "provider is empty"),

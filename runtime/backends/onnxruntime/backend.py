@@ -26,7 +26,6 @@ from stem_edge.runtime.backends.onnxruntime.loaded import (
     from_numpy,
     open_sessions,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import return_freed_memory
 
@@ -64,7 +63,6 @@ class OrtBackend:
             sessions = open_sessions(
                 chosen,
                 threads,
-                [CPU],
                 whole_steps=bool(config.ranges),
                 as_built=as_built,
                 sparing=sparing,

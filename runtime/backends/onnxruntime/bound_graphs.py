@@ -20,7 +20,7 @@ from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
 from stem_edge.runtime.backends.onnxruntime.head_output import HeadOutput, outputs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays, empty, from_numpy
-from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 
 

@@ -19,7 +19,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, Resumes
 from stem_edge.runtime.backends.onnxruntime.head_output import StepOutputs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
-from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.system.memory import free_pages
 
 if TYPE_CHECKING:

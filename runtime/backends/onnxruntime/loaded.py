@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,7 +22,7 @@ from stem_edge.graph.kv import Cache
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, ort
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.system.memory import (
     KEPT_NBYTES,
@@ -33,9 +33,10 @@ from stem_edge.system.memory import (
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
+    from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 
-# By the names of the graphs.
-Graphs: TypeAlias = Mapping[str, Path | GraphSource]
+# By the names of the graphs; of those that are opened at first use, some are only built then.
+Graphs: TypeAlias = Mapping[str, Path | GraphSource | Callable[[], GraphSource]]
 Sessions: TypeAlias = dict[str, ort.InferenceSession]
 # Numbers of tokens with which products round a token alike: any, only even numbers, or unknown. With "even",
 # an empty sequence is added to a step of one token; unless it is "any", also to a batch of an odd number.
@@ -145,7 +146,7 @@ class Loaded:
 def open_sessions(
     graphs: Graphs,
     threads: int,
-    providers: Sequence[Provider],
+    provider: Provider | None = None,
     *,
     whole_steps: bool = False,
     as_built: bool = False,
@@ -161,7 +162,11 @@ def open_sessions(
     try:
         for name, graph in graphs.items():
             sessions[name] = open_session(
-                graph, threads, providers, whole_steps=whole_steps, as_built=as_built
+                graph() if callable(graph) else graph,
+                threads,
+                provider,
+                whole_steps=whole_steps,
+                as_built=as_built,
             )
     finally:
         give_back_freed_blocks()

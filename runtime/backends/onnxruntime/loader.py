@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
+from stem_edge.files.names import cache_folder
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.runtime.backends.engines import EngineLoader
 from stem_edge.runtime.backends.interface import Needs, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.prepared import is_large, may_be_prepared
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, ort
+from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -37,7 +38,7 @@ def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
 
     Raises InputError, BackendError.
     """
-    if options.provider == CPU.name and options.device_memory is None:
+    if options.provider == LoadOptions.provider and options.device_memory is None:
         return OrtLoader(bundle, options)
     from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
     from stem_edge.runtime.backends.onnxruntime.providers.find import find_provider
@@ -62,13 +63,14 @@ class OrtLoader:
         self._prepared: Prepacked | None = None
         self._to_prepare, self._obstacle = False, ""  # why a large backbone cannot be prepared
         self._streams = False  # known once the backbone is open
-        cache_dir, kv = options.cache_dir, self._footprint.kv
-        if options.weights != "prepared" or not may_be_prepared(bundle.manifest, cache_dir):
+        if options.weights != "prepared":
             return
-        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
+        large, cache_dir = self._footprint.prepared_nbytes > 0, options.cache_dir
+        if large or (cache_folder(cache_dir) / FOLDER).is_dir():
+            from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 
-        self._prepared = find_prepared(bundle, cache_dir, kv)
-        if self._prepared is None and is_large(bundle.manifest):
+            self._prepared = find_prepared(bundle, cache_dir, self._footprint.kv)
+        if self._prepared is None and large:
             from stem_edge.runtime.backends.onnxruntime.prepared.deciding import obstacle
 
             self._obstacle = obstacle(bundle, self._footprint, options)
@@ -137,17 +139,20 @@ class OrtLoader:
 
     def _opened(self) -> OrtBackend:
         prefill, kv, prepared = self.needs(1).prefill, self._footprint.kv, self._prepared
-        config, cpus, slots = self._bundle.manifest.model, self._options.cpus, self._slots
+        bundle, graphs = self._bundle, dict[str, Path | GraphSource | Callable[[], GraphSource]]()
+        config, cpus, slots = bundle.manifest.model, self._options.cpus, self._slots
         if prepared is not None:
-            graphs = dict(prepared.graph_sources(self._bundle, prefill=prefill, kv=kv))
+            graphs |= prepared.graph_sources(bundle, prefill=prefill, kv=kv)
         else:
             from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 
-            graphs = dict[str, Path | GraphSource](cpu_graphs(self._bundle, prefill=prefill, kv=kv))
+            graphs |= cpu_graphs(bundle, prefill=False, kv=kv)
+            if prefill:
+                graphs[io.PREFILL] = lambda: cpu_graphs(bundle, prefill=True, kv=kv)[io.PREFILL]
         if (assistant := self._assistant) is not None:
             from stem_edge.runtime.backends.onnxruntime.assistant import source
 
-            graphs[io.ASSISTANT] = source(self._bundle, assistant, kv)
+            graphs[io.ASSISTANT] = source(bundle, assistant, kv)
         if prepared is None:
             backend = OrtBackend(config, graphs, slots, cpus, kv)
         else:

@@ -61,9 +61,9 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 from stem_edge.system.memory import own_memory
 from stem_edge.shown import parse_size
-from stem_edge.runtime.backends.onnxruntime import prepared
+from stem_edge.bundle import footprint
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-prepared.LEAST_PREPARED = int(sys.argv[4])
+footprint.LEAST_PREPARED = int(sys.argv[4])
 stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
 def watch():

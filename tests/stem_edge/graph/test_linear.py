@@ -24,7 +24,6 @@ from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.quantizing import dequantize_blocks, quantize_asymmetric
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, new_session
 
 K, T = 128, 9
@@ -60,7 +59,7 @@ class Built:
         weights = MatrixReader(2, ErrorMeter(), lambda nbytes: None)
         with create_file(path) as data:
             WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)
-        session = new_session(GraphSource("g", encode(self.graph), folder), 1, [CPU])
+        session = new_session(GraphSource("g", encode(self.graph), folder), 1)
         (found,) = session.run(None, inputs)
         return np.asarray(found, np.float32)
 

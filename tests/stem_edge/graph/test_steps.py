@@ -23,7 +23,6 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.special.steps import SteppedProducts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import whole
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     WHOLE_STEPS,
     GraphSource,
@@ -69,7 +68,7 @@ def test_products_of_whole_numbers_are_exact(
     with create_file(tmp_path / plan.file) as file:
         WeightFile(file, source.backbone, weights, nearest(format)).write(plan)
     whole_steps = np.random.default_rng(0).integers(-127, 128, (1, 9, width))
-    session = new_session(GraphSource("g", encode(graph), tmp_path), 1, [CPU], WHOLE_STEPS)
+    session = new_session(GraphSource("g", encode(graph), tmp_path), 1, settings=WHOLE_STEPS)
     (found,) = session.run(None, {"x": (whole_steps * step).astype(np.float32)})
     expected = whole_steps * np.float64(step) @ whole(matrix).T.astype(np.float64)
     np.testing.assert_allclose(found, expected, atol=5e-5 * np.abs(expected).max(), rtol=0)

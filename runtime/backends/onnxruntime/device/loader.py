@@ -12,7 +12,7 @@ from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, device_weights_nbytes
 from stem_edge.runtime.backends.onnxruntime.loaded import open_sessions
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, separate, sources
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
@@ -63,5 +63,6 @@ class DeviceLoader:
         separate(self._bundle, prefill=False, kv="fp32")  # which checks the weights
         built = graphs(manifest.model, manifest.tables, format_of(self._bundle))
         found = sources(self._bundle, built)
-        sessions = open_sessions(found, self._threads, [self._provider])
+        provider = None if self._provider is CPU else self._provider
+        sessions = open_sessions(found, self._threads, provider)
         return DeviceBackend(manifest.model, sessions, self._slots, self._memory)

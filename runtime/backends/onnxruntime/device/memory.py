@@ -11,7 +11,6 @@ import weakref
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from stem_edge.bundle.footprint import FLOAT
 from stem_edge.errors import OutOfMemoryError
@@ -19,8 +18,9 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.errors import check_lost, reason
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, CUDA, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CUDA, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import new_session, onnxruntime_errors
 from stem_edge.system.memory import own_pages
 
@@ -138,7 +138,7 @@ class Cuda(Host):
         graph = Graph()
         graph.input("x", np.float32, ["n"])
         graph.output(graph.add("Identity", ["x"], "y"), np.float32, ["n"])
-        self._viewer = new_session(encode(graph), 1, [CPU])
+        self._viewer = new_session(encode(graph), 1)
 
     def allocate(self, shape: Shape) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.float32, "cuda", 0)

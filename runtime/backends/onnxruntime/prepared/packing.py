@@ -32,7 +32,6 @@ from stem_edge.graph.encoder import PACKED, encode, with_length
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.runtime.backends.onnxruntime.prepared.deciding import PACKED_AT_ONCE
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     GraphSource,
     open_session,
@@ -94,7 +93,7 @@ class Packer:
         stepped = bool(self._bundle.manifest.model.ranges)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             saved = Path(folder) / "graph.onnx"
-            open_session(source, self._threads, [CPU], save_to=saved, whole_steps=stepped)
+            open_session(source, self._threads, save_to=saved, whole_steps=stepped)
             return_freed_memory()
             with (
                 saved.with_name("graph.onnx.data").open("rb") as packed,

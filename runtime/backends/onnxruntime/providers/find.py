@@ -12,8 +12,9 @@ from io import StringIO
 from typing import Any
 
 from stem_edge.errors import BackendError, InputError
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.errors import reason
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, CUDA, Provider, ort
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, CUDA, Provider
 
 SUFFIX = "executionprovider"
 PLUG_IN = "onnxruntime_ep_"  # begins the name of a package with a plug-in

@@ -1,7 +1,4 @@
-"""An execution provider of onnxruntime, and the import of the module onnxruntime (`ort`).
-
-Several packages contain this module and overwrite each other's files. If it is incomplete, importing fails.
-"""
+"""An execution provider of onnxruntime, which runs graphs on a device."""
 
 from __future__ import annotations
 
@@ -9,25 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stem_edge.errors import BackendError
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 
-__all__ = ["CPU", "CPU_NAME", "CUDA", "Provider", "ort"]
-
-try:
-    import onnxruntime as ort
-except ImportError as error:
-    raise BackendError(
-        f"onnxruntime cannot be imported ({error}); install it with: pip install onnxruntime"
-    ) from error
-# The module is importable but empty after an uninstall that removed files of another package, too.
-if not hasattr(ort, "InferenceSession"):
-    raise BackendError(
-        "onnxruntime is incomplete, as after uninstalling one of two packages that contain it; "
-        "reinstall the one you want: pip install --force-reinstall --no-deps onnxruntime (or "
-        "onnxruntime-gpu)"
-    )
-
-
-CPU_NAME = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 
 
@@ -39,10 +19,22 @@ class Provider:
     full: str  # onnxruntime's name
     devices: tuple[Any, ...] = ()  # OrtEpDevice; empty for built-in providers
 
-    @property
-    def on_cpu(self) -> bool:
-        """True for onnxruntime's CPU provider, which has every operator."""
-        return self.full == CPU_NAME
+    def open(self, source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        """Open a session in which every operator must run here. Raises what onnxruntime raises."""
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        if not self.devices:
+            return ort.InferenceSession(source, options, [self.full], enable_fallback=False)
+        options.add_provider_for_devices(list(self.devices), {})
+        # onnxruntime appends the CPU by itself.
+        return ort.InferenceSession(source, options, enable_fallback=False)
+
+    def check_started(self, graph: object, session: ort.InferenceSession) -> None:
+        """Raise BackendError if it did not start: onnxruntime then silently leaves it out."""
+        if self.full not in (found := session.get_providers()):
+            raise BackendError(
+                f"{graph}: onnxruntime {ort.__version__} did not start {self.name}, and gives no reason; it "
+                f"took {', '.join(found)} instead. Install what {self.name} needs, or leave out provider"
+            )
 
 
-CPU = Provider("cpu", CPU_NAME)
+CPU = Provider("cpu", "CPUExecutionProvider")

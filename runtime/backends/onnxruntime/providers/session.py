@@ -7,19 +7,22 @@ otherwise they would compute with other settings.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, Provider, ort
+from stem_edge.runtime.backends.onnxruntime.providers import ort
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+
+CPU_ALONE = ["CPUExecutionProvider"]
 LOG_FATAL_ONLY = 4
 # x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate, so
 # that prompts through the int8 graph came out wrong without an error. With this setting,
@@ -34,7 +37,6 @@ LEAST_EXTERNAL_NBYTES = "64"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # Packs several matrices at once, with onnxruntime 1.32 and later; older ones ignore it.
 PACK_IN_PARALLEL = "session.prepack.enable_parallel"
-STRICT = {"session.disable_cpu_ep_fallback": "1"}
 # Without ARM's own kernels, which round inputs of 4-bit products by the row: steps would not stay whole.
 WHOLE_STEPS = {"mlas.disable_kleidiai": "1"}
 
@@ -54,13 +56,13 @@ class GraphSource(NamedTuple):
 def open_session(
     graph: Path | GraphSource,
     threads: int,
-    providers: Sequence[Provider],
+    provider: Provider | None = None,
     *,
     save_to: Path | None = None,
     whole_steps: bool = False,
     as_built: bool = False,
 ) -> ort.InferenceSession:
-    """Load a graph. Every operator must run on the provider.
+    """Load a graph on the CPU, or on a provider, where every operator must run.
 
     save_to: also write the graph there, packed for this processor, with its weights in a file of the
     same name plus .data. A session that is loaded from there maps its weights.
@@ -69,24 +71,24 @@ def open_session(
 
     Raises BackendError, DeviceLostError, OutOfMemoryError.
     """
-    strict = not any(provider.on_cpu for provider in providers)
-    settings = (STRICT if strict else {}) | (_saving(save_to) if save_to is not None else {})
+    settings = _saving(save_to) if save_to is not None else {}
     settings |= WHOLE_STEPS if whole_steps else {}
     try:
         plain = as_built and isinstance(graph, Path)
-        session = new_session(graph, threads, providers, settings, save_to=save_to, as_built=plain)
+        session = new_session(graph, threads, provider, settings, save_to=save_to, as_built=plain)
     except Exception as error:  # because onnxruntime's exceptions share no base class
         from stem_edge.runtime.backends.onnxruntime.providers.errors import raise_load_error
 
-        raise_load_error(error, graph, providers[0].name if strict else "")
-    _check_started(graph, session, providers)
+        raise_load_error(error, graph, "" if provider is None else provider.name)
+    if provider is not None:
+        provider.check_started(graph, session)
     return session
 
 
 def new_session(
     graph: Path | GraphSource | bytes,
     threads: int,
-    providers: Sequence[Provider],
+    provider: Provider | None = None,
     settings: Mapping[str, str] | None = None,
     *,
     save_to: Path | None = None,
@@ -107,18 +109,10 @@ def new_session(
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
-    plugged = [provider for provider in providers if provider.devices]
-    if not plugged:
-        return ort.InferenceSession(
-            source,
-            options,
-            providers=[provider.full for provider in providers],
-            enable_fallback=False,  # avoids a message on stdout and a second attempt
-        )
-    for provider in plugged:
-        options.add_provider_for_devices(list(provider.devices), {})
-    # onnxruntime appends the CPU by itself.
-    return ort.InferenceSession(source, options, enable_fallback=False)
+    if provider is not None:
+        return provider.open(source, options)
+    # Without onnxruntime's own fallback, which would print to stdout and try a second time.
+    return ort.InferenceSession(source, options, CPU_ALONE, enable_fallback=False)
 
 
 def _options(threads: int, settings: Mapping[str, str]) -> ort.SessionOptions:
@@ -144,7 +138,7 @@ def products_saturate() -> bool:
     graph.input("a", np.uint8, ["m", "k"])
     graph.input("b", np.int8, ["k", "n"])
     graph.output(graph.add("MatMulInteger", ["a", "b"], "y"), np.int32, ["m", "n"])
-    session = ort.InferenceSession(encode(graph), _options(1, {}), providers=[CPU_NAME])
+    session = ort.InferenceSession(encode(graph), _options(1, {}), providers=CPU_ALONE)
     a, b = np.full((4, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
     (found,) = session.run(None, {"a": a, "b": b})
     return bool((found != 64 * 255 * 127).any())
@@ -158,18 +152,6 @@ def _saving(path: Path) -> dict[str, str]:
         external + "min_size_in_bytes": LEAST_EXTERNAL_NBYTES,
         "session.save_external_prepacked_constant_initializers": "1",
     }
-
-
-def _check_started(
-    graph: Path | GraphSource, session: ort.InferenceSession, providers: Sequence[Provider]
-) -> None:
-    """Raise BackendError if a provider did not start: onnxruntime then silently leaves it out."""
-    found = session.get_providers()
-    for missing in (provider.name for provider in providers if provider.full not in found):
-        raise BackendError(
-            f"{graph}: onnxruntime {ort.__version__} did not start {missing}, and gives no reason; it "
-            f"took {', '.join(found)} instead. Install what {missing} needs, or leave out provider"
-        )
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
 from stem_edge.runtime.backends.onnxruntime.providers import session
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 
 GEMMA_3N, GEMMA_4, NO_VNNI = "Gemma 3n", "Gemma 4", "products saturate"
@@ -99,7 +98,7 @@ def test_the_forms_of_the_whole_graph(
     packer = Packer(bundle, alone, 1)
     for part, graph in parts(bundle).items():
         packer.pack(part, graph)
-        open_session(graph_source(bundle, part, graph), 1, [CPU], save_to=whole / part)
+        open_session(graph_source(bundle, part, graph), 1, save_to=whole / part)
         found = matrices(alone / part)
         assert found and found == matrices(whole / part)
 

@@ -132,7 +132,7 @@ def test_a_session_refuses_operators_that_would_go_to_the_cpu() -> None:
     if azure.full not in ort.get_available_providers():
         pytest.skip("this onnxruntime has no provider that lacks operators")
     with pytest.raises(BackendError, match=r"on azure \(the provider lacks operators\); leave out"):
-        open_session(attention(), 1, [azure])
+        open_session(attention(), 1, azure)
 
 
 def test_a_provider_that_onnxruntime_leaves_out_in_silence_is_an_error(
@@ -145,4 +145,4 @@ def test_a_provider_that_onnxruntime_leaves_out_in_silence_is_an_error(
     with pytest.raises(
         BackendError, match=r"did not start cuda, .* took CPUExec.* instead\. Install"
     ):
-        open_session(attention(), 1, [find_provider("cuda")])
+        open_session(attention(), 1, find_provider("cuda"))

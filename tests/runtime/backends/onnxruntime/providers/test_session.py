@@ -9,7 +9,6 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.providers import session as ort_session
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     EXACT_PRODUCTS,
     new_session,
@@ -31,7 +30,7 @@ def scaled(settings: dict[str, str] | None = None) -> F32:
     names.append(graph.constant("a_zero", np.array(0, np.uint8)))
     y = graph.node("MatMulIntegerToFloat", [a, b, *names], ["y"], CONTRIB)
     graph.output(y, np.float32, ["m", N])
-    (found,) = new_session(encode(graph), 1, [CPU], settings).run(None, {"a": CODES})
+    (found,) = new_session(encode(graph), 1, settings=settings).run(None, {"a": CODES})
     return np.asarray(found, np.float32)
 
 
@@ -49,7 +48,7 @@ def test_each_session_gets_the_setting(saturate: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(ort_session, "products_saturate", lambda: saturate)
     graph = Graph()
     graph.output(graph.add("Abs", [graph.input("x", np.float32, [1])], "y"), np.float32, [1])
-    session = new_session(encode(graph), 1, [CPU])
+    session = new_session(encode(graph), 1)
     told = session.get_session_options().get_session_config_entry(EXACT_PRODUCTS)
     assert told == str(int(saturate))
     assert (scaled() == K * 255 * 127).all() or not saturate
