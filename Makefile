@@ -36,7 +36,7 @@ BOUNDARY = */bundle/checksums.py */bundle/manifest.py */bundle/opening.py */bund
 	*/edit_files/file.py */files/*.py */runtime/rows/store.py */runtime/text/*.py \
 	*/tables/shards.py */tables/store.py */tables/zarr_json.py */tensor_files/*.py */text/chat_template.py \
 	*/text/messages.py */text/tokenizer_gate.py */text/tokenizer_steps.py */system/child.py */text/chat_worker.py \
-	*/first_load/*.py */ggml/check.py
+	*/first_load/*.py
 
 # Tests of these; without forged bundles, thousands of which run models.
 BOUNDARY_TESTS = --ignore=tests/faults/bundles/test_forged.py tests/export/checkpoints tests/export/tensor_files \

@@ -45,7 +45,8 @@ from stem_edge.export.quantization.calibration import (
 from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.tables import write_tables
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
-from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.installed import installed_library
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress, tell
@@ -124,7 +125,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     check_apart(out, [checkpoint, recipe.lora, recipe.assistant])
     ggml = recipe.engine == GgufFormat.engine
     if ggml:
-        checked_ggml()  # before gigabytes are read
+        Ggml(installed_library())  # before gigabytes are read
     source = read_checkpoint(checkpoint)
     if recipe.lora is not None:
         source = merge_lora(source, recipe.lora)

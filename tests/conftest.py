@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -19,8 +19,7 @@ from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 
 import stem_edge
 from stem_edge.export.quantization import calibration
-from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.installed import installed_library, library_path
+from stem_edge.ggml.installed import installed_library
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends import options
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from tiny_exports import Exports
 
 TEXT_CHARS = 3000
-State: TypeAlias = list[tuple[str, int, int]] | None  # of a folder: what is in it, sizes and times
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,15 +63,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder in which ggml (if installed) has passed its trial."""
-    folder = tmp_path_factory.mktemp("tried")
-    root = folder / "stem-edge" if sys.platform == "linux" else folder
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Cache folder of models that several tests share."""
+    folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         _use_cache(patch, folder)
-        if library_path() is not None:
-            checked_ggml(root)  # if installed, a failed trial must fail every test
-        yield root
+        yield folder / "stem-edge" if sys.platform == "linux" else folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -116,46 +111,13 @@ def cache_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return (folder / str(number) for number in count())
 
 
-@pytest.fixture(scope="session")
-def unused_folders() -> list[tuple[Path, State]]:
-    """Cache folders that a test has left as they were, for later ones: making one takes 5 ms."""
-    return []
-
-
 @pytest.fixture(autouse=True)
-def own_cache_folder(
-    cache_folders: Iterator[Path], unused_folders: list[tuple[Path, State]], tried: Path
-) -> Iterator[Path]:
+def own_cache_folder(cache_folders: Iterator[Path], session_cache: Path) -> Iterator[Path]:
     """Give each test, and the commands it starts, its own cache folder."""
-    while unused_folders:
-        folder, before = unused_folders.pop()
-        if _state(folder) == before:  # a model of a whole module may still write to it
-            break
-    else:
-        folder = _cache_folder(next(cache_folders), tried)
-        before = _state(folder)
+    (folder := next(cache_folders)).mkdir()
     with pytest.MonkeyPatch.context() as patch:
         _use_cache(patch, folder)
         yield folder
-    if _state(folder) == before:
-        unused_folders.append((folder, before))
-
-
-def _cache_folder(folder: Path, tried: Path) -> Path:
-    """Make a cache folder in which ggml has passed its trial."""
-    folder.mkdir()
-    if sys.platform == "linux" and (tried / "ggml").is_dir():
-        shutil.copytree(tried / "ggml", folder / "stem-edge" / "ggml")
-    return folder
-
-
-def _state(folder: Path) -> State:
-    """Return all that is in a folder, with sizes and times of change; None if it is gone."""
-    try:
-        found = [(path, path.lstat()) for path in (folder, *folder.rglob("*"))]
-    except OSError:
-        return None
-    return sorted((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
 
 def _use_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -15,7 +15,8 @@ from stem_edge.export.job.plan import Plan, begin_layers
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.ggml import gguf_schema
-from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.installed import installed_library
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GGUF, GgufFormat, GgufType, OwnTypes
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.quantize import F32
@@ -38,7 +39,7 @@ def check_runnable(source: Checkpoint) -> None:
 
 def write_gguf_backbone(plan: Plan, out: Output) -> None:
     """Write backbone.gguf. It holds a hash of the tables, so write the tables first."""
-    source, config, ggml = plan.source, plan.source.config, checked_ggml()
+    source, config, ggml = plan.source, plan.source.config, Ggml(installed_library())
     weights = cast(GgufFormat, plan.format).weights
     importance = _importance_by_text(plan, out.bar)
     types = gguf_schema.tensor_types(config, weights)

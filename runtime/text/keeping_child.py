@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from pathlib import Path
 
-from stem_edge.system.child import module_command, run_child
+from stem_edge.system.child import module_command
 from stem_edge.system.memory import own_memory
 
 SECONDS = 600  # for the process that checks one
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
@@ -20,8 +22,16 @@ def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | N
     if writable(kept.parent):
         left = "" if limit is None else str(max(0, limit - own_memory()))
         given = str(path.absolute()), str(vocab_size or ""), str(kept), left
-        with contextlib.suppress(OSError):
-            run_child(module_command("stem_edge.runtime.text.keeping", *given), SECONDS)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                module_command("stem_edge.runtime.text.keeping", *given),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **ONE_THREAD},
+                timeout=SECONDS,
+                check=False,
+            )
 
 
 def writable(folder: Path) -> bool:

@@ -2,8 +2,7 @@
 
 The shared libraries come with llama-cpp-python, which itself is not imported: one handle on libggml
 resolves all functions. Structs are opaque pointers. ggml aborts the process on a wrong argument, so
-callers must check sizes and types first. Open the library with `checked_ggml` of
-`stem_edge.ggml.check`, which tests it in another process.
+callers must check sizes and types first.
 """
 
 from __future__ import annotations

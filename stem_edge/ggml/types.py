@@ -43,7 +43,7 @@ IQ4_NL = TensorType("IQ4_NL", 20, 32, 18)
 IQ4_XS = TensorType("IQ4_XS", 23, 256, 136)
 BF16 = TensorType("BF16", 30, 1, 2)
 MXFP4 = TensorType("MXFP4", 39, 32, 17)
-# Types for the same use, but ggml quantizes to them slowly or too coarsely for a test.
+# Types for the same use, to which ggml quantizes slowly or coarsely.
 RARE_TYPES = (
     TensorType("IQ2_XXS", 16, 256, 66),
     TensorType("IQ2_XS", 17, 256, 74),

@@ -1,8 +1,4 @@
-"""Child processes with limits. They try native code that may crash, hang or fill the memory.
-
-The parent limits the seconds of the whole run, or of each step that the child reports. The child
-limits its own memory and processor time, in case its parent dies; Windows cannot do that.
-"""
+"""Child processes: commands that start them, limits, and how they ended."""
 
 from __future__ import annotations
 
@@ -11,38 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are Windows exceptions
 REFUSED = 11  # exit status of a worker that printed an error: "ErrorClass: message"
 INTERRUPTED = 130  # exit status of a worker whose parent has ended
 SIGKILL = 9  # the signal module of Windows lacks it
-# One thread of numpy or of tokenizers is enough for a child, and ggml must not start a debugger
-# when it aborts.
-VARIABLES = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "GGML_NO_BACKTRACE": "1",
-}
 # Only this interpreter may know where the package is. Its folder comes last, to hide no module.
 _RUN_MODULE = """\
 import runpy
 runpy.run_module({name!r}, run_name="__main__", alter_sys=True)"""
-
-
-class Ended(NamedTuple):
-    """Exit status and output of a child process that has ended."""
-
-    status: int | None  # exit status, negative for a signal; None: killed at its time limit
-    stdout: bytes
-    stderr: bytes
-
-    @property
-    def crashed(self) -> bool:
-        """True if a signal or a Windows exception ended the process."""
-        return self.status is not None and not 0 <= self.status < WINDOWS_CRASH
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
@@ -57,27 +31,6 @@ def code_command(code: str, *arguments: str) -> list[str]:
     """
     here = f"import sys\nsys.path.append({str(Path(__file__).resolve().parents[2])!r})\n"
     return [sys.executable or "python3", "-P", "-c", here + code, *arguments]
-
-
-def run_child(
-    command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
-) -> Ended:
-    """Run a command with empty stdin for at most `seconds`. Raises OSError if it cannot start.
-
-    variables: environment variables, in addition to those of this process and VARIABLES.
-    """
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={**os.environ, **VARIABLES, **(variables or {})},
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        return Ended(None, error.stdout or b"", error.stderr or b"")
-    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def run_worker(command: Sequence[str]) -> tuple[int, bytes]:
@@ -124,9 +77,7 @@ def end_with_parent() -> None:
 
 
 def signal_name(status: int) -> str:
-    """Return what ended a process with this exit status: "SIGSEGV", or a Windows exception."""
-    if status > 0:
-        return f"exception {status:#x}"
+    """Return the name of the signal in a negative exit status: "SIGSEGV" for -11."""
     with contextlib.suppress(ValueError):
         return signal.Signals(-status).name
     return f"signal {-status}"

@@ -6,10 +6,10 @@ from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
 from stem_edge.bundle.manifest import digest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.gguf_schema import KV_TENSORS
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.ggml.installed import installed_library, library_files
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GGUF
 from stem_edge.graph.names import kv_capacity
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
@@ -54,8 +54,8 @@ class GgmlLoader:
         self._bundle, self._options = bundle, options
 
     def prepare(self) -> None:
-        """Find the library, and test it in a child process if it is new on this machine."""
-        self._ggml = checked_ggml(self._options.cache_dir)
+        """Find and load the library."""
+        self._ggml = Ggml(installed_library())
 
     def needs(self, context: int) -> Needs:
         options = self._options

@@ -43,7 +43,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache folder that can be emptied: those of other tests share what was tried."""
+    """Return a cache folder that can be emptied."""
     folder = tmp_path_factory.mktemp("cache")
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(folder))

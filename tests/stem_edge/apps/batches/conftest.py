@@ -17,7 +17,7 @@ Written = Callable[..., Path]
 
 
 @pytest.fixture(scope="package")
-def model(tried: object) -> Iterator[Model]:
+def model(session_cache: object) -> Iterator[Model]:
     """The demo model, loaded with room for several answers."""
     with stem_edge.load(DEMO, sequences=8) as model:
         model.generate_texts(["a", "b"], max_new_tokens=4)  # which starts its threads

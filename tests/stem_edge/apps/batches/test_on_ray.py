@@ -23,8 +23,8 @@ Results = list[tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def nodes(tried: Path) -> Iterator[Nodes]:
-    """A cluster whose caches lie in `tried`; its nodes take seconds to start."""
+def nodes(session_cache: Path) -> Iterator[Nodes]:
+    """A cluster whose caches lie in `session_cache`; its nodes take seconds to start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         nodes = Nodes()

@@ -24,7 +24,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture(scope="package")
-def model(tried: object) -> Iterator[Model]:
+def model(session_cache: object) -> Iterator[Model]:
     """The demo model, loaded."""
     with stem_edge.load(DEMO) as model:
         model.generate_text(list(range(5, 200)), max_new_tokens=9)  # which starts its threads
