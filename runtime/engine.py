@@ -19,22 +19,20 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.context import NO_PROMPT, Context, PromptKey
-from stem_edge.runtime.backends.interface import (
-    DAMAGED,
-    LEAST_CHUNK,
-    LESS_MEMORY,
-    Backend,
-)
+from stem_edge.runtime.backends.costs import DAMAGED, LEAST_CHUNK, LESS_MEMORY
 from stem_edge.runtime.rows.rows import NO_IDS, Rows
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.rows import RowLookup
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import Backend
 
 T = TypeVar("T")
 CLOSED = "this model is closed; load it again"

@@ -6,19 +6,23 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.files.names import cache_folder
-from stem_edge.runtime.backends.engines import EngineLoader, loader
-from stem_edge.runtime.backends.interface import Needs
+from stem_edge.runtime.backends.costs import Needs
+from stem_edge.runtime.backends.engines import loader
 from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT, MemoryPlan, Room, plan_memory
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.runtime.text.kept import kept_file
 from stem_edge.shown import parse_size
 from stem_edge.system.memory import available_memory, own_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import EngineLoader
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:

@@ -15,8 +15,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, RowReadError, UnknownOptionError
-from stem_edge.runtime.backends.engines import EngineLoader, choose_engine
-from stem_edge.runtime.backends.interface import Backend
+from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
 from stem_edge.runtime.engine import Engine
@@ -35,6 +34,7 @@ from stem_edge.shown import parse_size
 from stem_edge.system.memory import own_memory, raise_out_of_memory
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import Backend, EngineLoader
     from stem_edge.runtime.backends.keywords import MoreKeywords
 else:
     MoreKeywords = dict  # for those who ask for the types of load

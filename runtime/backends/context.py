@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.runtime.backends.interface import PREFILL_FROM, BackendContext
+from stem_edge.runtime.backends.costs import PREFILL_FROM
 from stem_edge.tables.rows import RowLookup
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import BackendContext
 
 
 @dataclass(frozen=True)

@@ -6,39 +6,17 @@ Everything else goes through EngineLoader, Slots, Backend and Needs. A manifest 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stem_edge import __version__
 from stem_edge.bundle.manifest import version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import ENGINES, EngineName
-from stem_edge.runtime.backends.interface import Backend, Needs, StepCosts
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
-from stem_edge.runtime.rows.slots import Slots
-from stem_edge.tables.rows import RecordLayout
 
-
-class EngineLoader(Protocol):
-    """Loads a bundle on an engine."""
-
-    name: str  # of the engine or provider, in messages
-
-    @property
-    def step_costs(self) -> StepCosts | None:
-        """Costs of decoding steps, if they were measured; known after `prepare`."""
-
-    def prepare(self) -> None:
-        """Do the work that only a first load needs. It may change what `needs` returns."""
-
-    def needs(self, context: int) -> Needs:
-        """Return the memory needed for `context` tokens; may be called before `prepare`."""
-
-    def make_slots(self, layout: RecordLayout, count: int) -> Slots:
-        """Allocate row cache slots in this engine's format. A backbone that `open` loads reads them."""
-
-    def open(self) -> Backend:
-        """Load the backbone; it reads rows from the slots, if there are any. Raises BackendError."""
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import EngineLoader
 
 
 def engine_names() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.runtime.backends.interface import LEAST_CHUNK, Needs
+from stem_edge.runtime.backends.costs import LEAST_CHUNK, Needs
 from stem_edge.shown import format_size
 from stem_edge.tables.shards import CRC_NBYTES
 

@@ -11,7 +11,7 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
-from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.backends.costs import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, SHORTEST_CONTEXT
 from stem_edge.runtime.rows.files import FlashName
 from stem_edge.shown import parse_size, shown

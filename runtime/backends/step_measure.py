@@ -9,13 +9,8 @@ import numpy as np
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import F32, I32, I64
-from stem_edge.runtime.backends.interface import (
-    MOST,
-    SIZES,
-    Backend,
-    BackendContext,
-    StepCosts,
-)
+from stem_edge.runtime.backends.costs import MOST, SIZES, StepCosts
+from stem_edge.runtime.backends.interface import Backend, BackendContext
 
 ROUNDS = 4  # the fastest of these counts, because whatever else the machine does only adds time
 

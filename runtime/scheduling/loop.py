@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
+from stem_edge.runtime.backends.costs import LESS_MEMORY, MOST
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, computed, together

@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
-from stem_edge.runtime.backends.interface import PREFILL_FROM, SIZES, StepCosts
+from stem_edge.runtime.backends.costs import PREFILL_FROM, SIZES, StepCosts
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Speculation, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingParams

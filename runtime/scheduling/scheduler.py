@@ -7,17 +7,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import in_steps
-from stem_edge.runtime.backends.interface import LESS_MEMORY, BackendPlaces
+from stem_edge.runtime.backends.costs import LESS_MEMORY
 from stem_edge.runtime.engine import NO_GUESSES, Engine, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, together
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import BackendPlaces
 
 
 class Scheduler(Loop):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stem_edge.runtime.backends.interface import MOST
+from stem_edge.runtime.backends.costs import MOST
 from stem_edge.runtime.speculation.gate import MEMORY
 
 # How often a draft of a model is right before anything is known, and how many drafts that counts as. What is

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from stem_edge.runtime.backends.interface import BEFORE
+from stem_edge.runtime.backends.costs import BEFORE
 
 WORTH = 1.05  # drafting begins at this many tokens in the time of a plain step
 MEMORY = 0.95  # of each earlier outcome when a new one comes

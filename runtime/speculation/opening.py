@@ -12,7 +12,7 @@ import numpy as np
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.context import Context
-from stem_edge.runtime.backends.interface import BEFORE, MOST, StepCosts
+from stem_edge.runtime.backends.costs import BEFORE, MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_measure import measure_steps

@@ -19,7 +19,7 @@ from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.library import SUCCESS, Ggml, InitParams
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import DAMAGED, LESS_MEMORY
+from stem_edge.runtime.backends.costs import DAMAGED, LESS_MEMORY
 from stem_edge.system.memory import page_aligned
 
 Tensor = int  # an opaque pointer

@@ -12,10 +12,10 @@ from stem_edge.ggml.installed import installed_library, library_files
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GGUF
 from stem_edge.graph.names import kv_capacity
+from stem_edge.runtime.backends.costs import Needs, Part
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
-from stem_edge.runtime.backends.interface import Needs, Part
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.tables.rows import RecordLayout

@@ -11,7 +11,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.special.assistant import drafting, lenders, scored
-from stem_edge.runtime.backends.interface import DAMAGED
+from stem_edge.runtime.backends.costs import DAMAGED
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays

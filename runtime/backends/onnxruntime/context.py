@@ -16,13 +16,14 @@ import numpy.typing as npt
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import MOST, Resumes
+from stem_edge.runtime.backends.costs import MOST
 from stem_edge.runtime.backends.onnxruntime.head_output import StepOutputs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.system.memory import free_pages
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import Resumes
     from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
 
     Window: TypeAlias = "NoWindow | KvWindow"

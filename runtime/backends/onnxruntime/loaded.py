@@ -21,7 +21,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.kv import Cache
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
-from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.costs import LESS_MEMORY
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.system.memory import (

@@ -13,8 +13,7 @@ from stem_edge.errors import BackendError
 from stem_edge.files.names import cache_folder
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
-from stem_edge.runtime.backends.engines import EngineLoader
-from stem_edge.runtime.backends.interface import Needs, StepCosts
+from stem_edge.runtime.backends.costs import Needs, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER
@@ -26,6 +25,7 @@ from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.backends.interface import EngineLoader
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked
     from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.interface import SIZES, Needs, Part
+from stem_edge.runtime.backends.costs import SIZES, Needs, Part
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14

@@ -21,8 +21,8 @@ from stem_edge.bundle.manifest import TABLES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import MemoryPlanError
 from stem_edge.graph.kv import KvChoice
+from stem_edge.runtime.backends.costs import Needs
 from stem_edge.runtime.backends.engines import choose_engine, loader
-from stem_edge.runtime.backends.interface import Needs
 from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT, MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.load_plan import loader_of_kv, open_text

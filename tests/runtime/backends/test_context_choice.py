@@ -9,7 +9,7 @@ from planned_bundle import BUNDLE
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import MemoryPlanError
-from stem_edge.runtime.backends.interface import Needs, Part
+from stem_edge.runtime.backends.costs import Needs, Part
 from stem_edge.runtime.backends.memory_plan import (
     CONTEXT_SHARE,
     USUAL_CONTEXT,

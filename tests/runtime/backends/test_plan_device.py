@@ -10,7 +10,7 @@ from planned_bundle import BUNDLE, CONTEXT, make_bundle
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import MemoryPlanError
-from stem_edge.runtime.backends.interface import Needs
+from stem_edge.runtime.backends.costs import Needs
 from stem_edge.runtime.backends.memory_plan import (
     SMALLEST_CHUNK,
     DevicePlan,

@@ -12,7 +12,7 @@ from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbyte
 from stem_edge.bundle.manifest import TABLES, FileEntry, Manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.runtime.backends.interface import Needs
+from stem_edge.runtime.backends.costs import Needs
 from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
     PROMPT_NBYTES,

@@ -11,7 +11,7 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends import step_measure
-from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
+from stem_edge.runtime.backends.costs import MOST, SIZES, StepCosts
 from stem_edge.runtime.backends.step_measure import measure_steps
 
 SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}

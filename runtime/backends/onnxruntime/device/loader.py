@@ -6,7 +6,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.device.standard import graphs, obstacle
-from stem_edge.runtime.backends.interface import Needs
+from stem_edge.runtime.backends.costs import Needs
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, device_weights_nbytes

@@ -17,7 +17,7 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.costs import LESS_MEMORY
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.errors import check_lost, reason
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CUDA, Provider

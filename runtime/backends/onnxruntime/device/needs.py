@@ -8,7 +8,7 @@ from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.interface import Needs, Part
+from stem_edge.runtime.backends.costs import Needs, Part
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.needs import (
     chunk_token_nbytes,

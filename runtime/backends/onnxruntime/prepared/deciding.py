@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from stem_edge.bundle.footprint import FLOAT, PREPARED_OVER_DATA, Footprint
 from stem_edge.bundle.opening import Bundle
-from stem_edge.runtime.backends.interface import MOST
+from stem_edge.runtime.backends.costs import MOST
 from stem_edge.runtime.backends.onnxruntime.needs import apart_nbytes, cpu_needs
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import format_size, parse_size

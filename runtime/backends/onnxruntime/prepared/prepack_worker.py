@@ -24,7 +24,7 @@ from stem_edge.files.hashing import sha256_of
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, STEP, apart_step
 from stem_edge.graph.special.apart import apart
-from stem_edge.runtime.backends.interface import MOST, SIZES
+from stem_edge.runtime.backends.costs import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders

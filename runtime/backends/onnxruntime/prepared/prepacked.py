@@ -27,7 +27,7 @@ from stem_edge.files import disk
 from stem_edge.files.names import cache_folder
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, apart_step
-from stem_edge.runtime.backends.interface import SIZES, StepCosts
+from stem_edge.runtime.backends.costs import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import only_prompts
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
 from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER

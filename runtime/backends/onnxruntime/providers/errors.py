@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.runtime.backends.interface import DAMAGED, LESS_MEMORY
+from stem_edge.runtime.backends.costs import DAMAGED, LESS_MEMORY
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 
 # Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.

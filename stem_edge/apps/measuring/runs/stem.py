@@ -6,7 +6,7 @@ from typing import Any
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.graph.names import PREFILL
-from stem_edge.runtime.backends.interface import PREFILL_FROM
+from stem_edge.runtime.backends.costs import PREFILL_FROM
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 

@@ -19,7 +19,7 @@ from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP, apart_step
 from stem_edge.graph.special.apart import apart
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import SIZES
+from stem_edge.runtime.backends.costs import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows

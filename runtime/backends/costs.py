@@ -1,0 +1,76 @@
+"""Memory and time that backbones need, as an engine states or measures them, and the sizes of their steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from stem_edge.bundle.footprint import Footprint
+
+# Fewest tokens in a chunk of a prompt: smaller chunks could leave a last chunk of one token.
+LEAST_CHUNK = 4
+DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the bundle again"
+LESS_MEMORY = (
+    "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
+)
+SIZES = (2, 4, 8)  # sizes of multi-token decoding steps, in tokens: measured, and then used
+MOST = max(SIZES)  # tokens of the largest such step
+BEFORE = 64  # tokens in the context before the steps that are measured
+# From so many tokens on, the graph for prompts is the faster one: from 13 with SmolLM2-135M; from 8 with 1B
+# (docs/lab). It is chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
+PREFILL_FROM = 8
+
+
+class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Measured costs of decoding steps of several tokens."""
+
+    seconds: float  # of a step of one token
+    times: dict[int, float]  # tokens of a step -> its time beside that
+    same_bits: bool  # whether a token's logits are the same as in a step alone
+    same_in_batches: bool = False  # whether they are in a step of several sequences
+    threads: int = 0  # of the backbone; 0: this process's threads
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes that a backbone needs in the memory of this process, or of a device."""
+
+    weights: int  # without those read in place from their file
+    kv_cache: int  # of a full context
+    fixed: int  # activations of any chunk
+    chunk_token: int  # further activations, for each token of a chunk
+    logits: int  # further, for each position with logits, if more than one
+    later: int = 0  # of the weights: graphs that are opened when they are first needed
+
+    def activations(self, chunk: int, sequences: int) -> int:
+        """Bytes of activations: of a prompt chunk, or of a step that decodes all sequences, if larger."""
+        step = sequences * (self.chunk_token + self.logits) if sequences > 1 else 0
+        return self.fixed + max(chunk * self.chunk_token, step)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Memory that a loader needs for its backbone, and the settings that determine it."""
+
+    footprint: Footprint
+    context_length: int
+    host: Part
+    device: Part | None = None  # on a device, which then holds weights, KV cache and activations
+    device_limit: int | None = None  # bytes that may be taken there; None without a limit
+    shared: bool = False  # the device has no memory itself, so it takes this process's memory
+    provider: str = "cpu"  # onnxruntime's execution provider
+    mapped: int = 0  # bytes of weights that every token reads in mapped files
+    prefill: bool = False  # the graph for prompts is loaded, too
+    preparing: str = ""  # what preparing takes, which is still to be done for that
+
+    @property
+    def records(self) -> int:
+        """Number of records in the model's tables; 0 without tables."""
+        tables = self.footprint.tables
+        return 0 if tables is None else tables.records
+
+    def rows(self, tokens: int) -> int:
+        """Most rows that a step of `tokens` tokens looks up; some models also need rows of earlier tokens."""
+        model = self.footprint.model
+        return tokens * model.lookups + max(0, model.row_window - 1)
