@@ -47,18 +47,8 @@ class Step(NamedTuple):
     later: I64 = NO_IDS  # row ids of later steps, if known
 
 
-class Guesses:
-    """Source of drafts for one answer. This base class never drafts."""
-
-    def after(self, seen: Sequence[int], room: int) -> list[int]:
-        """Return up to `room` drafts. seen: token ids of the prompt and answer so far.
-
-        `seen` must begin with the `seen` of the previous call.
-        """
-        return []
-
-
-NO_GUESSES = Guesses()
+# Returns drafts for one answer: from the token ids of the prompt and the answer so far, at most as many as the number.
+Guesses: TypeAlias = Callable[[Sequence[int], int], list[int]]
 Speculation: TypeAlias = Callable[[Context], Guesses]  # makes the source of drafts for an answer
 
 

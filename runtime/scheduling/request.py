@@ -16,7 +16,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.costs import PREFILL_FROM, SIZES, StepCosts
-from stem_edge.runtime.engine import NO_GUESSES, Engine, Guesses, Speculation, Step
+from stem_edge.runtime.engine import Engine, Guesses, Speculation, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
@@ -67,10 +67,10 @@ class Stepping(NamedTuple):
         """True if several sequences may decode in one step."""
         return not self.exact or (self.costs is not None and self.costs.same_in_batches)
 
-    def guesses(self, context: Context) -> Guesses:
-        """Return a new source of drafts for the answer that is decoded in `context`."""
+    def guesses(self, context: Context) -> Guesses | None:
+        """Return a new source of drafts for the answer that is decoded in `context`; None without drafts."""
         if self.speculation is None or (self.exact and not self.same_bits):
-            return NO_GUESSES
+            return None
         return self.speculation(context)
 
 
@@ -112,7 +112,7 @@ class Request:
         self.new_tokens = 0
         self.decode_seconds = 0.0  # between the first new token and the latest
         self._first = 0.0  # time of the first new token
-        self.guesses = NO_GUESSES
+        self.guesses: Guesses | None = None
         self._give_back: Callable[..., None] | None = None
         self._sampler, self._eos_ids = _sampler(params, len(prompt)), eos_ids
         self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
@@ -172,12 +172,14 @@ class Request:
 
         most: tokens of the step. forced: most tokens that a grammar forces; they are drafts that are always right.
         """
-        if self.guesses is NO_GUESSES and self.constraint is None:
+        if self.guesses is None and self.constraint is None:
             return self.last
         room = min(self.context.together, most) - 1
         only = self._forced_tokens(min(room, forced))
         size = max(size for size in (1, *SIZES) if size <= 1 + len(only))
-        drafts = only[: size - 1] or self.guesses.after(self.seen, room)
+        drafts = only[: size - 1]
+        if self.guesses is not None and not drafts:
+            drafts = self.guesses(self.seen, room)
         if not drafts:
             return self.last
         return self._next(drafts)
@@ -266,7 +268,7 @@ class Request:
         The context is cached for later prompts unless there was an error.
         """
         self.ended = True
-        self.guesses = NO_GUESSES  # which may hold the context
+        self.guesses = None  # which may hold the context
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             del self.context

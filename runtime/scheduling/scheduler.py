@@ -13,7 +13,7 @@ from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import in_steps
 from stem_edge.runtime.backends.costs import LESS_MEMORY
-from stem_edge.runtime.engine import NO_GUESSES, Engine, Step
+from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, together
@@ -200,7 +200,7 @@ class Scheduler(Loop):
             context = request.context
             context.joined = True  # first, so that nothing of it is kept if this is interrupted
             self._engine.in_turn(partial(self._places.join, context.backend, context.position))
-        request.guesses = NO_GUESSES
+        request.guesses = None
         self._lone = None
 
     def _decode(self, step: Step) -> None:

@@ -1,59 +1,78 @@
-"""Sources of drafts for one answer: a function of the caller, or the best of several sources."""
+"""Chooses the drafts of each step of an answer, and how many of them are expected to pay.
+
+Choices depend only on the text and on times that were measured before, never on a clock, so the same call always
+drafts the same tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.options import Draft
-from stem_edge.runtime.engine import Guesses
-from stem_edge.runtime.speculation.drafts import ModelDrafts
-from stem_edge.runtime.speculation.gate import PLAIN, Gate
+from stem_edge.runtime.backends.costs import BEFORE
+from stem_edge.runtime.speculation.model_drafts import ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
+WORTH = 1.05  # drafting begins at this many tokens in the time of a plain step
 Drafts: TypeAlias = TextDrafts | ModelDrafts
 
 
-class CallerDrafts(Guesses):
-    """Drafts from a function of the caller. Stops before the first draft that is no token id."""
+class Costs:
+    """Times of steps by their number of tokens; a one-token step takes 1.
 
-    def __init__(self, draft: Draft, vocab_size: int) -> None:
-        self._draft, self._vocab_size = draft, vocab_size
-
-    def after(self, seen: Sequence[int], room: int) -> list[int]:
-        drafts = self._draft(seen, room)[:room]
-        return list(takewhile(lambda token: 0 <= token < self._vocab_size, drafts))
-
-
-class GatedGuesses(Guesses):
-    """Drafts from the source with the highest expected gain, as many as are expected to pay.
-
-    drafts: the sources; the one from the text is first. seconds: time of a one-token step.
+    most: largest number of drafts. attention: time of each token of a step for each earlier token beyond the
+    first BEFORE.
     """
 
-    def __init__(self, gate: Gate, drafts: list[Drafts], seconds: float) -> None:
-        self._gate, self._drafts, self._seconds = gate, drafts, seconds
-        self._chosen, self._made = drafts[0], list[int]()  # source and drafts of the last step
+    def __init__(self, times: Mapping[int, float], most: int, attention: float = 0.0) -> None:
+        self._attention = attention
+        self.times = {n: max(1.0, times[n]) for n in sorted(times) if 1 < n <= most + 1}
 
-    def after(self, seen: Sequence[int], room: int) -> list[int]:
-        gate, best, chosen = self._gate, PLAIN, self._drafts[0]
-        for drafts in self._drafts:
-            drafts.learn(seen, self._made if drafts is self._chosen else [])
-            if not (chances := drafts.chances(seen, gate.most)):
-                continue
-            choice = gate.choose(chances, room, drafts.seconds / self._seconds, len(seen))
-            if choice.gain > best.gain:
-                best, chosen = choice, drafts
-        self._chosen = chosen
-        self._made = self._of(chosen, seen, best.drafts) if best.drafts else []
+    @property
+    def can_pay(self) -> bool:
+        """True if drafting is faster when all drafts are right."""
+        return any(size / time > WORTH for size, time in self.times.items())
+
+    def gains(self, chance: float, room: int, each: float, before: int) -> dict[int, float]:
+        """Return the expected tokens in the time of a plain step, by the number of drafts up to `room`.
+
+        chance: how often a draft is right. each: time to draft a token. before: tokens that a step attends to.
+        """
+        deep = self._attention * max(0, before - BEFORE)
+        return {
+            size - 1: sum(chance**n for n in range(size))
+            * (1 + deep)
+            / (time + size * deep + (size - 1) * each)
+            for size, time in self.times.items()
+            if size <= room + 1
+        }
+
+
+class BestGuesses:
+    """Drafts from the source with the highest expected gain, as many as are expected to pay.
+
+    seconds: time of a one-token step.
+    """
+
+    def __init__(self, costs: Costs, sources: list[Drafts], seconds: float) -> None:
+        self._costs, self._sources, self._seconds = costs, sources, seconds
+        self._chosen: Drafts | None = None  # the source of the last step's drafts
+        self._made = list[int]()
+
+    def __call__(self, seen: Sequence[int], room: int) -> list[int]:
+        """Return up to `room` drafts. seen: token ids of the prompt and answer so far."""
+        best, count, chosen = WORTH, 0, None
+        for source in self._sources:
+            source.learn(seen, self._made if source is self._chosen else [])
+            each = source.seconds / self._seconds
+            for drafts, gain in self._costs.gains(source.chance, room, each, len(seen)).items():
+                if gain > best:
+                    best, count, chosen = gain, drafts, source
+        self._chosen, self._made = chosen, []
+        if chosen is not None:
+            try:
+                self._made = chosen.draft(seen, count)
+            except StemEdgeError:  # not asked again
+                self._sources.remove(chosen)
         return self._made
-
-    def _of(self, drafts: Drafts, seen: Sequence[int], count: int) -> list[int]:
-        """Return drafts of a source. A source that raises an error is not used again."""
-        try:
-            return drafts.draft(seen, count)
-        except StemEdgeError:
-            self._drafts.remove(drafts)
-            return []

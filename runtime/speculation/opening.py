@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 
@@ -14,12 +15,11 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.costs import BEFORE, MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.options import Draft, LoadOptions
 from stem_edge.runtime.backends.step_measure import measure_steps
 from stem_edge.runtime.engine import Engine, Guesses, Speculation
-from stem_edge.runtime.speculation.drafts import ModelDrafts
-from stem_edge.runtime.speculation.gate import Gate
-from stem_edge.runtime.speculation.guesses import CallerDrafts, Drafts, GatedGuesses
+from stem_edge.runtime.speculation.guesses import BestGuesses, Costs, Drafts
+from stem_edge.runtime.speculation.model_drafts import ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
 TRIES = 3  # of an assistant, the fastest counts
@@ -36,7 +36,7 @@ def open_speculation(
     if options.exact and not (costs is not None and costs.same_bits):
         return None
     if callable(options.speculate):
-        caller = CallerDrafts(options.speculate, footprint.model.vocab_size)
+        caller = _of_caller(options.speculate, footprint.model.vocab_size)
         return lambda context: caller
     known = costs or _measured(engine, plan, footprint.model.vocab_size)
     if known is None:
@@ -45,16 +45,23 @@ def open_speculation(
     # A step reads weights and, for each of its tokens, keys and values: about as fast.
     depth = plan.context_length
     attention = footprint.with_kv(plan.kv).kv_read_nbytes(depth) / depth / footprint.step_nbytes
-    gate, assistant = Gate(known.times, most, attention), _assistant(engine, plan)
+    step_costs, assistant = Costs(known.times, most, attention), _assistant(engine, plan)
 
     def begin(context: Context) -> Guesses:
         drafts: list[Drafts] = [TextDrafts()]
         with suppress(StemEdgeError):  # such as lack of memory: an answer needs no drafts
             if assistant is not None and (own := assistant(context)) is not None:
                 drafts.append(own)
-        return GatedGuesses(gate, drafts, known.seconds)
+        return BestGuesses(step_costs, drafts, known.seconds)
 
-    return begin if gate.can_pay else None
+    return begin if step_costs.can_pay else None
+
+
+def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
+    """Return drafts of a function, up to the first that is no token id."""
+    return lambda seen, room: list(
+        takewhile(lambda token: 0 <= token < vocab_size, draft(seen, room)[:room])
+    )
 
 
 def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
