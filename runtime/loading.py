@@ -36,6 +36,7 @@ from stem_edge.system.memory import own_memory, raise_out_of_memory
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import Backend, EngineLoader
     from stem_edge.runtime.backends.keywords import MoreKeywords
+    from stem_edge.runtime.rows.slots import Slots
 else:
     MoreKeywords = dict  # for those who ask for the types of load
 
@@ -158,7 +159,7 @@ def _assemble(
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 
     if format is None:
-        return model(loader.open(), Rows())
+        return model(loader.open(None), Rows())
     # Not for dense models.
     from stem_edge.runtime.rows.cache import RowCache
     from stem_edge.runtime.rows.store import open_store
@@ -189,7 +190,7 @@ def _assemble(
             with suppress(RowReadError):  # it fails again, and is reported, when a row is needed
                 fill(cache, tables, wanted, batch, SECONDS)
 
-        backend = _open_and_fill(loader, fill_slots)
+        backend = _open_and_fill(loader, cache.storage, fill_slots)
         if grows:
             opened_nbytes = own_memory() - cache.filled * needs.footprint.slot_nbytes + later
             plan = plan.measured(opened_nbytes, needs, parse_size(options.memory or 0))
@@ -213,14 +214,14 @@ def _open_prefixes(
     return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
 
 
-def _open_and_fill(loader: EngineLoader, fill_slots: Callable[[], None]) -> Backend:
+def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
     """Open the backbone and fill the row cache at the same time."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = fill_slots
         # Where no thread can start, the slots are filled after the backbone is open instead.
         with suppress(RuntimeError):
             filling = thread.submit(fill_slots).result
-        backend = loader.open()
+        backend = loader.open(slots)
         try:
             filling()
         except BaseException:

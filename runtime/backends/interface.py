@@ -34,10 +34,10 @@ class EngineLoader(Protocol):
         """Return the memory needed for `context` tokens; may be called before `prepare`."""
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
-        """Allocate row cache slots in this engine's format. A backbone that `open` loads reads them."""
+        """Allocate row cache slots in this engine's format."""
 
-    def open(self) -> Backend:
-        """Load the backbone; it reads rows from the slots, if there are any. Raises BackendError."""
+    def open(self, slots: Any) -> Backend:
+        """Load the backbone; it reads rows from these slots, or None if dense. Raises BackendError."""
 
 
 class BackendContext(Protocol):

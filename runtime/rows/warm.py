@@ -7,7 +7,6 @@ a text by the exporter. Saved counts reveal which tokens were used, but not in w
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import time
 import warnings
@@ -15,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.manifest import MANIFEST, MAX_MANIFEST_NBYTES, TOKEN_COUNTS
+from stem_edge.bundle.manifest import TOKEN_COUNTS, digest, encode_manifest
 from stem_edge.bundle.opening import Bundle
-from stem_edge.files.names import KEY_CHARS, cache_folder
-from stem_edge.files.plain_files import read_plain
+from stem_edge.files.names import cache_folder
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.store import RowStore
@@ -83,10 +81,4 @@ def keep_uses(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> 
 
 def uses_file(root: Path, bundle: Bundle) -> Path:
     """Return the path of a bundle's saved use counts."""
-    return root / COUNTS / f"{bundle_key(bundle)}.npy"
-
-
-def bundle_key(bundle: Bundle) -> str:
-    """Return a digest of a bundle's manifest. It names the bundle's files in the cache folder."""
-    digest = hashlib.sha256(read_plain(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES, "manifest"))
-    return digest.hexdigest()[:KEY_CHARS]
+    return root / COUNTS / f"{digest(encode_manifest(bundle.manifest))}.npy"

@@ -7,6 +7,7 @@ from pathlib import Path
 from stem_edge.errors import InputError
 
 KEY_CHARS = 32  # of digests in file names
+PREPARED = "prepared"  # folder of prepared backbones in the cache folder
 
 
 def cache_folder(given: str | Path | None) -> Path:

@@ -92,11 +92,8 @@ NEW = "new_"
 ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"
 WANTED = "wanted"
-PLACES = "places"
-MASK = "mask."
 ROW = "row."
 ROW_CODES = "row_codes."
-MASKED = -1e9  # added to a score, so that its weight after the softmax is 0
 
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
 # Most tokens of a step in a context that is longer than the cache of a window.
@@ -105,11 +102,6 @@ STEP_TOKENS = 128
 # keep their order. onnxruntime adds keys up in blocks from the first row, as long as the
 # processor's cache allows (128 keys of 256 values, with 1 MiB of second-level cache).
 WINDOW_BLOCK = 128
-
-
-def mask_name(window: int) -> str:
-    """Return the name of the mask input for layers with this window, in graphs for accelerators."""
-    return f"{MASK}{window}"
 
 
 def row_name(layer: int) -> str:

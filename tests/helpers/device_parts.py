@@ -49,7 +49,7 @@ def on_device(
     loader = DeviceLoader(bundle, LoadOptions(threads=1), provider)
     layout = bundle.manifest.tables
     storage = None if layout is None else loader.make_slots(layout, slots)
-    backend = loader.open()
+    backend = loader.open(storage)
     backend.memory.limit = limit
     rows = rows_over(bundle, storage, overlap=overlap)
     try:

@@ -48,7 +48,6 @@ class GgmlLoader:
 
     name = "ggml"
     step_costs = None
-    _slots: BlockSlots | None = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
@@ -63,10 +62,9 @@ class GgmlLoader:
         return needs(footprint, context, options.cpus)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
-        self._slots = BlockSlots(layout, count)
-        return self._slots
+        return BlockSlots(layout, count)
 
-    def open(self) -> GgmlBackend:
+    def open(self, slots: BlockSlots | None) -> GgmlBackend:
         manifest, options = self._bundle.manifest, self._options
         if manifest.gguf is None:
             raise BackendError(f"{self._bundle.path}: has no {GGUF}; choose another engine")
@@ -75,7 +73,7 @@ class GgmlLoader:
             self._ggml,
             manifest.model,
             locate(self._bundle.file(GGUF), nbytes, manifest.model, weights),
-            self._slots,
+            slots,
             options.cpus,
             KV_TENSORS[footprint_of(manifest).with_kv(options.kv).kv],
         )

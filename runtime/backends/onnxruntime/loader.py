@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
-from stem_edge.files.names import cache_folder
+from stem_edge.files.names import PREPARED, cache_folder
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.runtime.backends.costs import Needs, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.options import LoadOptions
@@ -55,7 +54,6 @@ class OrtLoader:
     """Loads the graphs for the CPU: the prepared ones if there are any; see EngineLoader."""
 
     name = "cpu"
-    _slots: ArraySlots | None = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
@@ -66,7 +64,7 @@ class OrtLoader:
         if options.weights != "prepared":
             return
         large, cache_dir = self._footprint.prepared_nbytes > 0, options.cache_dir
-        if large or (cache_folder(cache_dir) / FOLDER).is_dir():
+        if large or (cache_folder(cache_dir) / PREPARED).is_dir():
             from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 
             self._prepared = find_prepared(bundle, cache_dir, self._footprint.kv)
@@ -120,12 +118,11 @@ class OrtLoader:
         return needs
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        self._slots = ArraySlots(layout, count)
-        return self._slots
+        return ArraySlots(layout, count)
 
-    def open(self) -> OrtBackend:
+    def open(self, slots: ArraySlots | None) -> OrtBackend:
         try:
-            return self._opened()
+            return self._opened(slots)
         except BackendError:
             if (damaged := self._prepared) is None:
                 raise
@@ -135,12 +132,12 @@ class OrtLoader:
             if (made := self._make()) is None:
                 raise
             self._prepared = made
-        return self._opened()
+        return self._opened(slots)
 
-    def _opened(self) -> OrtBackend:
+    def _opened(self, slots: ArraySlots | None) -> OrtBackend:
         prefill, kv, prepared = self.needs(1).prefill, self._footprint.kv, self._prepared
         bundle, graphs = self._bundle, dict[str, Path | GraphSource | Callable[[], GraphSource]]()
-        config, cpus, slots = bundle.manifest.model, self._options.cpus, self._slots
+        config, cpus = bundle.manifest.model, self._options.cpus
         if prepared is not None:
             graphs |= prepared.graph_sources(bundle, prefill=prefill, kv=kv)
         else:

@@ -12,9 +12,8 @@ from stem_edge.bundle.hub import PREFIX
 from stem_edge.bundle.hub.fetch import cache
 from stem_edge.bundle.hub.kept import Kept, kept_bundles, named
 from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.files.names import KEY_CHARS, cache_folder
+from stem_edge.files.names import KEY_CHARS, PREPARED, cache_folder
 from stem_edge.files.trees import remove_tree
-from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
 from stem_edge.runtime.first_load import made
 from stem_edge.runtime.text.kept import TOKENIZERS

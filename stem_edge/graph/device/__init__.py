@@ -11,3 +11,11 @@ inputs and outputs differ:
 | keys.<l>, values.<l> | float32 [P, kv heads * head_width] | first P lines of the KV cache; outputs new_keys.<l>, new_values.<l> of layers that borrow none are in the same memory |
 | slot_ids | int64 [1, T] | in rest [1, n], of the wanted tokens: slots hold the rows of a step alone |
 """
+
+PLACES = "places"
+MASKED = -1e9  # added to a score, so that its weight after the softmax is 0
+
+
+def mask_name(window: int) -> str:
+    """Return the name of the mask input for layers with this window."""
+    return f"mask.{window}"

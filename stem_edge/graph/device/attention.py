@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
+from stem_edge.graph.device import PLACES, mask_name
 from stem_edge.graph.ir import Graph, Node
 
 
@@ -32,7 +33,7 @@ def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
     keys = _turned(nodes, f"{new}{io.KEYS}{own.kv_layer}", (heads, width), (2, 0, 3, 1))
     values = _turned(nodes, f"{new}{io.VALUES}{own.kv_layer}", (heads, width), (2, 0, 1, 3))
     scores = nodes.add("MatMul", [q, keys], at + "scores")
-    masked = nodes.add("Add", [scores, io.mask_name(own.window)], at + "scores.masked")
+    masked = nodes.add("Add", [scores, mask_name(own.window)], at + "scores.masked")
     weights = nodes.add("Softmax", [masked], at + "scores.weights", axis=-1)
     mixed = nodes.add("MatMul", [weights, values], at + "mixed")
     mixed = nodes.reshape(mixed, [1, config.n_heads, 0, width], at + "mixed.heads")
@@ -89,7 +90,7 @@ def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
 def _scatter(nodes: Graph, x: str, cache: str, width: int, name: str) -> None:
     """Emit the write of a step's keys or values x to its tokens' positions in a cache [P, width]."""
     lines = nodes.reshape(x, [-1, width], name)
-    nodes.add("ScatterND", [cache, io.PLACES, lines], io.NEW + cache)
+    nodes.add("ScatterND", [cache, PLACES, lines], io.NEW + cache)
 
 
 def _turned(nodes: Graph, cache: str, head: tuple[int, int], perm: tuple[int, ...]) -> str:

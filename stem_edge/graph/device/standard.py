@@ -26,6 +26,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.attention import NOTHING
 from stem_edge.graph.decode import decoding
+from stem_edge.graph.device import PLACES, mask_name
 from stem_edge.graph.device.attention import attention
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
@@ -78,12 +79,12 @@ def _declare(
         width = io.head_width(layer)
         for table in io.rope_names(config, layer):
             graph.input(table, np.float32, [tokens, width // 2])
-        graph.input(io.mask_name(layer.window), np.float32, [tokens, "P"])
+        graph.input(mask_name(layer.window), np.float32, [tokens, "P"])
         for cache in (f"{io.KEYS}{layer.kv_layer}", f"{io.VALUES}{layer.kv_layer}"):
             shape: list[int | str] = ["P", layer.n_kv_heads * width]
             graph.input(cache, np.float32, shape)
             if layer.kv_layer == number:
-                graph.input(io.PLACES, np.int64, ["T", 1])
+                graph.input(PLACES, np.int64, ["T", 1])
                 graph.output(io.NEW + cache, np.float32, shape)
         if layout is not None and number in config.stem_layers:
             graph.input(io.SLOT_IDS, np.int64, [1, tokens])

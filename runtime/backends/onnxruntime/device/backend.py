@@ -19,6 +19,7 @@ import onnxruntime as ort
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
+from stem_edge.graph.device import MASKED, PLACES, mask_name
 from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.interface import Resumes
 from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
@@ -143,7 +144,7 @@ class DeviceContext:
         self._unsure, self._position = True, position
         self._fit(position + count, count)
         places = np.arange(position, position + count)
-        given = {io.TOKEN_IDS: token_ids[None].astype(np.int64), io.PLACES: places[:, None]}
+        given = {io.TOKEN_IDS: token_ids[None].astype(np.int64), PLACES: places[:, None]}
         given |= self._seen(position, count)
         for name in (io.EMBED, io.EARLY, io.LATE):
             if name in self._graphs:
@@ -237,5 +238,5 @@ class DeviceContext:
         found = dict[str, npt.NDArray[Any]](padded_ropes(self._config, position + count, position))
         for window in {layer.window for layer in self._config.layers}:
             hidden = (ago < 0) | (ago >= (window or self.length))
-            found[io.mask_name(window)] = np.where(hidden, np.float32(io.MASKED), np.float32(0))
+            found[mask_name(window)] = np.where(hidden, np.float32(MASKED), np.float32(0))
         return found

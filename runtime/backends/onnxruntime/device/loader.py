@@ -25,7 +25,6 @@ class DeviceLoader:
     """
 
     step_costs = None
-    _slots: ArraySlots | None = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions, provider: Provider) -> None:
         if options.kv not in ("auto", "fp32"):
@@ -55,14 +54,13 @@ class DeviceLoader:
         return device_needs(footprint, context, self.name, limit=limit, shared=shared)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        self._slots = ArraySlots(layout, count)
-        return self._slots
+        return ArraySlots(layout, count)
 
-    def open(self) -> DeviceBackend:
+    def open(self, slots: ArraySlots | None) -> DeviceBackend:
         manifest = self._bundle.manifest
         separate(self._bundle, prefill=False, kv="fp32")  # which checks the weights
         built = graphs(manifest.model, manifest.tables, format_of(self._bundle))
         found = sources(self._bundle, built)
         provider = None if self._provider is CPU else self._provider
         sessions = open_sessions(found, self._threads, provider)
-        return DeviceBackend(manifest.model, sessions, self._slots, self._memory)
+        return DeviceBackend(manifest.model, sessions, slots, self._memory)

@@ -24,13 +24,12 @@ from stem_edge.bundle.manifest import digest, encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files.names import cache_folder
+from stem_edge.files.names import PREPARED, cache_folder
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, apart_step
 from stem_edge.runtime.backends.costs import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.backend import only_prompts
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
-from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
     give_back_mapped,
     packed_places,
@@ -121,7 +120,7 @@ def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> P
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) -> Path:
     """Return the folder of the prepared backbone for this bundle, processor and onnxruntime version."""
     manifest = encode_manifest(bundle.manifest)  # with the checksums of the weights
-    return root / FOLDER / digest(FORMAT, _builders(), onnxruntime, cpu_digest(), manifest, kv)
+    return root / PREPARED / digest(FORMAT, _builders(), onnxruntime, cpu_digest(), manifest, kv)
 
 
 @cache

@@ -15,9 +15,8 @@ from stem_edge.apps.measuring.runs.worker import KINDS
 from stem_edge.apps.measuring.sampler import MemorySampler
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import StemEdgeError
-from stem_edge.files.names import cache_folder
+from stem_edge.files.names import PREPARED, cache_folder
 from stem_edge.runtime.backends.engines import loader_module
-from stem_edge.runtime.backends.onnxruntime.prepared import FOLDER as PREPARED
 from stem_edge.system.child import SIGKILL, code_command
 from stem_edge.system.page_cache import files_in
 from stem_edge.system.process_memory import MemoryReader
