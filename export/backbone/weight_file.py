@@ -213,10 +213,7 @@ class WeightFile:
         times = width // item.block // scales.shape[1]
         groups = np.ascontiguousarray(np.repeat(scales, times, axis=1))
         points = None
-        if stored.points is not None:
-            own = stored.points(start, stop)
-            points = pack_codes(np.repeat(own, times, axis=1), item.bits)
-        elif item.pieces[0].points is not None:
+        if item.pieces[0].points is not None:
             points = zero_points(len(groups), groups.shape[1], item.bits)
         offsets = None
         if item.pieces[0].offsets is not None:

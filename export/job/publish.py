@@ -14,7 +14,6 @@ import contextlib
 import errno
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -28,10 +27,6 @@ from stem_edge.shown import format_size
 
 LOCK = ".lock"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Leftover(UserWarning):
-    """Warning about files that an interrupted export left; the message says what was done."""
 
 
 @contextlib.contextmanager
@@ -180,10 +175,6 @@ def _recover(out: Path) -> None:
         return
     disk.rename(aside, out)
     disk.sync_folder(out.parent)
-    warnings.warn(
-        Leftover(f"{out}: an export that was replacing it was interrupted; the bundle is restored"),
-        stacklevel=2,
-    )
 
 
 def _aside(out: Path) -> Path:
@@ -217,13 +208,6 @@ def _take_place(new: Path, out: Path) -> None:
             for source, target in reversed(done):
                 disk.rename(source, target)
         raise
-    if old is None:
-        return
-    try:
-        remove_tree(old, old.parent)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        warnings.warn(
-            Leftover(f"{old}: the replaced version could not be deleted ({reason}); delete it"),
-            stacklevel=2,
-        )
+    if old is not None:
+        with contextlib.suppress(OSError):  # the next export tries again
+            remove_tree(old, old.parent)

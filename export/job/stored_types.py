@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from math import gcd
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
@@ -13,13 +12,11 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.plan import TYPE_OF_BITS, Format, Plan, plan_of
 from stem_edge.export.job.recipe import KEEP, Recipe
 from stem_edge.export.job.table_plan import RowStorage
-from stem_edge.export.tensor_files.packed import is_grouped
 from stem_edge.ggml.gguf_schema import short_types, tensor_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import (
     GGUF_TYPES,
     MATRIX_KINDS,
-    VOCABULARY_KINDS,
     BackboneFormat,
     GgufFormat,
     WeightType,
@@ -56,7 +53,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
                 f"{source.path}: its matrices are codes of their own types, so neither type nor "
                 "prefill_graph can be chosen; leave them out, or take --type fp32"
             )
-        found = None if chosen else _packed(source, packed, _usual_head(source))
+        found = None if chosen else _packed(source, packed)
     elif recipe.type in (None, KEEP) and types and len(types) == len(matrices):
         keeping = in_gguf if recipe.engine == GgufFormat.engine else in_blocks
         found = keeping(source.config, types)
@@ -68,15 +65,6 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
         return plan
     plan = replace(plan, format=found, nats=None, own_types=True)
     return replace(plan, format=found.judged()) if plan.judged else plan
-
-
-def _usual_head(source: Checkpoint) -> WeightType:
-    """Return the type to use for an unquantized embedding and head in a quantized checkpoint.
-
-    int8 if the other matrices have scales per group, because such models were rounded after training.
-    """
-    grouped = any(is_grouped(matrix) for matrix in source.backbone.values())
-    return "int8" if grouped else "fp32"
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
@@ -102,9 +90,8 @@ def _stored_rows(source: Checkpoint) -> RowStorage | None:
     return RowStorage(kind, group_size, scales=scales)
 
 
-def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) -> BackboneFormat:
+def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
     """Return the onnxruntime format that keeps stored codes. bits: matrix -> bits of a code."""
-    grouped = [one.codes for one in source.backbone.values() if one.codes and is_grouped(one)]
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     for name, shape in config.backbone_shapes().items():
         if len(shape) != 2 or (kind := kind_of(name)) not in MATRIX_KINDS:
@@ -114,8 +101,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
                 f"{source.path}: {name} is packed, and onnxruntime needs heads of another width, which its "
                 "codes cannot have; take --type fp32"
             )
-        product, other = _product(config, name), head_type if kind in VOCABULARY_KINDS else "fp32"
-        type = TYPE_OF_BITS[bits[name]] if name in bits else other
+        product, type = _product(config, name), TYPE_OF_BITS[bits[name]] if name in bits else "fp32"
         if found.setdefault(kind, {}).setdefault(product, type) != type:
             raise ExportError(
                 f"{source.path}: the matrices of {product} have different types, which no product "
@@ -127,8 +113,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
     return BackboneFormat(
         weights=weights,
         head=head,
-        block_size=gcd(PACKED_BLOCK, *(codes.group_size for codes in grouped)),
-        asymmetric=any(codes.points is not None for codes in grouped),
+        block_size=PACKED_BLOCK,
         kinds={
             kind: usual[kind]
             for kind in MATRIX_KINDS

@@ -49,7 +49,6 @@ class Codes:
     group_size: int
     read: Read[U8]  # [n, K], a code in each byte
     scales: Read[F32]  # [n, groups]
-    points: Read[U8] | None = None  # [n, groups], codes of the value 0; None: 2**(bits-1)
     offsets: Read[F32] | None = None  # [n, groups], values of the code 2**(bits-1); None: 0
     scale_type: ScaleType = "fp32"  # smallest type that holds the scales exactly
 
@@ -102,7 +101,6 @@ class Tensor:
                 codes,
                 read=change(codes.read),
                 scales=change(codes.scales),
-                points=codes.points and change(codes.points),
                 offsets=codes.offsets and change(codes.offsets),
             )
         return replace(
@@ -138,10 +136,10 @@ class Tensor:
 
     def _some_codes(self, codes: Codes, first: int, width: int) -> Codes:
         size, total = codes.group_size, self.shape[1]
-        if codes.points is not None or (size < total and width % size):
+        if size < total and width % size:
             raise CheckpointError(
                 f"{self.path}: {self.name} has {total // size} scales for {total} columns; expected "
-                f"one, or one for each {width}, and no zero points"
+                f"one, or one for each {width}"
             )
         last = max(first // size + 1, (first + width) // size)
         return replace(

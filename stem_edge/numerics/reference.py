@@ -282,15 +282,12 @@ def _ple(
 
 
 def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int]) -> F32:
-    """Apply to each token of x [T, dim] the FFN that its row holds.
-
-    One expert is read at a time, because it is as large as a whole FFN.
-    """
+    """Apply to each token of x [T, dim] the FFN that its row holds."""
     results, records = np.empty_like(x), np.asarray(token_ids)
     if isinstance(table, IndexedMatrix):
         records, table = table.index[records], table.matrix
     inner, outer = config.row_parts()
-    for record in np.unique(records).tolist():
+    for record in np.unique(records).tolist():  # one at a time: each is as large as a whole FFN
         row, mine = table.rows(record, record + 1)[0], records == record
         both = x[mine] @ row[: inner[0] * inner[1]].reshape(inner).T
         product = silu(both[:, 0::2]) * both[:, 1::2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 from crash_states import CrashState, Medium, Op, Recorder, crash_states
 from tiny_exports import OPTIONS, TinyExport, bundle_files, many_writes, run_export
-
-from stem_edge.export.job.publish import Leftover
 
 EACH = 25  # states per operation
 WORK, ASIDE = ".stem-edge-out", ".stem-edge-out-old"
@@ -47,12 +44,10 @@ def record_export(export: TinyExport, folder: Path, out: str = "out") -> Recorde
 
 def finish(export: TinyExport, out: Path) -> None:
     """Finish an export after a crash, and check that the bundle is complete and nothing is left over."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Leftover)
-        export.finish(out)
-        assert bundle_files(out) == bundle_files(export.new)
-        if any(
-            path.name != "out" for path in out.parent.iterdir()
-        ):  # because a deletion was interrupted
-            run_export(export.checkpoint, out, OPTIONS["force"])
+    export.finish(out)
+    assert bundle_files(out) == bundle_files(export.new)
+    if any(
+        path.name != "out" for path in out.parent.iterdir()
+    ):  # because a deletion was interrupted
+        run_export(export.checkpoint, out, OPTIONS["force"])
     assert [path.name for path in out.parent.iterdir()] == ["out"]

@@ -212,7 +212,7 @@ def read_config(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
     given = kinds[kind].text(whole)
-    packed = stores_codes(whole | given, kinds[kind].packable)
+    packed = kinds[kind].packable and stores_codes(whole | given)
     if packed:
         whole.pop(QUANTIZED, None)
         given.pop(QUANTIZED, None)

@@ -1,7 +1,7 @@
-"""Reads quantized checkpoints with quant_method "gemma" or "compressed-tensors" in config.json.
+"""Reads checkpoints that transformers' gemma quantization made (quant_method "gemma" in config.json).
 
-tensor_files/packed.py decodes the matrices. Gemma also has activation scales, the steps to which a
-module's inputs and outputs are rounded. The bits of a matrix (2, 4 or 8) follow from its shape.
+tensor_files/packed.py decodes the matrices. Modules also have activation scales, the steps to which their
+inputs and outputs are rounded. The bits of a matrix (2, 4 or 8) follow from its shape.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from typing import Any
 import numpy as np
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.packed import BITS, PACKED, SHAPE, WORDS, grouped, packed
+from stem_edge.export.tensor_files.packed import PACKED, packed
 from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
 from stem_edge.export.tensor_files.tensor import FLOATS, Tensor
 
-GEMMA, COMPRESSED = "gemma", "compressed-tensors"  # quant_method in config.json
-QUANTIZED, PACKED_FORM = "quantization_config", "pack-quantized"
-ROTATING = "transform_config", "kv_cache_scheme"  # keys that change the model or its cache
+QUANTIZED, GEMMA = "quantization_config", "gemma"
 EMBEDDED, EMBEDDED_SCALE = ".embedding_quantized", ".embedding_scale"
 SCALE = ".weight_scale"
-GROUPED = ".weight_packed", SCALE, ".weight_zero_point", ".weight_shape"
 STEPS = (".input_activation_scale", ".output_activation_scale")
 # Scales of a quantized KV cache: transformers does not read them, either.
 UNUSED = re.compile(r".*\.[kv]_cache_scale")
@@ -39,19 +36,12 @@ class PackedFiles(TensorFiles):
     def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
         """Take a tensor; a matrix with scales is returned with its codes. Raises CheckpointError."""
         module, codes, taken = name.removesuffix(".weight"), name, super()._taken
-
-        def take(part: str, types: dict[str, int] = FLOATS) -> Tensor:
-            return taken(part, types)
-
-        words, scales, zeros, shape = (module + part for part in GROUPED)
-        if words in self and name in self._widths:  # tables of STEM are not packed
-            points = take(zeros, WORDS) if zeros in self else None
-            return grouped(take(words, WORDS), take(scales), points, take(shape, SHAPE))
+        scales = module + SCALE
         if module + EMBEDDED in self:
             codes, scales = module + EMBEDDED, module + EMBEDDED_SCALE
         if scales not in self or name not in self._widths:
-            return take(name, dtypes)
-        return packed(take(codes, PACKED), take(scales), self._widths[name])
+            return taken(name, dtypes)
+        return packed(taken(codes, PACKED), taken(scales, FLOATS), self._widths[name])
 
     def steps(self, module: str) -> tuple[float, float]:
         """Return a module's input and output activation scales, or 0. Raises CheckpointError."""
@@ -69,33 +59,7 @@ class PackedFiles(TensorFiles):
         return float(np.ravel(tensor.rows(0, 1))[0])
 
 
-def stores_codes(given: Mapping[str, Any], gemma: bool) -> bool:
-    """Return True if a config.json describes quantized matrices in a form that PackedFiles reads.
-
-    gemma: True for families that may have the quant_method "gemma".
-    """
+def stores_codes(given: Mapping[str, Any]) -> bool:
+    """Return True if a config.json describes quantized matrices in a form that PackedFiles reads."""
     found = given.get(QUANTIZED)
-    if not isinstance(found, dict):
-        return False
-    if found.get("quant_method") == GEMMA:
-        return gemma
-    groups = found.get("config_groups")
-    return (
-        found.get("quant_method") == COMPRESSED
-        and found.get("format") == PACKED_FORM
-        and isinstance(groups, dict)
-        and all(isinstance(group, dict) and _of_weights(group) for group in groups.values())
-        and not any(found.get(key) for key in ROTATING)
-    )
-
-
-def _of_weights(group: Mapping[str, Any]) -> bool:
-    """Return True if a group of compressed-tensors quantizes only weights, to integers."""
-    weights = group.get("weights")
-    # Codes of 7 bits need as many words as codes of 8 bits, so num_bits must be checked.
-    integers = (
-        isinstance(weights, dict)
-        and weights.get("type") == "int"
-        and weights.get("num_bits") in BITS
-    )
-    return integers and not group.get("input_activations") and not group.get("output_activations")
+    return isinstance(found, dict) and found.get("quant_method") == GEMMA

@@ -36,7 +36,6 @@ from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor
 from stem_edge.export.checkpoints.hugging_face.packed import PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.packed import is_grouped
 from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
 from stem_edge.export.tensor_files.tensor import Tensor
 
@@ -114,8 +113,7 @@ def _ranges(
     for name, matrix in backbone.items():
         if len(matrix.shape) != 2 or name == "embedding":
             continue
-        apart = matrix.codes is not None and matrix.codes.group_size < matrix.shape[1]
-        if apart and not is_grouped(matrix):
+        if matrix.codes is not None and matrix.codes.group_size < matrix.shape[1]:
             raise ValueError(f"{matrix.name} has not one scale for each row")
         same = name.replace("wv", "wk")  # if V uses the matrix of K
         module = modules[same] if name != same and backbone[same] is matrix else ""

@@ -71,8 +71,8 @@ def add_biases(tensors: dict[str, torch.Tensor]) -> None:
         ({"model_type": None}, ["model_type is None"]),
         ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "expected 'silu'"]),
         (
-            {"quantization_config": {"quant_method": "awq"}},
-            ["already quantized (awq); export the original"],
+            {"quantization_config": {"quant_method": "compressed-tensors"}},
+            ["already quantized (compressed-tensors); export the original"],
         ),
         ({"quantization": {"group_size": 64, "bits": 4}}, ["already quantized (mlx)"]),
         ({"quantization_config": {"group_size": 64, "bits": 4}}, ["already quantized (mlx)"]),

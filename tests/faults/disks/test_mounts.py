@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from contract import refused
 from tiny_exports import Exports, bundle_files
 
 from stem_edge.errors import ExportError
-from stem_edge.export.job.publish import Leftover
 
 
 def mounting() -> str | None:
@@ -63,8 +61,6 @@ def test_d1_a_real_disk_that_is_full(
         patch.setattr("stem_edge.export.job.publish.free_nbytes", lambda _: 1 << 40)
         refused(lambda: export.run(out), ExportError, out, "the disk is full", "B free", kept=[out])
     command("mount", "-o", "remount,size=4m", folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Leftover)
-        export.run(out)
+    export.run(out)
     assert bundle_files(out) == bundle_files(export.new)
     assert [path.name for path in folder.iterdir()] == ["out"]

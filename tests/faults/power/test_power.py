@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,6 @@ from tiny_exports import KINDS, Exports, TinyExport, bundle_files, many_writes
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError, ExportError
-from stem_edge.export.job.publish import Leftover
 
 pytestmark = pytest.mark.slow
 
@@ -209,8 +207,7 @@ def _power_goes_again(
 ) -> int:
     folder.mkdir()
     write_tree(state.tree, folder)
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", Leftover)
+    with pytest.MonkeyPatch.context() as patch:
         many_writes(patch)
         recorder = Recorder(folder)
         recorder.install(patch)
@@ -231,8 +228,7 @@ def _operation_fails(
 ) -> int:
     folder.mkdir()
     write_tree(state.tree, folder)
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", Leftover)
+    with pytest.MonkeyPatch.context() as patch:
         failing = Failing(first, rng.choice([5, 28]), for_ever=rng.random() < 0.5)
         watch(patch, CHANGES, failing)
         try:
