@@ -9,7 +9,7 @@ from typing import Any
 
 from stem_edge.text.thoughts import SPACE
 from stem_edge.text.tool_calls.families import Family
-from stem_edge.text.tool_calls.reading import CallReader, MoreError, NoCallError
+from stem_edge.text.tool_calls.reading import MoreError, NoCallError, read_call
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class CallParser:
         self._text, self._ended = self._text + text, ended
         try:
             # An unfinished call is not read again with each delta, but where it may end.
-            while self._text and (ended or "}" in text or len(self._text) >= self._due):
+            closed = "}" in text and self._text.count("{") <= self._text.count("}")
+            while self._text and (ended or closed or len(self._text) >= self._due):
                 self._read()
         except MoreError:
             if ended:
@@ -94,17 +95,16 @@ class CallParser:
         self._text = ""
 
     def _read_call(self, start: int) -> None:
-        call = CallReader(self._text, start, self._family.quote, self._names)
         try:
-            name, arguments = call.read()
+            name, arguments, after = read_call(self._text, start, self._family.quote, self._names)
         except NoCallError as error:
             if isinstance(error, MoreError) and not self._ended:
                 self._due = len(self._text) * 5 // 4
                 raise
             self._take(max(start, 1 + self._next(0)))
             return
-        end = self._next(call.at)
+        end = self._next(after)
         closed = bool(self._family.end) and self._comes(self._family.end, end)
         self._pieces.append(Call(self._count, f"call_{secrets.token_hex(12)}", name, arguments))
-        self._text = self._text[end + len(self._family.end) if closed else call.at :]
+        self._text = self._text[end + len(self._family.end) if closed else after :]
         self._count, self._after_call = self._count + 1, True

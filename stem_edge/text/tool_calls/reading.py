@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from typing import Any
 
 from stem_edge.text.thoughts import SPACE
 
 MAX_DEPTH = 64
 AFTER_WORDS = frozenset('=:,{}[]"<' + " \t\n\r\x0b\x0c")
-NAME = re.compile(r"[a-zA-Z0-9_.-]*")
-WORD = re.compile(r'[^=:,{}\[\]"<\s]*')
-STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-WORDS = {"true": "true", "false": "false", "null": "null"}
-WORDS |= {"True": "true", "False": "false", "None": "null"}
+ARGUMENTS = ("arguments", "parameters")  # models mix them up
+KEYS = {"name", "id", "type", *ARGUMENTS}
+# The beginning of a call in Gemma's form, and a text that may become one.
+CALL = re.compile(r"[ \t\r\n]*call:([a-zA-Z0-9_.-]+)(?={)")
+PART = re.compile(r"[ \t\r\n]*(?:c|ca|cal|call|call:[a-zA-Z0-9_.-]*)?\Z")
+TOKEN = (
+    r'[ \t\r\n]*(?:(?P<string>"(?:[^"\\]++|\\.)*+")|(?P<mark>[,:{}\[\]])'
+    r'|(?P<word>[^=:,{}\[\]"<\s]++)(?=.))'
+)
+NO_KEY, COLON = re.compile(r'[ \t\r\n]*[^ \t\r\n"}]'), re.compile(r"[ \t\r\n]*:")
+WORDS = {"True": "true", "False": "false", "None": "null"}
+PLAIN = re.compile(r"true|false|null|-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 ESCAPED = re.compile(r"\\(.)|[\x00-\x1f]", re.DOTALL)
 ESCAPES = frozenset('"\\/bfnrtu')
-ARGUMENTS = ("arguments", "parameters")  # models mix them up
 
 
 class NoCallError(Exception):
@@ -29,133 +35,82 @@ class MoreError(NoCallError):
     """Raised if the text ends before the call does."""
 
 
-class CallReader:
-    """Parses the call at position `at` of a text.
+def read_call(
+    text: str, at: int, quote: str, names: Collection[str] | None
+) -> tuple[str, str, int]:
+    """Return the name and the arguments of the call at position `at`, and where it ends.
 
     quote: marker around strings, for families that do not use JSON. names: functions that may be
-    called; None: any.
+    called; None: any. Raises NoCallError, MoreError.
     """
-
-    def __init__(self, text: str, at: int, quote: str, names: Collection[str] | None) -> None:
-        self._text, self._quote, self._names = text, quote, names
-        self.at = at  # place in the text; after `read`, that of the call's end
-
-    def read(self) -> tuple[str, str]:
-        """Return the name and the arguments of the call. Raises NoCallError, MoreError."""
-        if not self._quote:
-            return self._read_json()
-        self._expect("call:")
-        name = self._offered(self._match(NAME))
-        if self._text[self.at] != "{":
+    if quote:
+        found = CALL.match(text, at)
+        if found is None:
+            raise MoreError if PART.match(text, at) else NoCallError
+        name, (arguments, end) = found[1], _object(text, found.end(), quote)
+    else:
+        call, end = _object(text, at, quote)
+        name, given = call.get("name"), [call[key] for key in ARGUMENTS if key in call]
+        arguments = given[0] if given else {}
+        if call.keys() - KEYS or len(given) > 1 or not isinstance(arguments, dict):
             raise NoCallError
-        return name, self._read_object()
+    if not isinstance(name, str) or not name or (names is not None and name not in names):
+        raise NoCallError
+    written = json.dumps(arguments, ensure_ascii=False)
+    try:
+        written.encode()
+    except UnicodeEncodeError:  # half a character, which cannot be sent
+        written = json.dumps(arguments)
+    return name, written, end
 
-    def _read_json(self) -> tuple[str, str]:
-        """Parse a JSON object with a name and arguments, in either order."""
-        name = arguments = ""
-        self._expect("{")
-        while (char := self._peek()) != "}":
-            if char == ",":
-                self.at += 1
-                continue
-            key = self._string()
-            self._expect(":")
-            if key == "name" and not name:
-                name = self._offered(self._string())
-            elif key in ARGUMENTS and not arguments and self._peek() == "{":
-                arguments = self._read_object()
-            elif key in ("id", "type"):
-                self._string()
-            else:
-                raise NoCallError
-        self.at += 1
-        if not name:
+
+def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
+    """Parse an object and return it with its end. It may have slips that models make.
+
+    Those are commas after the last value, words of Python, numbers like .5, and needless backslashes.
+    """
+    marked = rf"|[ \t\r\n]*{re.escape(quote)}(?P<marked>.*?){re.escape(quote)}" if quote else ""
+    token, found, depth = re.compile(TOKEN + marked, re.DOTALL), list[str](), 0
+    while depth or not found:
+        if not quote and found[-1:] == ["{"] and NO_KEY.match(text, at):
             raise NoCallError
-        return name, arguments or "{}"
-
-    def _offered(self, name: str) -> str:
-        if not name or (self._names is not None and name not in self._names):
+        piece = token.match(text, at)
+        if piece is None:
+            raise MoreError if _may_go_on(text[at:].lstrip(SPACE), quote) else NoCallError
+        kind, value, at = piece.lastgroup, piece[piece.lastgroup or 0], piece.end()
+        if kind == "mark":
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(value, 0)
+            if value in "}]" and found[-1:] == [","]:
+                found.pop()
+        elif kind == "string":
+            value = f'"{ESCAPED.sub(_escape, value[1:-1])}"'
+        elif kind == "marked":  # nothing escapes in it
+            value = json.dumps(value)
+        else:
+            value = json.dumps(value) if quote and COLON.match(text, at) else _word(value)
+        found.append(value)
+        if found[0] != "{" or depth > MAX_DEPTH:
             raise NoCallError
-        return name
+    try:
+        return json.loads("".join(found)), at
+    except ValueError:
+        raise NoCallError from None
 
-    def _read_object(self) -> str:
-        """Parse the arguments; return them as JSON. Drops trailing commas, which models write."""
-        found, comma, depth = "", "", 0
-        while depth or not found:
-            char = self._peek()
-            if char in ",{[}]:":
-                self.at += 1
-                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(char, 0)
-                found += "" if char == "," else ("" if char in "}]" else comma) + char
-                found += " " * (char == ":")
-            else:
-                found += comma + (self._quoted() or self._word())
-            comma = ", " if char == "," else ""
-            if depth > MAX_DEPTH:
-                raise NoCallError
-        _loaded(found)
-        return found
 
-    def _word(self) -> str:
-        """Parse a number, true, false, null, or an unquoted key; return it as JSON."""
-        word = self._match(WORD)
-        if self._quote and word and self._peek() == ":":
-            return json.dumps(word, ensure_ascii=False)
-        if word in WORDS:
-            return WORDS[word]
-        if NUMBER.fullmatch(word):
-            return word
-        try:
-            return json.dumps(float(word), allow_nan=False)  # such as .5
-        except ValueError:
-            raise NoCallError from None
+def _may_go_on(rest: str, quote: str) -> bool:
+    """True if a text that is no token may become one."""
+    string = rest[:1] in ("", '"') or (quote != "" and rest.startswith(quote))
+    return string or quote.startswith(rest) or not AFTER_WORDS.intersection(rest)
 
-    def _quoted(self) -> str | None:
-        """Parse a string and return it as JSON; None if there is no string here."""
-        if self._quote and self._comes(self._quote):  # nothing escapes in it
-            start = self.at + len(self._quote)
-            if (end := self._text.find(self._quote, start)) < 0:
-                raise MoreError
-            self.at = end + len(self._quote)
-            return json.dumps(self._text[start:end], ensure_ascii=False)
-        if self._peek() != '"':
-            return None
-        return f'"{ESCAPED.sub(_escape, self._match(STRING)[1:-1])}"'
 
-    def _string(self) -> str:
-        if (text := self._quoted()) is None:
-            raise NoCallError
-        return str(_loaded(text))
-
-    def _match(self, pattern: re.Pattern[str]) -> str:
-        """Consume a match of `pattern` that ends before the text does. Raises MoreError."""
-        found = pattern.match(self._text, self.at)
-        if found is None or found.end() == len(self._text):
-            raise MoreError
-        self.at = found.end()
-        return found[0]
-
-    def _peek(self) -> str:
-        """Skip white space; return the next character."""
-        while self.at < len(self._text):
-            if (char := self._text[self.at]) not in SPACE:
-                return char
-            self.at += 1
-        raise MoreError
-
-    def _comes(self, text: str) -> bool:
-        """True if `text` comes next, after white space. Raises MoreError if more text is needed."""
-        self._peek()
-        if self._text.startswith(text, self.at):
-            return True
-        if text.startswith(self._text[self.at :]):
-            raise MoreError
-        return False
-
-    def _expect(self, text: str) -> None:
-        if not self._comes(text):
-            raise NoCallError
-        self.at += len(text)
+def _word(word: str) -> str:
+    """Return a number, true, false or null as JSON."""
+    if word in WORDS or PLAIN.fullmatch(word):
+        return WORDS.get(word, word)
+    try:
+        return json.dumps(float(word), allow_nan=False)
+    except ValueError:
+        raise NoCallError from None
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -166,10 +121,3 @@ def _escape(found: re.Match[str]) -> str:
     if char in ESCAPES:
         return found[0]
     return "'" if char == "'" else f"\\\\{json.dumps(char, ensure_ascii=False)[1:-1]}"
-
-
-def _loaded(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise NoCallError from None
