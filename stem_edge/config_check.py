@@ -7,18 +7,25 @@ from typing import get_args
 from stem_edge.description import Description
 from stem_edge.layers import BIASED, FFN_TERMS, Activation, Layer
 from stem_edge.limits import (
-    LARGEST,
     LEAST_SCALING,
     MAX_CONTEXT,
+    MAX_HEADS,
     MAX_KINDS,
+    MAX_LAYERS,
     MAX_ROW_EXPERTS,
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
     MAX_THETA,
+    MAX_VOCAB,
     MAX_WIDTH,
 )
 
 RANGES = {
+    "vocab_size": (1, MAX_VOCAB),
+    "n_layers": (1, MAX_LAYERS),
+    "max_context": (1, MAX_CONTEXT),
+    **dict.fromkeys(("dim", "head_dim", "d_ff"), (1, MAX_WIDTH)),
+    **dict.fromkeys(("n_heads", "n_kv_heads"), (1, MAX_HEADS)),
     "sliding_window": (0, MAX_CONTEXT),
     "embedding_scale": (LEAST_SCALING, MAX_WIDTH),
     "ple_scale": (LEAST_SCALING, MAX_WIDTH),
@@ -29,9 +36,9 @@ RANGES = {
 
 def check_config(config: Description) -> None:
     """Raise ValueError if the numbers of a description contradict each other."""
-    for field, largest in LARGEST.items():
-        if not 0 < (value := getattr(config, field)) <= largest:
-            raise ValueError(f"{field} is {value}; expected 1 to {largest}")
+    for field, (least, most) in RANGES.items():
+        if not least <= (value := getattr(config, field)) <= most:
+            raise ValueError(f"{field} is {value}; expected {least} to {most}")
     _check_layers(config, "stem_layers", config.stem_layers)
     _check_layers(config, "window_layers", config.window_layers or ())
     # Each layer looks through all of these, and each rotation has tables for the whole context.
@@ -150,9 +157,6 @@ def _check_extras(config: Description) -> None:
         raise ValueError(f"biases {config.biases}; expected some of {', '.join(BIASED)}, once each")
     if "head" in config.biases and config.tied_head:
         raise ValueError("a head that is tied to the embedding cannot have a bias")
-    for field, (least, most) in RANGES.items():
-        if not least <= (value := getattr(config, field)) <= most:
-            raise ValueError(f"{field} is {value}; expected {least} to {most}")
     if config.logit_softcap and not LEAST_SCALING <= config.logit_softcap <= MAX_SOFTCAP:
         raise ValueError(
             f"logit_softcap is {config.logit_softcap}; expected 0, or {LEAST_SCALING:g} to "

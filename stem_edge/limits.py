@@ -12,13 +12,6 @@ MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 16
 MAX_CONTEXT = 1 << 24
 MAX_PARAMETERS = 1 << 40  # of the backbone, because its graph gets a node for every few million
-LARGEST = {
-    "vocab_size": MAX_VOCAB,
-    "n_layers": MAX_LAYERS,
-    "max_context": MAX_CONTEXT,
-    **dict.fromkeys(("dim", "head_dim", "d_ff"), MAX_WIDTH),
-    **dict.fromkeys(("n_heads", "n_kv_heads"), MAX_HEADS),
-}
 MAX_FACTOR = 1 << 16
 MAX_KINDS = 8  # of layers, and of tokens that are no text; published models have up to 4
 MAX_ROW_WINDOW = 1 << 8  # tokens; the trainer's default is 16

@@ -90,12 +90,6 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)
 
-    @property
-    def mean_record_nbytes(self) -> int:
-        """Mean bytes of a record on flash. Records of rare tokens are smaller."""
-        arrays = self.arrays().values()
-        return round(sum(a.records * a.record_nbytes for a in arrays) / self.stored.records)
-
 
 class TableStore(msgspec.Struct, frozen=True):
     """An opened table store: its format, its shards, and the record of each token."""

@@ -3,11 +3,13 @@
 import pytest
 from configs import config
 
+from stem_edge.config_check import RANGES
 from stem_edge.layers import LayerKind
-from stem_edge.limits import LARGEST, MAX_HEADS, MAX_VOCAB, MAX_WIDTH
+from stem_edge.limits import MAX_HEADS, MAX_VOCAB, MAX_WIDTH
 
 SUMMED = ("row_experts", "row_window")  # fields of models that add rows up
 HASHED = {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2}
+LARGEST = {field: most for field, (least, most) in RANGES.items() if least == 1}
 
 
 @pytest.mark.parametrize("field", LARGEST)

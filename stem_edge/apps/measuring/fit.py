@@ -31,7 +31,6 @@ from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.runtime.rows.files import FlashName
 from stem_edge.shown import format_size, parse_size
 from stem_edge.system.memory import available_memory, own_memory
-from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts
 
@@ -76,7 +75,8 @@ class Fit:
         stored, model = self.footprint.table_format, self.footprint.model
         if self.flash is None or stored is None:
             return 0.0
-        profile, record = PROFILES[self.flash], stored.mean_record_nbytes + CRC_NBYTES
+        profile = PROFILES[self.flash]
+        record = self.footprint.tables_nbytes / model.records  # those of rare tokens are smaller
         # Records are read while the layers before the first one with rows compute.
         early = self.token_nbytes / self.bandwidth.rate * model.stem_layers[0] / model.n_layers
         wait = max(0.0, profile.latency + record / profile.bandwidth - early)
