@@ -159,26 +159,15 @@ def params_of(params: SamplingParams | None, options: SamplingOptions) -> Sampli
         raise UnknownOptionError(
             f"there is no option {wrong}; {hint}expected some of {', '.join(known)}"
         )
-    return params or SamplingParams(**_with_grammar(options))
-
-
-def _with_grammar(options: SamplingOptions) -> dict[str, Any]:
-    """Return the fields of SamplingParams: a schema, regex or grammar text becomes a Grammar."""
+    if params is not None:
+        return params
     fields = cast("dict[str, Any]", options.copy())
-    if not options.keys() & {"grammar", "schema", "regex"}:
-        return fields
-    from stem_edge.runtime.grammars.grammar import Grammar  # only for answers with a grammar
+    if fields.keys() & {"grammar", "schema", "regex"}:
+        from stem_edge.runtime.grammars.grammar import grammar_of
 
-    given = {name: fields.pop(name, None) for name in ("grammar", "schema", "regex")}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise InputError(f"an answer has one grammar; give only one of {' and '.join(named)}")
-    if given["schema"] is not None:
-        return fields | {"grammar": Grammar.of_schema(given["schema"])}
-    if given["regex"] is not None:
-        return fields | {"grammar": Grammar.of_regex(given["regex"])}
-    text = given["grammar"]
-    return fields | {"grammar": Grammar.of_text(text) if isinstance(text, str) else text}
+        given = (fields.pop(name, None) for name in ("grammar", "schema", "regex"))
+        fields["grammar"] = grammar_of(*given)
+    return SamplingParams(**fields)
 
 
 def _is_grammar(value: object) -> bool:

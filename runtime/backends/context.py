@@ -83,9 +83,9 @@ class Context:
         self.rewind(tokens)  # first, because another thread may copy from here
         self.prompt = prompt
 
-    def copy(self, other: Context, tokens: int) -> None:
+    def copy(self, other: Context | None, tokens: int) -> None:
         """Copy keys and values of another context's first tokens into this context, which is empty."""
-        if arrays := other.backend.kept(tokens) if tokens else []:
+        if arrays := [] if other is None else other.backend.kept(tokens):
             self.backend.restore(arrays, tokens)
             self.position = tokens
 

@@ -33,6 +33,7 @@ MAX_COMPILED = 32  # grammars kept, 0.1 to 4 MB each if they are small
 # Characters of those kept, together: 20 to 360 bytes of memory each, so at most some 100 MB.
 MAX_COMPILED_CHARS = 1 << 18
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
+LOOKAHEAD = 32  # forced tokens that are asked for at once
 MAX_FUEL = 500_000  # of reading its regexes; with the library's million, one may take 90 MB
 _STUCK = "the answer cannot go on by its grammar"
 # [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.
@@ -106,6 +107,7 @@ class GrammarConstraint:
         self._bits = np.zeros((size + 31) // 32 * 4, np.uint8)
         self._most = np.empty((self._bits.size, 8), np.float32)
         self._address = self._bits.ctypes.data
+        self._forced, self._asked = list[int](), False  # tokens without a choice, if asked for
 
     def mask(self, logits: F32) -> None:
         """Set the logits [vocabulary] of all tokens that the grammar forbids to -inf, in place.
@@ -129,17 +131,20 @@ class GrammarConstraint:
         with panics_refused(_STUCK):
             self._matcher.consume_token(token_id)
             self._check()
+        del self._forced[:1]
+        self._asked = bool(self._forced)
 
     def forced(self, most: int) -> list[int]:
         """Return up to `most` tokens that must follow; [] if the grammar leaves a choice.
 
         They split the forced text as the tokenizer does. This call does not accept them.
         """
-        if most <= 0 or self.ended:
-            return []
-        with panics_refused(_STUCK):
-            tokens = self._matcher.compute_ff_tokens()[:most]
-            return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
+        if not self._asked and not self.ended:
+            with panics_refused(_STUCK):
+                tokens = self._matcher.compute_ff_tokens()[:LOOKAHEAD]
+                self._forced = tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
+        self._asked = True
+        return self._forced[:most]
 
     @property
     def ended(self) -> bool:

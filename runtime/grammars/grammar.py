@@ -59,3 +59,16 @@ class Grammar:
         """Return the grammar that a text in Lark or GBNF describes; a text with "::=" is GBNF."""
         lark = cls("lark", text)  # refuses what is too long to search
         return cls("gbnf", text) if _GBNF_RULE.search(text) else lark
+
+
+def grammar_of(grammar: Grammar | str | None, schema: object, regex: str | None) -> Grammar | None:
+    """Return the grammar of an answer's options, of which at most one is not None. Raises InputError."""
+    options = {"grammar": grammar, "schema": schema, "regex": regex}
+    named = [name for name, value in options.items() if value is not None]
+    if len(named) > 1:
+        raise InputError(f"an answer has one grammar; give only one of {' and '.join(named)}")
+    if schema is not None:
+        return Grammar.of_schema(schema)
+    if regex is not None:
+        return Grammar.of_regex(regex)
+    return Grammar.of_text(grammar) if isinstance(grammar, str) else grammar

@@ -71,10 +71,10 @@ class Prefixes:
         if not self._keeps:
             return self.empty(length)
         prompt = PromptKey(token_ids, lookups, self._engine.starts(len(token_ids)))
-        prefix = self._take(prompt, length)
+        context = self._take(prompt, length)
         if whole:
-            self.make_room(prefix, prefix.room)
-        return prefix
+            self.make_room(context, context.room)
+        return context
 
     def empty(self, length: int) -> Context:
         """Return an empty context that is not cached later. Makes room for a full one at once."""
@@ -119,17 +119,6 @@ class Prefixes:
             dropped, self._kept = self._kept[::-1], []
         self._write(dropped)
 
-    def _borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
-        """Remove and return the cached context with most tokens of a prompt, and that number."""
-        with self._lock:
-            self._collect()
-            tokens, best = _best(self._kept, prompt)
-            if best is None:
-                return None, 0
-            self._kept.remove(best)
-            self._lent |= {weakref.ref(best)}
-            return best, tokens
-
     def give_back(self, prefix: Context, *, keep: bool = True) -> None:
         """Give back a context when its call ends. Takes no lock. keep: False to drop it."""
         if keep and self._keeps and not prefix.joined:  # not closed meanwhile
@@ -137,44 +126,49 @@ class Prefixes:
 
     def _take(self, prompt: PromptKey, length: int) -> Context:
         best, tokens = self._borrowed(prompt)
-        prefix = best or self._opened(prompt, self._length)
-        resumes = prefix.backend.resumes(len(prompt.token_ids))
-        saved = None if self._folder is None else self._folder.find(prompt, resumes, tokens)
-        if best is not None and saved is None and not self._copies(best, tokens, prompt):
+        context, saved = best or self._opened(prompt, self._length), None
+        if self._folder is not None:
+            resumes = context.backend.resumes(len(prompt.token_ids))
+            saved = self._folder.find(prompt, resumes, tokens)
+        if best is not None and saved is not None:
+            self.give_back(best)
+            best, context = None, self._opened(prompt, self._length)
+        if best is not None:
             best.go_on(prompt, tokens)
-            return self._lend(best, length)
-        if best is not None:
-            prefix = self._opened(prompt, self._length)
-            if saved is not None:
-                self.give_back(best)
-                best = None
-        self._lend(prefix, length)
-        if saved is not None:
-            path, tokens = saved
-            if self._folder is None or not self._folder.read(path, tokens, prefix.backend):
-                del prefix
+        self._lend(context, length)
+        if saved is not None and self._folder is not None:
+            path, context.position = saved
+            if not self._folder.read(path, context.position, context.backend):
+                del context
                 return self._take(prompt, length)  # which no longer finds this file
-            prefix.position = tokens
-        if best is not None:
-            prefix.copy(best, tokens)
-            self.give_back(best)  # used last, so that it stays
-        elif saved is None:
-            self._copy_running(prefix)
-        return prefix
+        elif best is None:
+            self._copy(context)
+        return context
 
-    def _copy_running(self, prefix: Context) -> None:
-        """Copy the prompt's tokens that another running call has computed."""
+    def _copy(self, context: Context) -> None:
+        """Copy the prompt's tokens that another call, or a cached context, has computed."""
         with self._lock:
-            running = [one for one in self._calls() if one is not prefix]
-        if not running:
-            return
+            others = [one for one in (*self._kept, *self._calls()) if one is not context]
+        if others:  # while no call computes
+            self._engine.in_turn(lambda: context.copy(*_best(others, context.prompt)))
 
-        def copy() -> None:  # while no call computes
-            tokens, best = _best(running, prefix.prompt)
-            if best is not None:
-                prefix.copy(best, tokens)
+    def _borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
+        """Remove and return the cached context with most tokens of a prompt, and that number.
 
-        self._engine.in_turn(copy)
+        None, with the tokens that can be copied, if only a running call has some, or if its other tokens
+        are worth caching, too.
+        """
+        with self._lock:
+            self._collect()
+            best, tokens = _best(self._kept, prompt)
+            if best is None:
+                return None, _best(self._calls(), prompt)[1]
+            self._kept.remove(best)
+            if self._copies(best, tokens, prompt):
+                self._kept.append(best)  # used last, so that it stays
+                return None, tokens
+            self._lent |= {weakref.ref(best)}
+            return best, tokens
 
     def _lend(self, prefix: Context, length: int) -> Context:
         """Register a context for a call of up to `length` tokens; evict others to make room."""
@@ -188,10 +182,10 @@ class Prefixes:
         return prefix
 
     def _copies(self, best: Context, tokens: int, prompt: PromptKey) -> bool:
-        """True if tokens of `best` after the first `tokens` are worth caching in a copy that fits."""
-        backend = best.backend
-        rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
-        worth = rest > min(tokens, STEP_TOKENS) and self.fits(backend.nbytes_of(more))
+        """True if tokens of `best` after the first `tokens` are worth caching, and a copy fits beside it."""
+        rest, backend = best.computed - tokens, best.backend
+        more = best.nbytes + backend.nbytes_of(len(prompt.token_ids) + STEP_TOKENS)
+        worth = rest > min(tokens, STEP_TOKENS) and self.fits(more)
         return worth and bool(backend.kept(tokens))
 
     def _opened(self, prompt: PromptKey, length: int) -> Context:
@@ -231,11 +225,11 @@ class Prefixes:
                 self._folder.write(prefix.prompt, prefix.computed, prefix.backend)
 
 
-def _best(contexts: list[Context], prompt: PromptKey) -> tuple[int, Context | None]:
-    """Return (tokens, context): the context with most tokens of a prompt, or (0, None)."""
+def _best(contexts: Sequence[Context], prompt: PromptKey) -> tuple[Context | None, int]:
+    """Return the context with most tokens of a prompt, and that number; (None, 0) without any."""
     if not contexts:
-        return 0, None
+        return None, 0
     from stem_edge.runtime.prefixes.reuse import reusable_of  # where anything is cached
 
-    found = max(((reusable_of(one, prompt), one) for one in contexts), key=itemgetter(0))
-    return found if found[0] else (0, None)
+    found = max(((one, reusable_of(one, prompt)) for one in contexts), key=itemgetter(1))
+    return found if found[1] else (None, 0)

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from stem_edge.runtime.sampling import Sampler, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "error"]
-LOOKAHEAD = 32  # forced tokens that are asked for at once
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,6 @@ class Request:
         self.guesses: Guesses | None = None
         self._give_back: Callable[..., None] | None = None
         self._sampler, self._eos_ids = _sampler(params, len(prompt)), eos_ids
-        self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
         self._reason: FinishReason | None = None
         skip, silent = params.skip_special_tokens, eos_ids
         if skip and (kept := params.kept_special_tokens):
@@ -160,13 +157,6 @@ class Request:
         self.prompt_seconds = time.perf_counter() - started
         self.begun = True
 
-    def _forced_tokens(self, most: int) -> list[int]:
-        """Return up to `most` next tokens that the grammar forces."""
-        if self.constraint is not None and not self._asked:
-            self._forced.extend(self.constraint.forced(LOOKAHEAD))
-            self._asked = True
-        return list(islice(self._forced, most))
-
     def drafted(self, most: int, forced: int) -> Step:
         """Return the next decode step: the last chosen token and drafts of the tokens after it.
 
@@ -175,7 +165,7 @@ class Request:
         if self.guesses is None and self.constraint is None:
             return self.last
         room = min(self.context.together, most) - 1
-        only = self._forced_tokens(min(room, forced))
+        only = [] if self.constraint is None else self.constraint.forced(min(room, forced))
         size = max(size for size in (1, *SIZES) if size <= 1 + len(only))
         drafts = only[: size - 1]
         if self.guesses is not None and not drafts:
@@ -215,10 +205,10 @@ class Request:
         # The sampler may change the logits, but log probabilities are the model's own.
         scores = logits if self.params.logprobs is None else logits.copy()
         constraint = self.constraint
-        if constraint is not None and self._forced_tokens(1):
+        if constraint is not None and (only := constraint.forced(1)):
             if self._sampler is not None:
                 self._sampler.skip()
-            token = self._forced.popleft()
+            token = only[0]
         else:
             if constraint is not None:
                 constraint.mask(scores)
@@ -233,7 +223,6 @@ class Request:
             self._reason = "stop"
         elif constraint is not None:
             constraint.accept(token)
-            self._asked = bool(self._forced)
             self._reason = "stop" if constraint.ended else None
         if self._reason is None and len(self.seen) > self.length:
             self._reason = "length"
@@ -247,7 +236,7 @@ class Request:
         self.new_tokens, self.decode_seconds = self.new_tokens + 1, now - self._first
         self._token_ids.append(token := self.seen[-1])
         text = self._stream.push(token)
-        if self._stream.stopped:
+        if self._stream.stop_text is not None:
             self._reason = "stop"
         elif self._reason:
             text += self._stream.finish()

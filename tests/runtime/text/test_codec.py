@@ -15,6 +15,7 @@ from tiers import slow_but
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.rows.rows import Rows
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scheduling.request import Chunk, Request
 from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom
@@ -121,8 +122,8 @@ def test_which_tokens_a_stream_has(options: Any, text: str, codec: TextCodec) ->
 def test_kept_special_tokens_are_the_only_ones_in_a_text(codec: TextCodec) -> None:
     for kept, text in (("", "ab"), ("<|end|>", "a<|end|>b<|end|>"), ("<|other|>", "ab")):
         params = SamplingParams(kept_special_tokens=[kept] if kept else [])
-        lookups: Any = Mock(plain=True)
-        answer, found = Request([], lookups, 3, params, codec, []), list[Chunk | None]()
+        answer, found = Request([], None, 3, params, codec, []), list[Chunk | None]()
+        answer.begin(Mock(rows=Rows(), steps=Mock(return_value=[])), Mock())
         for token in (97, SPECIAL, 98, SPECIAL):
             answer.choose(np.eye(ADDED + 1, dtype=np.float32)[token])
             found.append(answer.hand_out())
@@ -252,9 +253,9 @@ def test_stopped_is_true_from_the_token_that_completes_the_stop(codec: TextCodec
     stream = TokenStream(codec, ["ab"])
     seen = []
     for token in b"xabxyz":
-        seen.append((stream.push(token), stream.stopped))
+        seen.append((stream.push(token), stream.stop_text == "ab"))
     assert seen == [("x", False), ("", False), *[("", True)] * 4]
-    assert (stream.finish(), stream.stopped) == ("", True)
+    assert (stream.finish(), stream.stop_text) == ("", "ab")
 
 
 def cut_randomly(text: bytes, rng: random.Random) -> list[int]:
