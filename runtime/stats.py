@@ -103,16 +103,12 @@ class Recorder:
         self._started = time.perf_counter()
         self._before = rows.counters()
 
-    def prefilled(self, tokens: int, cached: int = 0, seconds: float | None = None) -> None:
-        """Record the end of a prompt, whose first `cached` tokens came from the prefix cache.
-
-        seconds: time of the prompt's steps, if other sequences ran between them; default: since the call began.
-        """
+    def prefilled(self, tokens: int, cached: int, seconds: float) -> None:
+        """Record the end of a prompt, whose first `cached` tokens came from the prefix cache."""
         self._stats.sequences += 1
         self._stats.prompt_tokens += tokens
         self._stats.cached_tokens += cached
-        since = time.perf_counter() - self._started
-        self._stats.prefill_seconds += since if seconds is None else seconds
+        self._stats.prefill_seconds += seconds
         self.update()
 
     def sampled(self, *, drafted: bool = False) -> None:

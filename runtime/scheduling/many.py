@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import repeat
 from typing import Any, TypeAlias, TypeVar
 
@@ -116,8 +114,7 @@ def run(
                 if more and (result := begin(item)) is not None:
                     scheduler.check_usable()  # otherwise every item could be refused
                     yield result
-            with interrupts_held():  # until nothing is left of requests that have ended
-                results = [push(request, chunk) for request, chunk in scheduler.step()]
+            results = [push(request, chunk) for request, chunk in scheduler.step()]
             yield from (result for result in results if result is not None)
     finally:
         scheduler.close()
@@ -132,31 +129,3 @@ def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
                 raise chunk.error
             found[number] = found.get(number, "") + chunk.text
     return [found[number] for number in range(len(found))]
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Delay a first Ctrl-C until the block ends; a second one raises KeyboardInterrupt at once.
-
-    Python drops exceptions in callbacks, such as a weak set's when one of its members goes. Does
-    nothing outside the main thread, and where Ctrl-C has another handler.
-    """
-    usual = signal.default_int_handler
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not usual:
-        yield
-        return
-    came = False
-
-    def note(*_: object) -> None:
-        nonlocal came
-        came = True
-        signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-        if came:
-            raise KeyboardInterrupt
