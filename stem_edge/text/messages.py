@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.shown import printable
+from stem_edge.shown import printable, shown
 
 MAX_MESSAGES = 4096
 MAX_MESSAGE_CHARS = 1 << 19  # of all messages together, and of all tools
@@ -74,7 +74,7 @@ def checked_template_arguments(arguments: object) -> Object:
     for name, value in arguments.items():
         if not isinstance(name, str) or not name.isidentifier() or name in OF_TEMPLATES:
             raise InputError(
-                f"{where} has {_shown(name)}, expected the name of a variable, other than "
+                f"{where} has {shown(name)}, expected the name of a variable, other than "
                 f"{', '.join(OF_TEMPLATES)}"
             )
         if not isinstance(value, bool | int | str | None):
@@ -108,7 +108,7 @@ def _message(where: str, message: object) -> Object:
     given = _object(where, message, needed, FIELDS, form=form)
     role = given.pop("role")
     if role not in ROLES:
-        raise InputError(f"{where}.role is {_shown(role)}, expected one of: {', '.join(ROLES)}")
+        raise InputError(f"{where}.role is {shown(role)}, expected one of: {', '.join(ROLES)}")
     if "tool_calls" in given and role != "assistant":
         raise InputError(
             f"{where} of {role!a} has tool_calls, which only an assistant makes; remove them"
@@ -129,7 +129,7 @@ def _part(where: str, part: object) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in ("text", "input_text", "output_text"):
         raise InputError(
-            f"{where} is {_shown(kind or part)}, which this model cannot read; give parts of the "
+            f"{where} is {shown(kind or part)}, which this model cannot read; give parts of the "
             'form {"type": "text", "text": "..."}'
         )
     return _text(f"{where}.text", part.get("text") if isinstance(part, Mapping) else None)
@@ -165,7 +165,7 @@ def _arguments(where: str, arguments: object) -> Object:
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            raise InputError(f"{where} is not JSON: {_shown(arguments)}; give an object") from None
+            raise InputError(f"{where} is not JSON: {shown(arguments)}; give an object") from None
     if not isinstance(arguments, Mapping):
         raise InputError(f"{where} is of type {type(arguments).__name__}, expected a JSON object")
     copied: Object = _copied(where, arguments)
@@ -183,7 +183,7 @@ def _tool(where: str, tool: object) -> Object:
     # Filled in, because templates print both without asking whether they are there.
     checked["parameters"] = parameters or {"type": "object", "properties": {}}
     if not isinstance(function.get("strict", False), bool):
-        raise InputError(f"{where}.strict is {_shown(function['strict'])}, expected true or false")
+        raise InputError(f"{where}.strict is {shown(function['strict'])}, expected true or false")
     return {"type": "function", "function": checked}
 
 
@@ -193,14 +193,14 @@ def _function(
     """Check an object with a "function" field; return the fields of both objects."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
-        raise InputError(f"{where}.type is {_shown(given['type'])}, expected 'function'")
+        raise InputError(f"{where}.type is {shown(given['type'])}, expected 'function'")
     return given, _object(f"{where}.function", given["function"], needed, optional, form=form)
 
 
 def _name(where: str, name: object) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(
-            f"{where} is {_shown(name)}, expected 1 to 64 letters, digits, underscores or hyphens"
+            f"{where} is {shown(name)}, expected 1 to 64 letters, digits, underscores or hyphens"
         )
     return name
 
@@ -242,7 +242,7 @@ def _copied(where: str, value: object, depth: int = 0) -> Any:
         return {name: _copied(where, item, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_copied(where, item, depth + 1) for item in value]
-    raise InputError(f"{where} has {_shown(value)}, which JSON does not have; remove it")
+    raise InputError(f"{where} has {shown(value)}, which JSON does not have; remove it")
 
 
 def _check_texts(what: str, values: Iterable[tuple[str, object]], remedy: str) -> None:
@@ -261,10 +261,6 @@ def _check_texts(what: str, values: Iterable[tuple[str, object]], remedy: str) -
             f"the {what} have {count:,} characters, expected at most {MAX_MESSAGE_CHARS:,}; "
             f"{remedy}"
         )
-
-
-def _shown(value: object) -> str:
-    return printable(ascii(value)[:80])
 
 
 FIELDS: Mapping[str, Callable[[str, object], object]] = {

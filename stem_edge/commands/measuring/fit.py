@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(to_dict(found), indent=1))
     else:
-        lines = [f"fits: {_short(found)}", "", *_figures(found), "", "run it with:"]
+        lines = [f"fits into {format_size(found.memory)}", "", *_figures(found), "", "run it with:"]
         print(*(part for line in lines for part in wrapped(line, "  ") or [""]), sep="\n")
         print(_command(found, shown))
     return 0
@@ -100,7 +100,7 @@ def _figures(one: Fit) -> list[str]:
     if one.mapped:
         rows.append(("weights, mapped", f"{format_size(one.mapped)}, if they are to be read fast"))
     if one.tables:
-        source = f"{one.hit_rate:.0%} ({one.hit_source})"
+        source = f"{one.hit_rate:.0%} with {plan.slots:,} rows ({one.hit_source})"
         waits = f"{one.stall * 1e3:.3g} ms a token, from {one.flash or 'the page cache'}"
         rows += [("row cache hit rate", source), ("waiting for rows", waits)]
     rate = f"{format_size(one.token_nbytes)} a token at {one.bandwidth.source}"
@@ -129,11 +129,3 @@ def _command(one: Fit, path: str) -> str:
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
     return f"backbone {one.footprint.backbone.name} for {one.footprint.engine}{rows}"
-
-
-def _short(one: Fit) -> str:
-    rows = f", {one.plan.slots:,} rows in memory" if one.tables else ""
-    return (
-        f"{format_size(one.memory)} of memory, {format_size(one.footprint.flash_nbytes)} on flash, "
-        f"context {one.plan.context_length:,}{rows}, at most {format_rate(one.bound)} tokens/s"
-    )

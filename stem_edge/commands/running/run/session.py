@@ -14,7 +14,6 @@ from stem_edge.runtime.conversations.conversation import Conversation
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scheduling.request import Chunk
-from stem_edge.runtime.stats import GenerationStats
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Session:
         else:
             write_text("\n")
         if self.figures:
-            self.tell(_figures(self.model.stats) + self._why_cut(done))
+            self.tell(self.model.stats.line() + self._why_cut(done))
 
     def _why_cut(self, done: list[Chunk]) -> str:
         if done[-1].finish_reason != "length":
@@ -101,12 +100,3 @@ class Session:
         if self.model.stats.new_tokens == self.params.max_new_tokens:
             return f"; cut at {self.params.max_new_tokens} tokens (--max-new-tokens)"
         return f"; the context of {self.model.plan.context_length} tokens is full (/undo or /new)"
-
-
-def _figures(stats: GenerationStats) -> str:
-    """Format the speeds and the row hit rate of an answer, in less than a line."""
-    kept = f" ({stats.cached_tokens} kept)" if stats.cached_tokens else ""
-    prompt = f"prompt {stats.prompt_tokens} tokens{kept} at {stats.prefill_tokens_per_second:.0f}/s"
-    answer = f"answer {stats.new_tokens} at {stats.decode_tokens_per_second:.1f}/s"
-    rows = f"rows {stats.hit_rate:.0%} hits" if stats.row_hits + stats.row_misses else ""
-    return ", ".join(filter(None, (prompt, answer, rows)))

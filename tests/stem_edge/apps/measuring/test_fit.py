@@ -47,7 +47,7 @@ def test_the_first_line_says_if_it_fits_and_the_least_that_is_named_suffices() -
     accepted = run(*small, enough)
     assert accepted.returncode == 0, accepted.stdout
     lines = accepted.stdout.splitlines()
-    assert lines[0].startswith("fits: ")
+    assert lines[0].startswith("fits into ")
     words = lines[-1].split()
     assert words[:2] == ["stem-edge", "generate"]
     done = run(*words[1:], "-n", "1")
