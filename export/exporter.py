@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-import numpy as np
 
 from stem_edge.bundle.footprint import Footprint, gguf_footprint, onnx_footprint
 from stem_edge.bundle.manifest import (
@@ -140,11 +139,10 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     plan = keep_trained_grid(plan)
     if recipe.assistant is not None:
         plan = replace(plan, assistant=open_assistant(Path(recipe.assistant), plan))
-    text_ids = np.array([config.bos_id or 0])  # for a step that shows that it runs
     if plan.judged:
         text_ids = read_token_ids(recipe.calibration, tokenizer, config.vocab_size)
+        plan = replace(plan, text_ids=text_ids)
         return_freed_memory()  # of the tokenizer: 245 MB with 262,144 tokens
-    plan = replace(plan, text_ids=text_ids)
     with publish(out, force=recipe.force) as folder:
         plan = replace(plan, tables=plan_tables(plan.source, plan.rows, plan.counts))
         plan = choose_types(plan)

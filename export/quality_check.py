@@ -6,7 +6,6 @@ expected logits from the checkpoint.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from shutil import rmtree
@@ -53,14 +52,11 @@ def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 
 
     A prefill graph that is less exact than the decoding graph is deleted, unless the recipe asks for it.
     written: format with the prefill graph; ids: tokens to compare on; exact: the checkpoint's hidden
-        states [T, hidden_width] before the head; None: only run a GGUF backbone, without comparing.
+        states [T, hidden_width] before the head; None: do not compare.
     Raises FarError if the bundle diverges from its checkpoint by more than recipe.bound.
     """
     format, notes, prefill, apart = plan.format, plan.source.notes, None, None
     if exact is None:
-        if not format.checked_when_written:
-            with _loaded(plan, out, format, len(ids)) as model:
-                deque(_logits(plan, model, ids), maxlen=0)
         return _manifest(plan, out, format, notes=notes)
     with _loaded(plan, out, written if plan.prefill else format, len(ids)) as model:
         model.engine.uses_prefill = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from stem_edge.bundle.fetched import fetch_checked
 from stem_edge.bundle.hub import PREFIX
@@ -21,7 +21,7 @@ from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
-from stem_edge.files.checkpoint_files import SUFFIX, TOKENIZERS, split_files
+from stem_edge.files.checkpoint_files import SUFFIX, TOKENIZERS
 
 ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -47,20 +47,18 @@ def checkpoint_folder(
         return Path(path)
     snapshot = open_snapshot(name, progress)
     folder, file = snapshot.folder, "" if named is None else named[2]
-    parts = [path.as_posix() for path in split_files(PurePosixPath(file))] if file else []
     try:
         listing = snapshot.listing
     except UnreachableError:
-        there = [(folder / each).is_file() for each in parts or FORMS]
-        if not (all(there) if parts else any(there)):
+        if not any((folder / each).is_file() for each in ([file] if file else FORMS)):
             raise
         return folder / file  # the reader complains if files are missing
-    if missing := [each for each in parts if each not in listing]:
+    if file and file not in listing:
         raise CheckpointError(
-            f"{snapshot.name}: has no file {one_line(missing[0])}, found "
+            f"{snapshot.name}: has no file {one_line(file)}, found "
             f"{one_line(', '.join(_ggufs(listing)) or 'no GGUF files', 400)}; give one of those it has"
         )
-    files = parts or needed(listing, snapshot)
+    files = [file] if file else needed(listing, snapshot)
     _fetch(snapshot, files)
     if INDEX in files:
         _fetch(snapshot, sorted(indexed_files(folder, tensors)))

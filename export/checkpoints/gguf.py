@@ -54,7 +54,7 @@ ALTUP = {
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Open a GGUF file, with all files of a split model. Raises CheckpointError."""
+    """Open a GGUF file. Raises CheckpointError."""
     file = open_gguf(path)
     found, content = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if content != "model":

@@ -2,15 +2,13 @@
 
 A file is a header (counts, keys, the list of tensors) and the values of the tensors one after another,
 each at a multiple of general.alignment, up to the end of the file (ggml's docs/gguf.md). Sizes in the
-header are checked against the file before use. A model may be split into files
-NAME-00001-of-00003.gguf and so on; the first has the keys.
+header are checked against the file before use.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,7 +19,6 @@ from stem_edge.export.tensor_files.gguf_tensor import gguf_tensor
 from stem_edge.export.tensor_files.json import one_line, reason_of
 from stem_edge.export.tensor_files.source_file import SourceFile, looks_like
 from stem_edge.export.tensor_files.tensor import Tensor, check_shape
-from stem_edge.files.checkpoint_files import split_files
 from stem_edge.ggml.types import KEPT_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -35,13 +32,12 @@ PIECE_NBYTES = 1 << 20  # read at a time
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1"}
 NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 FLOAT, BOOL, TEXT, ARRAY = 6, 7, 8, 9
-SPLIT_KEYS = "split.no", "split.count", "split.tensors.count"
 
 Value: TypeAlias = Any  # bool, int, float, str, or a list of one of these
 
 
 class GgufFile(NamedTuple):
-    """Keys and tensors of a GGUF file, or of all files of a split model."""
+    """Keys and tensors of a GGUF file."""
 
     path: Path
     keys: dict[str, Value]
@@ -49,46 +45,21 @@ class GgufFile(NamedTuple):
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a GGUF file, with all files of a split model. Raises CheckpointError."""
-    paths = split_files(path)
-    first, split, tensors = _open(paths[0]), dict[Path, list[Value]](), dict[str, Tensor]()
-    for each in paths:
-        # Keep only these keys of later files: a file linked under many names could fill gigabytes.
-        file = _open(each) if split else first
-        split[each] = [file.keys.get(key) for key in SPLIT_KEYS]
-        tensors |= file.tensors
-    if len(paths) > 1 or split[paths[0]][1] not in (None, 0, 1):
-        _check_split(split, len(tensors))
-    return GgufFile(path, first.keys, tensors)
-
-
-def read_keys(path: Path) -> dict[str, Value]:
-    """Read the keys of a GGUF file, or of a split model's first file. Raises CheckpointError."""
-    return _open(split_files(path)[0]).keys
-
-
-def _check_split(split: Mapping[Path, list[Value]], tensors: int) -> None:
-    """Raise CheckpointError unless the files form one split model. split: file -> its SPLIT_KEYS."""
-    for number, (path, found) in enumerate(split.items()):
-        expected = [number, len(split), tensors]
-        if found != expected and not (number and found == [*expected[:2], None]):
-            named = zip(SPLIT_KEYS, found, strict=True)
-            raise CheckpointError(
-                f"{path}: found {', '.join(f'{key} {one_line(value, 24)}' for key, value in named)}; "
-                f"expected {', '.join(map(str, expected))}: keep the names of a split model's files "
-                "(NAME-00001-of-00003.gguf), and copy all of them"
-            )
-
-
-def _open(path: Path) -> GgufFile:
+    """Open a GGUF file. Raises CheckpointError."""
     file = SourceFile(path)
     try:
-        return _read(file)
+        found = _read(file)
     except (ValueError, struct.error) as error:
         raise CheckpointError(
             f"{path}: not a GGUF file that can be read ({reason_of(error)}); it is truncated or "
             "damaged: copy it again"
         ) from error
+    if (count := found.keys.get("split.count")) not in (None, 0, 1):
+        raise CheckpointError(
+            f"{path}: one of {one_line(count)} files of a split model; expected one file: join them with "
+            "llama-gguf-split --merge"
+        )
+    return found
 
 
 def _read(file: SourceFile) -> GgufFile:

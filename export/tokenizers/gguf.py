@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.gguf import Value, read_keys
+from stem_edge.export.tensor_files.gguf import Value, open_gguf
 from stem_edge.export.tensor_files.json import one_line
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -75,7 +75,7 @@ Said: TypeAlias = tuple[str | None, str | None, bool, str | None]
 
 def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
     """Read a file's tokenizer and the ids that end a text. Raises CheckpointError, ValueError."""
-    keys = read_keys(path)
+    keys = open_gguf(path).keys
     kind = keys.get(AT + "model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
         raise CheckpointError(

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePath
-from typing import TypeVar
-
-Place = TypeVar("Place", bound=PurePath)
+from pathlib import Path
 
 SUFFIX = ".gguf"
-SPLIT = re.compile(rf"(.*)-(\d{{5}})-of-(\d{{5}}){re.escape(SUFFIX)}", re.DOTALL)
 CONFIG = "config.json"  # of a Hugging Face folder
 # Files by which stem_edge.export.checkpoints.readers recognizes the trainer of a folder.
 MARKS = (CONFIG, "params.json", "state_step*.pt", "best_model*.pt")
@@ -48,17 +43,7 @@ def read_files(folder: Path) -> Iterator[Path]:
 
 def file_states(path: Path) -> dict[str, tuple[int, int]]:
     """Map the name of each file of a checkpoint to its size and mtime in ns. Raises OSError."""
-    parts = split_files(path)
-    found = {file.name: file.stat() for file in parts if len(parts) == 1 or file.is_file()}
+    found = {path.name: path.stat()}
     if path.is_dir():
         found = {file.relative_to(path).as_posix(): file.stat() for file in read_files(path)}
     return {name: (state.st_size, state.st_mtime_ns) for name, state in sorted(found.items())}
-
-
-def split_files(path: Place) -> list[Place]:
-    """List all files of a split GGUF model from the name of one file; else just the given file."""
-    found = SPLIT.fullmatch(path.name)
-    if found is None or not 0 < int(found[2]) <= int(found[3]):
-        return [path]
-    count = range(1, int(found[3]) + 1)
-    return [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{SUFFIX}") for number in count]

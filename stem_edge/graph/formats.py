@@ -51,7 +51,6 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     engine: ClassVar[EngineName] = "onnxruntime"
     field: ClassVar[str] = "backbone"  # of the manifest
     files: ClassVar[tuple[str, ...]] = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)
-    checked_when_written: ClassVar[bool] = True  # whether no value can be infinite
     packed: ClassVar[bool] = True  # whether a processor wants weights in another order
     importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
@@ -137,7 +136,6 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     engine: ClassVar[EngineName] = "ggml"
     field: ClassVar[str] = "gguf"
     files: ClassVar[tuple[str, ...]] = (GGUF,)
-    checked_when_written: ClassVar[bool] = False
     packed: ClassVar[bool] = False
     prefill: ClassVar[bool] = False
     for_prompts: ClassVar[bool] = False

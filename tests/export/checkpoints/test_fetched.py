@@ -110,14 +110,14 @@ def test_wrong_weights_are_refused(hub: HubServer, tiny_checkpoint: Path) -> Non
         read_checkpoint(f"hf:{NAME}")
 
 
-GGUFS = {"a.gguf", "q8/b-00001-of-00002.gguf", "q8/b-00002-of-00002.gguf", "config.json"}
+GGUFS = {"a.gguf", "q8/b.gguf", "config.json"}
 
 
 @pytest.mark.parametrize(
     ("file", "fetched"),
     [
         ("a.gguf", {"a.gguf"}),
-        ("q8/b-00001-of-00002.gguf", {"q8/b-00001-of-00002.gguf", "q8/b-00002-of-00002.gguf"}),
+        ("q8/b.gguf", {"q8/b.gguf"}),
     ],
 )
 def test_a_gguf_file_is_fetched_by_its_name(
@@ -139,8 +139,8 @@ def test_a_gguf_file_is_fetched_by_its_name(
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        (f"hf:{NAME}:c.gguf", "has no file c.gguf, found a.gguf, q8/b-00001-of-00002.gguf"),
-        (f"hf:{NAME}:b-00001-of-00002.gguf", "has no file b-00001-of-00002.gguf, found a.gguf"),
+        (f"hf:{NAME}:c.gguf", "has no file c.gguf, found a.gguf, q8/b.gguf"),
+        (f"hf:{NAME}:b.gguf", "has no file b.gguf, found a.gguf"),
         (
             f"hf:{NAME}",
             r"has GGUF files, a.gguf, .*; give one of them, like hf:acme/checkpoint:a.gguf",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from exports import refused
 from gguf_files import write_file
 
 from stem_edge.export.checkpoints.head_padding import order_heads
-from stem_edge.export.tensor_files.gguf import open_gguf, read_keys
+from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import decoded
 from stem_edge.ggml.types import KEPT_TYPES, TensorType
 
@@ -29,7 +28,7 @@ def test_every_kind_of_number(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = read_keys(tmp_path / "a.gguf")
+    found = open_gguf(tmp_path / "a.gguf").keys
     assert found.pop("float64") == 1e-300
     assert found.pop("general.architecture") == "llama"
     assert len(found) == 8 and {*found.values()} == {100}
@@ -82,61 +81,7 @@ def test_heads_in_another_order_keep_the_codes_of_their_rows(tmp_path: Path) -> 
     np.testing.assert_array_equal(again.stored.read(0, 12), codes)
 
 
-# ---------------------------------------------------------------- split models
-
-
-def write_split(
-    folder: Path, count: int = 3, more: list[str] | None = None, **changes: Any
-) -> list[Path]:
-    """Write a model of one tensor a file; more: in each; changes: of the keys of the second file."""
-    paths = []
-    for number in range(count):
-        keys: dict[str, Any] = {} if number else {"a.key": 1}
-        keys |= {"more": more} if more else {}
-        split = {"split.no": number, "split.count": count, "split.tensors.count": count}
-        if number == 1:
-            split |= {key.replace("_", "."): value for key, value in changes.items()}
-        path = folder / f"m-{number + 1:05}-of-{count:05}.gguf"
-        array = np.full((1, 2), number, np.float32)
-        paths.append(write_file(path, keys | split, {f"t{number}": array}))
-    return paths
-
-
-@pytest.mark.parametrize("given", [0, 2])
-def test_a_split_model_is_one(given: int, tmp_path: Path) -> None:
-    paths = write_split(tmp_path)
-    file = open_gguf(paths[given])
-    assert file.keys["a.key"] == read_keys(paths[given])["a.key"] == 1
-    assert [tensor.path for tensor in file.tensors.values()] == paths
-    assert [tensor.rows(0, 1)[0, 0] for tensor in file.tensors.values()] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"split_no": 2},
-            "found split.no 2, split.count 3, split.tensors.count 3; expected 1, 3, 3",
-        ),
-        ({"split_count": 2}, "split.count 2"),
-        ({"split_tensors_count": 4}, "split.tensors.count 4"),
-    ],
-)
-def test_files_that_do_not_belong_together(
-    changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    paths = write_split(tmp_path, **changes)
-    refused(lambda: open_gguf(paths[0]), paths[1], said)
-
-
-def test_the_keys_of_later_files_are_not_kept(tmp_path: Path) -> None:
-    """The same tokens in each of 40 files took 4 GB."""
-    peaks = []
-    for count in (2, 12):
-        (tmp_path / str(count)).mkdir()
-        paths = write_split(tmp_path / str(count), count, [f"{n:030}" for n in range(5000)])
-        tracemalloc.start()
-        open_gguf(paths[0])
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.5 * peaks[0]
+def test_a_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
+    keys = {"split.no": 1, "split.count": 3, "split.tensors.count": 3}
+    path = write_file(tmp_path / "m.gguf", keys, {"t": np.zeros((1, 2), np.float32)})
+    refused(lambda: open_gguf(path), path, "one of 3 files", "llama-gguf-split --merge")

@@ -71,12 +71,6 @@ def one_file(folder: Path) -> Path:
     return folder / "m.gguf"
 
 
-def split(folder: Path) -> Path:
-    for number in (1, 2):
-        (folder / f"m-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
-    return folder / "m-00001-of-00002.gguf"
-
-
 def small_model(folder: Path) -> Path:
     sizes = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
     model = randomized(LlamaForCausalLM(LlamaConfig(**sizes)))
@@ -142,10 +136,6 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], i
         lingua, lambda path, record: (path / "stem_shards" / "stem_model_mp0.pt").write_text("new"), 2),
     "another state of BlaGPT comes": (
         blagpt, lambda path, record: (path / "state_step2.pt").touch(), 2),
-    "another part changes": (
-        split, lambda path, record: later(path.with_name("m-00002-of-00002.gguf")), 2),
-    "a part is gone": (
-        split, lambda path, record: path.with_name("m-00002-of-00002.gguf").unlink(), 2),
     "another file is new": (
         one_file, lambda path, record: path.with_name("n.gguf").write_bytes(b""), 1),
     "a new version": (one_file, lambda path, record: of_another_version(record), 2),

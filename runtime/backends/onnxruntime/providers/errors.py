@@ -17,7 +17,7 @@ MAX_REASON = 300  # characters of an engine's message
 _CODE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Exception during initialization: )?"
 )
-_FUNCTION = re.compile(r"^\S+\.(?:cc|cpp|cu|h):\d+ [^(]*\(")
+_PLACE = re.compile(r"^\S+\.(?:cc|cpp|cu|h):\d+ ")
 # Parts of messages of onnxruntime, CUDA and WebGPU, because these errors have no own type.
 NO_MEMORY = (
     "bad_alloc",
@@ -38,21 +38,10 @@ LOST = (
 
 
 def reason(error: Exception) -> str:
-    """Return an engine's error message as one printable line, without references to its C++ sources."""
+    """Return an engine's error message as one printable line, without its place in C++ sources."""
     said = " ".join(str(error).split())
-    said = _without_signature(_CODE.sub("", said)) or type(error).__name__
+    said = _PLACE.sub("", _CODE.sub("", said)) or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
-
-
-def _without_signature(said: str) -> str:
-    """Remove file, line and signature of a C++ function from the beginning of a message."""
-    if (signature := _FUNCTION.match(said)) is None:
-        return said
-    depth, at = 1, signature.end()
-    while depth and at < len(said):
-        depth += {"(": 1, ")": -1}.get(said[at], 0)
-        at += 1
-    return said[at:].removeprefix(" const").strip()
 
 
 def check_memory(error: Exception, doing: str) -> None:
