@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -25,35 +25,6 @@ from stem_edge.system.memory import free_pages
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import Resumes
     from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
-
-    Window: TypeAlias = "NoWindow | KvWindow"
-
-
-class NoWindow:
-    """Stands in for KvWindow in models without sliding windows, where every layer keeps all tokens."""
-
-    capacity, settled = sys.maxsize, 0
-
-    @property
-    def earliest(self) -> int:
-        """Earliest position that a step can go back to."""
-        return 0
-
-    @property
-    def dropped(self) -> int:
-        """Number of dropped tokens, which is the position of the token in the first row."""
-        return 0
-
-    def follow(self, dropped: int, settled: int) -> None:
-        """Take over the state of another window."""
-
-    def together(self, position: int) -> int:
-        """Return the largest step at a position."""
-        return self.capacity
-
-    def make_room(self, position: int, count: int) -> int:
-        """Make room for `count` tokens from a position on; return the position of the first row's token."""
-        return 0
 
 
 class KvArrays:
@@ -97,11 +68,11 @@ class KvArrays:
             found |= dict.fromkeys(names, from_numpy(array[first : first + count]))
         return found
 
-    def window(self, place: int = 0) -> Window:
-        """Return the window of a new sequence in a place."""
+    def window(self, place: int = 0) -> KvWindow | None:
+        """Return the window of a new sequence in a place; None in models whose layers keep all tokens."""
         short = [array for array in self.arrays if self._is_short(array)]
         if not short:
-            return NoWindow()
+            return None
         from stem_edge.runtime.backends.onnxruntime.kv_window import (
             KvWindow,  # for such models alone
         )
@@ -163,21 +134,22 @@ class OrtContext:
 
     @property
     def earliest(self) -> int:
-        return self._window.earliest
+        return self._window.earliest if self._window else 0
 
     @property
     def dropped(self) -> int:
         """Number of tokens that have left the window."""
-        return self._window.dropped
+        return self._window.dropped if self._window else 0
 
     def resumes(self, tokens: int) -> Resumes:
         """Return "steps" if a window drops tokens or experts round tokens of a step together, else "pairs"."""
-        dropped = self.settled or tokens > self._window.capacity
-        return "steps" if dropped or self._rounds_by_step else "pairs"
+        capacity = self._window.capacity if self._window else tokens
+        steps = self.settled or tokens > capacity or self._rounds_by_step
+        return "steps" if steps else "pairs"
 
     @property
     def settled(self) -> int:
-        return self._window.settled
+        return self._window.settled if self._window else 0
 
     def rest(self) -> None:
         self.outputs = StepOutputs()
@@ -196,17 +168,17 @@ class OrtContext:
 
     def move(self, to: Place, tokens: int) -> None:
         """Move the first tokens to another place, where the sequence continues."""
-        window = to.kv.window(to.number)
-        window.follow(self._window.dropped, self._window.settled)
-        self.place.kv.move(self.place.number, to, tokens, window.dropped)
+        if window := to.kv.window(to.number):
+            window.follow(self.dropped, self.settled)
+        self.place.kv.move(self.place.number, to, tokens, self.dropped)
         self.place, self._window, self.filled = to, window, tokens
 
     def together(self, position: int) -> int:
-        return self._window.together(position)
+        return self._window.together(position) if self._window else sys.maxsize
 
     def make_room(self, position: int, count: int) -> int:
         """Make room for `count` tokens from a position on; return how many tokens have left the window."""
-        dropped = self._window.make_room(position, count)
+        dropped = self._window.make_room(position, count) if self._window else 0
         self.filled = max(self.filled, position + count)
         return dropped
 
