@@ -19,6 +19,10 @@ K_SCALE = 12  # place of the first input that only quantized caches have
 
 def attention(layer: LayerGraph, x: str) -> str:
     """Emit attention over normed hidden states x [B, T, dim] -> [B, T, dim]."""
+    if layer.kv.widened:
+        from stem_edge.graph.prompt_attention import widened_attention  # for prompts alone
+
+        return widened_attention(layer, x)
     config, own = layer.config, layer.shape
     # Keys of a window do not begin at position 0, so the rotation needs the positions.
     positions = [layer.positions] if layer.positions and own.window else []
@@ -27,7 +31,7 @@ def attention(layer: LayerGraph, x: str) -> str:
     borrowed = own.kv_layer != layer.number
     cached, updated = caches(layer, prefix, own.kv_layer, updated, borrowed=borrowed)
     lengths = [prefix + name for name in (io.SEQLENS_K, io.TOTAL_LENGTH)]
-    inputs = [*_projected(layer, x), *cached, *lengths, *io.rope_names(config, own), *positions]
+    inputs = [*projected(layer, x), *cached, *lengths, *io.rope_names(config, own), *positions]
     return attended(layer, inputs, updated, own.kv_layer, own.window)
 
 
@@ -38,25 +42,40 @@ def attended(
 
     updated: names of the cache outputs. lender: layer whose cache it reads. window: in tokens; 0: no window.
     """
-    config, own = layer.config, layer.shape
-    if scaled := layer.kv.type in QUANTIZED:
+    kv = layer.kv
+    if kv.type not in QUANTIZED:
+        mixed = grouped(layer, inputs, updated, window)
+    else:
         inputs = inputs + [""] * (K_SCALE - len(inputs))
-        inputs += [layer.kv.scales(layer.graph, lender, what) for what in (KEYS, VALUES)]
-    mixed = layer.graph.node(
+        inputs += [kv.scales(layer.graph, lender, what) for what in (KEYS, VALUES)]
+        mixed = grouped(layer, inputs, updated, window, **quantized(kv.cache.bits))
+    return layer.product("wo", "wo", mixed, ("wo",))
+
+
+def grouped(
+    layer: LayerGraph,
+    inputs: list[str],
+    updated: list[str],
+    window: int,
+    do_rotary: int = 1,
+    **attributes: str | int,
+) -> str:
+    """Emit GroupQueryAttention -> [B, T, heads * width]."""
+    config, own = layer.config, layer.shape
+    return layer.graph.node(
         "GroupQueryAttention",
         inputs,
         [layer.at + "attended", *updated],
         CONTRIB,
         num_heads=config.n_heads,
         kv_num_heads=own.n_kv_heads,
-        do_rotary=1,
+        do_rotary=do_rotary,
         rotary_interleaved=int(config.rope_interleaved),
         # Its default follows the padded width, which must not change the scores.
         scale=config.attention_scale or own.head_dim**-0.5,
         **({"local_window_size": window} if window else {}),
-        **(quantized(layer.kv.cache.bits) if scaled else {}),
+        **attributes,
     )
-    return layer.product("wo", "wo", mixed, ("wo",))
 
 
 def caches(
@@ -83,8 +102,8 @@ def quantized(bits: int) -> dict[str, str | int]:
     return {**types, "kv_cache_bit_width": bits}
 
 
-def _projected(layer: LayerGraph, x: str) -> list[str]:
-    """Emit q, k and v of x, with normed heads; without norms, one value that contains all three.
+def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
+    """Emit q, k and v of x, with normed heads; without norms, one value with all three, unless `apart`.
 
     GroupQueryAttention could norm heads itself, but only some providers implement this.
     """
@@ -95,15 +114,15 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
         q = layer.product("qkv", "qkv", x, QKV[:1])
         nothing = no_tokens(graph, own.n_kv_heads * width, q)
         return [normed_heads(layer, "q", q, config.n_heads), nothing, nothing]
-    apart = layer.values_apart
-    packed = layer.product("qkv", "qkv", x, QKV[:2] if apart else QKV)
-    if config.qk_norm_eps is None and not apart:
+    values_apart = layer.values_apart
+    packed = layer.product("qkv", "qkv", x, QKV[:2] if values_apart else QKV)
+    if config.qk_norm_eps is None and not values_apart and not apart:
         return [packed, "", ""]
     heads = (config.n_heads, own.n_kv_heads, own.n_kv_heads)
-    names = [at + name for name in ("qk" if apart else "qkv")]
+    names = [at + name for name in ("qk" if values_apart else "qkv")]
     sizes = graph.sizes([n * width for n in heads[: len(names)]])
     graph.node("Split", [packed, sizes], names, axis=-1)
-    if apart:
+    if values_apart:
         names.append(layer.product("v", "v", x, QKV[2:]))
     return [normed_heads(layer, *one) for one in zip("qkv", names, heads, strict=True)]
 

@@ -94,6 +94,7 @@ def prompts(
     graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     products = PromptProducts(graph, plan, format)
     cache, layers = place_peaks(WeightPlan(BACKBONE_DATA), config, format, kv), config.own_kv_layers
+    cache = cache._replace(widened=kv == "int8")
     result = layers_in_order(products, config, layout, cache, range(layers), Start())
     _declare_output(graph, config, result)
     return Built({io.PREFILL: graph}, plan)

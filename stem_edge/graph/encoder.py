@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from stem_edge.graph.ir import CONTRIB, Attribute, Graph, Node, Tensor, ValueInfo
 
-OPSET = 21
+OPSET, SCATTER_OPSET = 21, 24  # TensorScatter is newer
 IR_VERSION = 10
 VARINT, FIXED32, LENGTH = 0, 5, 2  # wire types
 FLOAT, INT, STRING, TENSOR, INTS = 1, 2, 3, 4, 7  # AttributeProto.AttributeType
@@ -23,7 +23,8 @@ PACKED = "prepacked_0"  # key in the external_data of a tensor, of onnxruntime
 
 def encode(graph: Graph) -> bytes:
     """Return a graph as an ONNX file: the bytes of a ModelProto."""
-    opsets = [_text(1, domain) + _int(2, number) for domain, number in (("", OPSET), (CONTRIB, 1))]
+    opset = SCATTER_OPSET if any(node.op == "TensorScatter" for node in graph.nodes) else OPSET
+    opsets = [_text(1, domain) + _int(2, number) for domain, number in (("", opset), (CONTRIB, 1))]
     return (
         _int(1, IR_VERSION)
         + _text(2, "stem-edge")

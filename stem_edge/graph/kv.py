@@ -80,6 +80,7 @@ class KvFormat(NamedTuple):
 
     type: KvType
     peaks: Mapping[tuple[int, str], Tensor]
+    widened: bool = False  # for attention: codes become float32, which is faster for many tokens
 
     @property
     def cache(self) -> Cache:

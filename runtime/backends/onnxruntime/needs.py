@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.graph.names import head_width
+from stem_edge.graph.names import head_width, kv_capacity
 from stem_edge.runtime.backends.costs import SIZES, Needs, Part
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 
@@ -57,7 +57,8 @@ def cpu_needs(
     part = Part(
         weights=weights,
         kv_cache=footprint.kv_nbytes(context),
-        fixed=fixed_nbytes(footprint, context, threads),
+        fixed=fixed_nbytes(footprint, context, threads)
+        + prefill * widened_nbytes(footprint, context),
         chunk_token=chunk_token_nbytes(footprint, scored, prefill=prefill),
         logits=logits_nbytes(footprint, scored),
         later=later,
@@ -80,6 +81,17 @@ def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
     turning = {layer.rope: head_width(layer) for layer in config.layers}
     values = context * sum(turning.values()) + 2 * config.vocab_size
     return FLOAT * (values + _experts_values(footprint, threads))
+
+
+def widened_nbytes(footprint: Footprint, context: int) -> int:
+    """Return the bytes of a layer's int8 keys and values as float32 and in a copy, as prompts read them."""
+    if footprint.kv != "int8":
+        return 0
+    layers = footprint.model.layers[: footprint.model.own_kv_layers]
+    codes = max(
+        one.n_kv_heads * head_width(one) * kv_capacity(one.window, context) for one in layers
+    )
+    return 2 * codes * (FLOAT + 1)
 
 
 def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> int:

@@ -11,6 +11,7 @@ from every_kind import GEMMA_3N, GEMMA_4, checkpoint_of
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.kv import KvType
+from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
@@ -67,6 +68,14 @@ def test_the_same_bits_with_borrowed_keys_of_another_type(tmp_path: Path) -> Non
     bundle = export(GEMMA_3N, tmp_path, "fp32")
     expected, found = (run(bundle, joined=joined, kv="int8") for joined in (False, True))
     assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("name", [one for one in CASES if "Gemma" not in str(one.values)])
+def test_prompts_over_int8_keys(name: str, tmp_path: Path) -> None:
+    bundle = export(name, tmp_path, "int4")
+    exact, found = (run(bundle, joined=True, prefill=True, kv=kv) for kv in ("fp32", "int8"))
+    for expected, logits in zip(exact, found, strict=True):
+        assert not len(logits) or divergence(expected, logits).max() < 0.02
 
 
 def test_head_is_there_for_prompts_alone(tmp_path: Path) -> None:
