@@ -20,7 +20,7 @@ K_SCALE = 12  # place of the first input that only quantized caches have
 def attention(layer: LayerGraph, x: str) -> str:
     """Emit attention over normed hidden states x [B, T, dim] -> [B, T, dim]."""
     if layer.kv.widened:
-        from stem_edge.graph.prompt_attention import widened_attention  # for prompts alone
+        from stem_edge.graph.special.prompt_attention import widened_attention  # for prompts alone
 
         return widened_attention(layer, x)
     config, own = layer.config, layer.shape
@@ -57,7 +57,6 @@ def grouped(
     inputs: list[str],
     updated: list[str],
     window: int,
-    do_rotary: int = 1,
     **attributes: str | int,
 ) -> str:
     """Emit GroupQueryAttention -> [B, T, heads * width]."""
@@ -69,12 +68,11 @@ def grouped(
         CONTRIB,
         num_heads=config.n_heads,
         kv_num_heads=own.n_kv_heads,
-        do_rotary=do_rotary,
+        **{"do_rotary": 1, **attributes},
         rotary_interleaved=int(config.rope_interleaved),
         # Its default follows the padded width, which must not change the scores.
         scale=config.attention_scale or own.head_dim**-0.5,
         **({"local_window_size": window} if window else {}),
-        **attributes,
     )
 
 

@@ -25,7 +25,7 @@ def test_the_unsafe_ways_to_read_a_file_are_not_in_the_tree() -> None:
             assert bad not in text, f"{path} has {bad}"
 
 
-def test_one_function_opens_sessions() -> None:
+def test_one_room_opens_sessions() -> None:
     """Sessions with other settings would compute other numbers on some processors."""
     paths = [
         path
@@ -33,7 +33,7 @@ def test_one_function_opens_sessions() -> None:
         for path in (ROOT / folder).rglob("*.py")
         if "InferenceSession" + "(" in path.read_text("utf-8")
     ]
-    assert paths == [ROOT / "runtime/backends/onnxruntime/providers/session.py"]
+    assert {path.parent for path in paths} == {ROOT / "runtime/backends/onnxruntime/providers"}
 
 
 def loaded_after(code: str) -> set[str]:
