@@ -19,10 +19,6 @@ K_SCALE = 12  # place of the first input that only quantized caches have
 
 def attention(layer: LayerGraph, x: str) -> str:
     """Emit attention over normed hidden states x [B, T, dim] -> [B, T, dim]."""
-    if layer.kv.widened:
-        from stem_edge.graph.special.prompt_attention import widened_attention  # for prompts alone
-
-        return widened_attention(layer, x)
     config, own = layer.config, layer.shape
     # Keys of a window do not begin at position 0, so the rotation needs the positions.
     positions = [layer.positions] if layer.positions and own.window else []

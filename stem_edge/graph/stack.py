@@ -84,7 +84,7 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
     x, residual = layer.add_norm(
         "attention_norm", residual, delta, "" if config.laurel_rank else "qkv"
     )
-    delta = layer.post_norm("attention_post_norm", attention(layer, x))
+    delta = layer.post_norm("attention_post_norm", _attention(layer, x))
     if config.laurel_rank:
         from stem_edge.graph.special.altup import laurel
 
@@ -93,6 +93,14 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
     alone = multiplies and not (config.row_experts and layer.number in config.stem_layers)
     x, residual = layer.add_norm("ffn_norm", residual, delta, "gate" if alone else "")
     return residual, layer.post_norm("ffn_post_norm", _ffn(layer, x))
+
+
+def _attention(layer: LayerGraph, x: str) -> str:
+    if not layer.kv.widened:
+        return attention(layer, x)
+    from stem_edge.graph.special.prompt_attention import widened_attention  # for prompts over int8
+
+    return widened_attention(layer, x)
 
 
 def _ffn(layer: LayerGraph, x: str) -> str:
