@@ -51,15 +51,14 @@ class GgmlLoader:
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
+        self._footprint = footprint_of(bundle.manifest).with_kv(options.kv)
 
     def prepare(self) -> None:
         """Find and load the library."""
         self._ggml = Ggml(installed_library())
 
     def needs(self, context: int) -> Needs:
-        options = self._options
-        footprint = footprint_of(self._bundle.manifest).with_kv(options.kv)
-        return needs(footprint, context, options.cpus)
+        return needs(self._footprint, context, self._options.cpus)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
         return BlockSlots(layout, count)
@@ -75,7 +74,7 @@ class GgmlLoader:
             locate(self._bundle.file(GGUF), nbytes, manifest.model, weights),
             slots,
             options.cpus,
-            KV_TENSORS[footprint_of(manifest).with_kv(options.kv).kv],
+            KV_TENSORS[self._footprint.kv],
         )
         return GgmlBackend(model)
 
