@@ -40,8 +40,9 @@ class OpenEdits:
 
     def now(self) -> Overlay | None:
         """Return the edits of a call that begins now, resolved to lookups; None if there are none."""
-        if edits := self.all:
-            if self._latest is None or edits != self._latest.edits:
-                self._latest = Overlay(self._text, self._config, edits)
-            return self._latest
-        return None
+        if not (edits := self.all):
+            return None
+        latest = self._latest  # another thread may replace it
+        if latest is None or edits != latest.edits:
+            latest = self._latest = Overlay(self._text, self._config, edits)
+        return latest
