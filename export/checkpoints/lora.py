@@ -22,7 +22,7 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint, check_shapes
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.tensor import Tensor, check_type
-from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 
 CONFIG = "adapter_config.json"
@@ -30,10 +30,8 @@ WEIGHTS = "adapter_model.safetensors"
 ADVICE = "merge it with PEFT (merge_and_unload) and export the merged model"
 
 PREFIX = "base_model.model."
-LINEAR = ("lora_A.weight", "lora_B.weight")
-EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
-BASE = ("weight", "modules_to_save.weight", "base_layer.weight")  # replace the model's own
-PART = re.compile(rf"(.+?)\.({'|'.join(map(re.escape, (*LINEAR, *EMBEDDING, *BASE)))})")
+A, B = "lora_A.weight", "lora_B.weight"
+PART = re.compile(rf"(.+?)\.({re.escape(A)}|{re.escape(B)})")
 
 EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
@@ -74,19 +72,12 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     )
     path = folder / WEIGHTS
     modules = _read_modules(path)
-    # A tied head has no matrix and so no name yet; PEFT calls it lm_head.
-    names = {"lm_head": "head", **checkpoint.names}
-    if checkpoint.config.tied_head and {"embedding", "head"} & {names.get(m) for m in modules}:
-        # The adapter may change only one of the two, so the head gets a matrix of its own.
-        config = msgspec.structs.replace(checkpoint.config, tied_head=False)
-        both = {**checkpoint.backbone, "head": checkpoint.backbone["embedding"]}
-        checkpoint = replace(checkpoint, config=config, backbone=both)
     backbone = dict(checkpoint.backbone)
     # Layers without a matrix for V use the matrix for K, so both must be merged as one.
     keys = {name: name.removesuffix("wv") + "wk" for name in backbone if name.endswith(".wv")}
     shared = {v: k for v, k in keys.items() if backbone[v] is backbone[k]}
     for module, parts in modules.items():
-        name = names.get(module, "")
+        name = checkpoint.names.get(module, "")
         if name not in backbone or name in shared:
             raise CheckpointError(
                 f"{path}: {one_line(PREFIX + module)} is not a matrix of this model that can be "
@@ -100,14 +91,14 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
 
 
 def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:
-    """Open an adapter file: module -> part, such as lora_A -> tensor. Raises CheckpointError."""
+    """Open an adapter file: module -> A or B -> tensor. Raises CheckpointError."""
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in open_tensors(path).items():
         match = PART.fullmatch(name.removeprefix(PREFIX))
         if match is None or not name.startswith(PREFIX):
             raise CheckpointError(
                 f"{path}: {one_line(name)} is not a tensor of plain LoRA; expected "
-                f"{PREFIX}<module>.lora_A.weight and the like: {ADVICE}"
+                f"{PREFIX}<module>.{A} or {B}: {ADVICE}"
             )
         modules.setdefault(match[1], {})[match[2]] = check_type(tensor)
     if not modules:
@@ -118,27 +109,14 @@ def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:
 def _merged(
     path: Path, module: str, base: Tensor, parts: Mapping[str, Tensor], options: Options
 ) -> Tensor:
-    for part in BASE:
-        if part in parts:
-            _check_shape(path, f"{module}.{part}", parts[part], base.shape)
-            base = parts[part]
-    kind = EMBEDDING if any(part in parts for part in EMBEDDING) else LINEAR
-    if not any(part in parts for part in (*EMBEDDING, *LINEAR)):
-        return base
     rank, (rows, columns) = options.r, (*base.shape, 0)[:2]
-    ends = (rows, columns) if kind == EMBEDDING else (columns, rows)
-    for part, shape in zip(kind, ((rank, ends[0]), (ends[1], rank)), strict=True):
+    for part, shape in ((A, (rank, columns)), (B, (rows, rank))):
         _check_shape(path, f"{module}.{part}", parts.get(part), shape)
-    a, b = (parts[part] for part in kind)
-    left: Matrix = b
-    right: Matrix = a
-    given, scale = base, np.float32(options.scale)
-    if kind == EMBEDDING:
-        left, right = (ArrayMatrix(np.ascontiguousarray(whole(tensor).T)) for tensor in (a, b))
+    scale = np.float32(options.scale)
 
     def summed(start: int, stop: int) -> F32:
-        product = left.rows(start, stop) @ whole(right)
-        return np.asarray(given.rows(start, stop) + scale * product, np.float32)
+        product = parts[B].rows(start, stop) @ whole(parts[A])
+        return np.asarray(base.rows(start, stop) + scale * product, np.float32)
 
     return base.computed(summed)
 
