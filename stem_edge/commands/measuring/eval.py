@@ -84,16 +84,15 @@ def _text(found: Sequence[Quality]) -> list[str]:
 
 def _perplexities(found: Sequence[Quality]) -> list[str]:
     """Return a table of perplexities, compared with the reference or with the first bundle."""
-    first, rows = found[0], [("", "perplexity", "change", "bits/byte", "bits/character")]
+    first, rows = found[0], [("", "perplexity", "change", "bits/byte")]
     base, what = first.perplexity, first.bundle
     if first.divergence:
         base, what = first.divergence.reference_perplexity, first.divergence.reference
-        rows.append(("reference", f"{base:.4f}", "", "", ""))
+        rows.append(("reference", f"{base:.4f}", "", ""))
     for each in found:
         same = each.ids_sha256 == first.ids_sha256
         change = f"{each.perplexity / base - 1:+.2%}" if same and each.bundle != what else ""
-        bits = (f"{each.bits_per_byte:.4f}", f"{each.bits_per_character:.4f}")
-        rows.append((each.bundle, f"{each.perplexity:.4f}", change, *bits))
+        rows.append((each.bundle, f"{each.perplexity:.4f}", change, f"{each.bits_per_byte:.4f}"))
     others = [each.bundle for each in found if each.ids_sha256 != first.ids_sha256]
     if not others:
         return table(rows)

@@ -46,7 +46,7 @@ def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) 
 def test_the_command_compares_with_the_first_bundle(text: Path, capsys: Capture) -> None:
     assert main(["eval", str(DEMO), f"{DEMO}/.", "--text", str(text)]) == 0
     first, second = (line for line in capsys.readouterr().out.splitlines() if str(DEMO) in line)
-    assert (len(first.split()), second.split()[2]) == (4, "+0.00%")
+    assert (len(first.split()), second.split()[2]) == (3, "+0.00%")
 
 
 def test_the_command_prints_json(text: Path, capsys: Capture) -> None:

@@ -53,7 +53,6 @@ class Quality:
     documents: int
     tokens: int  # predicted and scored, each once
     nbytes: int  # of the documents, in UTF-8
-    characters: int
     window: int  # tokens seen at once
     window_asked: int  # greater than window if no document has that many tokens
     stride: int  # tokens between the starts of windows
@@ -63,7 +62,6 @@ class Quality:
     log_likelihood: float  # mean over tokens, nats
     perplexity: float  # exp(-log_likelihood)
     bits_per_byte: float
-    bits_per_character: float
     divergence: Divergence | None
 
 
@@ -117,7 +115,6 @@ def evaluate(
         documents=len(task.token_ids),
         tokens=task.predicted,
         nbytes=task.nbytes,
-        characters=task.characters,
         window=task.window,
         window_asked=task.window_asked,
         stride=task.stride,
@@ -127,7 +124,6 @@ def evaluate(
         log_likelihood=likelihood,
         perplexity=math.exp(-likelihood),
         bits_per_byte=bits / task.nbytes,
-        bits_per_character=bits / task.characters,
         divergence=divergence,
     )
 

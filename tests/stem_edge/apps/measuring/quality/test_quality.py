@@ -100,10 +100,7 @@ def test_figures_are_the_plain_formula(lines: bool, window: int | None, stride: 
     assert found.log_likelihood == pytest.approx(total / tokens, rel=1e-9)
     assert found.perplexity == pytest.approx(math.exp(-total / tokens), rel=1e-9)
     assert found.nbytes == sum(len(text.encode()) + lines for text in texts)
-    assert found.characters == sum(len(text) + lines for text in texts)
-    assert lines or found.nbytes == found.characters + 1
     assert found.bits_per_byte == pytest.approx(bits / found.nbytes, rel=1e-9)
-    assert found.bits_per_character == pytest.approx(bits / found.characters, rel=1e-9)
     if window is None and not lines:
         assert (found.window, found.window_asked, found.stride) == (tokens, 256, 128)
     assert found.divergence is None
