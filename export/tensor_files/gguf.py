@@ -91,29 +91,17 @@ class _Header:
     """Reader of a header's fields in file order; reads the file piece by piece."""
 
     def __init__(self, file: SourceFile) -> None:
-        self._file, self._data, self._start = file, b"", 0
-        self._at = self._values = 0
-
-    @property
-    def at(self) -> int:
-        """Offset in the file of the next byte to read."""
-        return self._start + self._at
+        self._file, self._data = file, bytearray()
+        self.at = self._values = 0  # offset of the next byte; values in arrays so far
 
     def take(self, nbytes: int) -> bytes:
         """Return the next `nbytes` bytes. Raises ValueError if the file is too short."""
-        end = self._at + nbytes
-        if end > len(self._data):
-            self._fill(nbytes)
-            end = nbytes
-        data = self._data[self._at : end]
-        self._at = end
-        return data
-
-    def _fill(self, nbytes: int) -> None:
-        at = self.at
-        self.check(nbytes, 1)
-        piece = min(max(nbytes, PIECE_NBYTES), self._file.nbytes - at)
-        self._data, self._start, self._at = self._file.read(at, piece), at, 0
+        end = self.at + nbytes
+        while (read := len(self._data)) < end:
+            self.check(nbytes, 1)
+            self._data += self._file.read(read, min(PIECE_NBYTES, self._file.nbytes - read))
+        start, self.at = self.at, end
+        return bytes(self._data[start:end])
 
     def check(self, count: int, nbytes: int) -> None:
         """Raise ValueError if the rest of the file is shorter than `count` * `nbytes` bytes."""

@@ -44,15 +44,6 @@ def reason(error: Exception) -> str:
     return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
 
 
-def check_memory(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError if an engine's error means it. doing: "while ..." or "to ..."."""
-    said = str(error)
-    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
-        raise OutOfMemoryError(
-            f"no memory left {doing} ({reason(error)}); {LESS_MEMORY}"
-        ) from error
-
-
 def check_lost(error: Exception, doing: str) -> None:
     """Raise DeviceLostError if an engine's error means that the device is gone."""
     if any(words.lower() in str(error).lower() for words in LOST):
@@ -62,8 +53,12 @@ def check_lost(error: Exception, doing: str) -> None:
 
 
 def check_device(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError or DeviceLostError if an engine's error means one of them."""
-    check_memory(error, doing)
+    """Raise OutOfMemoryError or DeviceLostError if an error means one. doing: "while ..." or "to ..."."""
+    said = str(error)
+    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+        raise OutOfMemoryError(
+            f"no memory left {doing} ({reason(error)}); {LESS_MEMORY}"
+        ) from error
     check_lost(error, doing)
 
 
