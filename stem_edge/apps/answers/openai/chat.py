@@ -16,15 +16,6 @@ from stem_edge.runtime.scheduling.request import Request
 from stem_edge.text.messages import FIELDS
 from stem_edge.text.tool_calls.parser import Call
 
-# Field -> what to do instead; refused, because an answer without it would be another one.
-UNSUPPORTED = {
-    "audio": "this model answers with text alone",
-    "functions": "give tools instead",
-    "function_call": "give tool_choice instead",
-    "web_search_options": "this server searches nothing",
-    "continue_final_message": "ask for the rest in a message of the user",
-}
-
 
 class ChatBody(Options, kw_only=True):
     """Request body of a chat completion."""
@@ -37,20 +28,9 @@ class ChatBody(Options, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    functions: Any = None
-    function_call: Any = None
-    web_search_options: Any = None
-    continue_final_message: bool | None = None
 
     def asked(self, model: Model, texts: TokenTexts) -> AskedChat:
         """Tokenize the conversation. Raises InputError, or RefusalError with the field at fault."""
-        for name, instead in UNSUPPORTED.items():
-            if getattr(self, name) not in (None, False):
-                raise RefusalError(f"{name} is not supported; {instead}", name)
-        if set(self.modalities or ["text"]) != {"text"}:
-            raise RefusalError("modalities: this model answers with text alone", "modalities")
         choice, tool = self._choice()
         requests, reader = prepare(
             model,
@@ -106,9 +86,6 @@ class ChatBody(Options, kw_only=True):
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known fields of a message; clients send back all fields of an answer."""
-    for name in ("audio", "function_call"):
-        if given.get(name) is not None:
-            raise RefusalError(f"messages have {name}, which is not supported", "messages")
     return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
 
 

@@ -22,11 +22,14 @@ MOST_ANSWERS = 128  # as OpenAI allows
 MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alone
 API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
-# Names that Python and the command have for what is called otherwise here; they would be ignored.
-OTHER_NAMES = {
+# Field -> what to give instead; refused, because an answer without it would be another one.
+REFUSED = {
     "max_new_tokens": "max_tokens",
     "schema": "response_format or json_schema",
     "regex": "guided_regex",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "continue_final_message": "a message of the user that asks for the rest",
 }
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"
@@ -78,6 +81,9 @@ class Options(msgspec.Struct):
     max_new_tokens: Any = None
     schema: Any = None
     regex: Any = None
+    functions: Any = None
+    function_call: Any = None
+    continue_final_message: Any = None
 
     @property
     def count(self) -> int:
@@ -96,9 +102,9 @@ class Options(msgspec.Struct):
         """Return sampling params; missing values are the model's own. Raises RefusalError."""
         if self.stream_options is not None and not self.stream:
             raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
-        for name, right in OTHER_NAMES.items():
-            if getattr(self, name) is not None:
-                raise RefusalError(f"{name} is no field of this interface; give {right}", name)
+        for name, instead in REFUSED.items():
+            if getattr(self, name) not in (None, False):
+                raise RefusalError(f"{name} is not supported here; give {instead}", name)
         penalty = self.repetition_penalty
         fields = {
             "temperature": self.temperature,
