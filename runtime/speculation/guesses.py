@@ -7,15 +7,18 @@ drafts the same tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.costs import BEFORE
-from stem_edge.runtime.speculation.model_drafts import ModelDrafts
-from stem_edge.runtime.speculation.text_drafts import TextDrafts
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.speculation.model_drafts import ModelDrafts
+    from stem_edge.runtime.speculation.text_drafts import TextDrafts
+
+    Drafts: TypeAlias = TextDrafts | ModelDrafts
 
 WORTH = 1.05  # drafting begins at this many tokens in the time of a plain step
-Drafts: TypeAlias = TextDrafts | ModelDrafts
 
 
 class Costs:

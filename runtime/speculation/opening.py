@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +17,13 @@ from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.costs import BEFORE, MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import Draft, LoadOptions
-from stem_edge.runtime.backends.step_measure import measure_steps
 from stem_edge.runtime.engine import Engine, Guesses, Speculation
-from stem_edge.runtime.speculation.guesses import BestGuesses, Costs, Drafts
-from stem_edge.runtime.speculation.model_drafts import ModelDrafts
+from stem_edge.runtime.speculation.guesses import BestGuesses, Costs
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.speculation.guesses import Drafts
+    from stem_edge.runtime.speculation.model_drafts import ModelDrafts
 
 TRIES = 3  # of an assistant, the fastest counts
 
@@ -72,6 +75,10 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
     before = min(BEFORE, engine.chunk_tokens, plan.context_length - MOST)
     if before < 1 or engine.logit_tokens < MOST:
         return None
+    from stem_edge.runtime.backends.step_measure import (
+        measure_steps,  # preparing has measured others
+    )
+
     ids = np.arange(before + MOST, dtype=np.int64) % vocab_size
     # Fetched once, because the row cache counts how often each is used.
     slots = engine.rows.slots(engine.rows.ids(ids)[: min(MOST, engine.chunk_tokens)])
@@ -85,6 +92,8 @@ def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDra
     context, times, opened = engine.open_context(MOST), list[float](), engine.backend.open_drafter
     if (drafter := opened(context.backend)) is None:
         return None
+    from stem_edge.runtime.speculation.model_drafts import ModelDrafts
+
     engine.step([context], *engine.steps([0]))
     for _ in range(TRIES):
         started = time.perf_counter()

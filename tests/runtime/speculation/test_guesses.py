@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from stem_edge.errors import BackendError
-from stem_edge.runtime.speculation.guesses import BestGuesses, Costs, Drafts
+from stem_edge.runtime.speculation.guesses import BestGuesses, Costs
 from stem_edge.runtime.speculation.model_drafts import ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
@@ -31,7 +31,7 @@ class Fake(ModelDrafts):
 
 def follow(
     text: Sequence[int],
-    *sources: Drafts,
+    *sources: ModelDrafts,
     times: dict[int, float] = TIMES,
     attention: float = 0.0,
     room: int = 7,
