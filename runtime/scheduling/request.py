@@ -248,6 +248,10 @@ class Request:
 
     def failed(self, error: StemEdgeError) -> Chunk:
         """Return the last chunk of an answer that failed. Text that was held back is lost."""
+        link: BaseException | None = error
+        while link is not None:  # its frames would keep a KV cache as long as the chunk
+            link = link.with_traceback(None)
+            link = link.__cause__ or link.__context__
         logprobs = None if self.params.logprobs is None else self._logprobs[: len(self._token_ids)]
         return Chunk("", self._token_ids, logprobs, "error", error)
 

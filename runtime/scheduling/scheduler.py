@@ -259,7 +259,7 @@ class Scheduler(Loop):
             self._engine.check_usable()
             self._end(request, error)
             if not request.cancelled:
-                self._chunks.append((request, _failed(request, error)))
+                self._chunks.append((request, request.failed(error)))
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Remove a request, and release its resources."""
@@ -279,12 +279,3 @@ class Scheduler(Loop):
         last = self._running.pop()
         if place < len(self._running):
             self._running[place] = last
-
-
-def _failed(request: Request, error: StemEdgeError) -> Chunk:
-    """Return the last chunk of an answer that failed. Text that was held back is lost."""
-    link: BaseException | None = error
-    while link is not None:  # its frames would keep a KV cache as long as the chunk
-        link = link.with_traceback(None)
-        link = link.__cause__ or link.__context__
-    return request.failed(error)
