@@ -37,10 +37,6 @@ class RefusedMessagesError(Exception):
     """Raised by a template that does not accept the messages."""
 
 
-class OtherFileError(Exception):
-    """Raised for a template that includes, imports or extends another template."""
-
-
 class Missing(jinja2.Undefined):
     """An undefined value. A template may test for it, but not use it.
 
@@ -97,10 +93,11 @@ def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = Non
 
 @functools.lru_cache(1)
 def compiled(source: str) -> jinja2.Template:
-    """Compile a template. Raises OtherFileError if it refers to another template."""
+    """Compile a template. Raises TemplateSyntaxError, also if it refers to another template."""
     made = environment()
     for node in made.parse(source).find_all(OTHER_FILES):
-        raise OtherFileError(f"{type(node).__name__.lower()} of another template", node.lineno)
+        wrong = f"{type(node).__name__.lower()} of another template"
+        raise jinja2.TemplateSyntaxError(wrong, node.lineno)
     return made.from_string(source)
 
 
@@ -124,8 +121,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return render(compiled(request["template"]), request)
     except RefusedMessagesError as error:
         return {"refused": str(error)[:500]}
-    except OtherFileError as error:
-        return {"error": str(error.args[0]), "line": error.args[1]}
     except jinja2.TemplateSyntaxError as error:
         return {"error": f"{error.message}"[:500], "line": error.lineno}
     except RecursionError:
