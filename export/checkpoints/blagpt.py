@@ -6,7 +6,6 @@ Comments below note facts about the trainer that no option states.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -107,18 +106,7 @@ def find_states(path: Path) -> list[Path]:
     """Return the state files in a folder, or [path] for a file. The last one is to be exported."""
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
-    return [
-        p
-        for glob in STATES
-        for p in sorted(path.glob(glob), key=lambda path: step_of(path.name))
-        if p.is_file()
-    ]
-
-
-def step_of(name: str) -> tuple[int, str]:
-    """Return (step, name) of a state file as a sort key; the step is the name's last number."""
-    digits = re.findall(r"\d+", Path(name).stem)
-    return (int(digits[-1][:18]) if digits else -1, name)
+    return [p for glob in STATES for p in sorted(path.glob(glob)) if p.is_file()]
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:

@@ -16,7 +16,7 @@ from stem_edge.bundle.hub.fetch import Snapshot, fetch, open_snapshot
 from stem_edge.bundle.hub.names import hub_name
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.blagpt import STATES, step_of
+from stem_edge.export.checkpoints.blagpt import STATES
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.json import one_line
@@ -77,7 +77,7 @@ def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
             f"{snapshot.name}: is a bundle; give the checkpoint that it was made from"
         )
     patterns = next((found for told, found in FORMS.items() if told in files), None)
-    states = [n for state in STATES for n in sorted(_matching(files, [state]), key=step_of)]
+    states = [n for state in STATES for n in _matching(files, [state])]
     chosen = states[-1:] if patterns is None else _matching(files, patterns)
     if not chosen and (ggufs := _ggufs(files)):
         raise CheckpointError(

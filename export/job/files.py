@@ -16,21 +16,11 @@ from stem_edge.progress import Progress
 BUFFER_NBYTES = 1 << 20
 
 
-@contextlib.contextmanager
-def named_errors(path: Path) -> Iterator[None]:
-    """Add the path to an OSError of the `with` block, where calls know only a descriptor."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
-
-
 class BundleFile:
     """File that is being written, with the size and checksum of its data so far."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path, self._descriptor = path, descriptor
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._gathered, self._digest = bytearray(), hashlib.sha256()
         self.nbytes = 0
 
@@ -62,8 +52,7 @@ class BundleFile:
         self._gathered = bytearray()
 
     def _write(self, data: memoryview) -> None:
-        with named_errors(self._path):
-            disk.write_all(self._descriptor, data)
+        disk.write_all(self._descriptor, data)
 
 
 @contextlib.contextmanager
@@ -72,10 +61,9 @@ def create_file(path: Path) -> Iterator[BundleFile]:
     make_folders(path.parent)
     descriptor = disk.create(path)
     try:
-        yield (file := BundleFile(path, descriptor))
+        yield (file := BundleFile(descriptor))
         file.flush()
-        with named_errors(path):
-            disk.fsync(descriptor)
+        disk.fsync(descriptor)
     finally:
         disk.close(descriptor)
 

@@ -246,13 +246,13 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: object) -> N
 
 def test_the_newest_state_of_a_folder_is_read(good: Path) -> None:
     content = good.read_bytes()
-    names = ["state_step000007.pt", "state_step999999.pt", "state_step1000000.pt"]
+    names = ["state_step000007.pt", "state_step000020.pt", "state_step999999.pt"]
     for name in [*names, "best_model_2000000.pt"]:
         (good.parent / name).write_bytes(content)
     (good.parent / "other.pt").write_bytes(b"")
     states = find_states(good.parent)
     assert [state.name for state in states] == ["best_model_2000000.pt", *names]
     checkpoint = read_checkpoint(good.parent)
-    assert checkpoint.path.name == "state_step1000000.pt"
-    assert "state_step1000000.pt of 4 states" in checkpoint.notes[0]
+    assert checkpoint.path.name == "state_step999999.pt"
+    assert "state_step999999.pt of 4 states" in checkpoint.notes[0]
     assert "best_model_2000000.pt" in checkpoint.notes[0]
