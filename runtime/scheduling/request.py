@@ -112,7 +112,12 @@ class Request:
         self._first = 0.0  # time of the first new token
         self.guesses: Guesses | None = None
         self._give_back: Callable[..., None] | None = None
-        self._sampler, self._eos_ids = _sampler(params, len(prompt)), eos_ids
+        self._eos_ids = eos_ids
+        self._sampler: Sampler | None = None  # None: each token is the most probable one
+        if not params.greedy:
+            from stem_edge.runtime.sampling import Sampler
+
+            self._sampler = Sampler(params, len(prompt))
         self._reason: FinishReason | None = None
         skip, silent = params.skip_special_tokens, eos_ids
         if skip and (kept := params.kept_special_tokens):
@@ -170,9 +175,7 @@ class Request:
         drafts = only[: size - 1]
         if self.guesses is not None and not drafts:
             drafts = self.guesses(self.seen, room)
-        if not drafts:
-            return self.last
-        return self._next(drafts)
+        return self._next(drafts) if drafts else self.last
 
     def _next(self, drafts: Sequence[int] = ()) -> Step:
         """Return the step of the last chosen token and of the drafts that follow it."""
@@ -268,15 +271,6 @@ class Request:
             give_back(keep=not isinstance(error, Exception))
         if self.lookups is not None:
             self.lookups.__exit__()
-
-
-def _sampler(params: SamplingParams, prompt: int) -> Sampler | None:
-    """Return what chooses the tokens of an answer; None: each is the most probable one."""
-    if params.greedy:
-        return None
-    from stem_edge.runtime.sampling import Sampler
-
-    return Sampler(params, prompt)
 
 
 def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:
