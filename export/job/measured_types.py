@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import chain
+from typing import cast
 
 from msgspec.structs import replace as changed
 
@@ -22,10 +23,9 @@ COST_TOKENS, PIECE_TOKENS = 128, 8
 
 def choose_types(plan: Plan) -> Plan:
     """Return the plan with a type for every matrix; measure costs if the recipe leaves a choice."""
-    if not isinstance(plan.format, BackboneFormat):
-        return plan
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
+        format = cast(BackboneFormat, format)  # the only one whose matrices are chosen
         layers, context = source.config.n_layers, source.config.max_context
         pieces = sequences(plan.text_ids, COST_TOKENS, context, PIECE_TOKENS)
         ids = list(chain(*pieces))[:context]

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-import msgspec
-
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -66,9 +64,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
             )
         return plan
     plan = replace(plan, format=found, nats=None, own_types=True)
-    if plan.judged and isinstance(found, BackboneFormat):  # the text provides peaks
-        plan = replace(plan, format=msgspec.structs.replace(found, kv_peaks=True))
-    return plan
+    return replace(plan, format=found.judged()) if plan.judged else plan
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:

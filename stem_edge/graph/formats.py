@@ -92,6 +92,10 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         at = f"layers.{layer}."
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
+    def judged(self) -> BackboneFormat:
+        """Return the format after calibration with a text, which provides peaks of keys and values."""
+        return msgspec.structs.replace(self, kv_peaks=True)
+
     @property
     def for_prompts(self) -> bool:
         """True if separate int8 matrices for prompts are worth their bytes."""
@@ -143,6 +147,14 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def name(self) -> str:
         """Name to show to users: the mixture of quantization types."""
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
+
+    def judged(self) -> GgufFormat:
+        """Return the format unchanged: calibration with a text adds nothing to it."""
+        return self
+
+    def stored_once(self, shared: bool) -> GgufFormat:
+        """Return the format unchanged: a model without a head matrix always uses its embedding."""
+        return self
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
