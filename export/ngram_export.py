@@ -23,7 +23,7 @@ from stem_edge.export.tables import make_grid, write_shard
 from stem_edge.export.token_classes import token_classes
 from stem_edge.numerics.quantize import I32, U8, fitting_block
 from stem_edge.progress import Progress
-from stem_edge.system.memory import usable_cpus
+from stem_edge.system.memory import check_threads, usable_cpus
 from stem_edge.tables.ngrams.rows import NgramTable
 from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, is_ngrams
 from stem_edge.tables.packing import pack_records
@@ -58,6 +58,7 @@ def export_rows(
     Reads only config.json, the index and the files with the tables, and tokenizer.json for DeepSeek's
     models. Raises CheckpointError, ExportError.
     """
+    check_threads(threads, ExportError)
     folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
     check_apart(out, [folder])
     found = open_tables(folder)

@@ -37,6 +37,12 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 class Answering(ModelText):
     """Calls for one sequence: generate, logits and edits. Several threads may make them."""
 
+    def __new__(cls, *parts: object) -> Self:
+        """Raise InputError for a Model that a caller makes of a path."""
+        if not parts or isinstance(parts[0], str | Path):
+            raise InputError(f"{cls.__name__} is made by stem_edge.load; use stem_edge.load(path)")
+        return super().__new__(cls)
+
     def __init__(
         self,
         bundle: Bundle,

@@ -14,10 +14,10 @@ import numpy as np
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import InputError, RowReadError, UnknownOptionError
+from stem_edge.errors import InputError, RowReadError
 from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import INTERNAL, LoadOptions
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     loader_of_kv,
@@ -83,9 +83,7 @@ def load(
     Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; for a checkpoint
     also CheckpointError, ExportError.
     """
-    if internal := INTERNAL & more.keys():
-        raise UnknownOptionError(f"there is no option {min(internal)}; see stem_edge.load")
-    return load_with(path, LoadOptions(memory=memory, **more))
+    return load_with(path, LoadOptions.public({"memory": memory, **more}))
 
 
 def load_with(path: str | Path, options: LoadOptions) -> Model:

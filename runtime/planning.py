@@ -25,7 +25,7 @@ def memory_plan(
 
     It plans for a prepared backbone, even if no load has prepared the backbone yet.
     """
-    return plan_with(path, LoadOptions(memory=memory, **more))
+    return plan_with(path, LoadOptions.public({"memory": memory, **more}))
 
 
 def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:

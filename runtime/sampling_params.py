@@ -8,8 +8,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 from stem_edge import sampling
-from stem_edge.errors import InputError, UnknownOptionError
-from stem_edge.shown import shown
+from stem_edge.errors import InputError
+from stem_edge.shown import check_known, shown
 
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.grammar import Grammar
@@ -151,14 +151,7 @@ def params_of(params: SamplingParams | None, options: SamplingOptions) -> Sampli
     """Return `params` if it is given, else SamplingParams of the options. Raises InputError."""
     if params is not None and options:
         raise InputError("give either params or single options, not both")
-    if unknown := options.keys() - SamplingOptions.__annotations__.keys():
-        from difflib import get_close_matches  # only for errors
-
-        wrong, known = min(unknown), list(SamplingOptions.__annotations__)
-        hint = "".join(f"did you mean {name}? " for name in get_close_matches(wrong, known, 1))
-        raise UnknownOptionError(
-            f"there is no option {wrong}; {hint}expected some of {', '.join(known)}"
-        )
+    check_known(options, list(SamplingOptions.__annotations__))
     if params is not None:
         return params
     fields = cast("dict[str, Any]", options.copy())

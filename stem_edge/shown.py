@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
-from stem_edge.errors import InputError
+from stem_edge.errors import InputError, UnknownOptionError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -42,9 +42,21 @@ def one_line(value: object, shown: int = MAX_REASON_CHARS) -> str:
     return line if len(line) <= shown and len(text) <= 8 * shown else line[:shown] + "..."
 
 
+def check_known(options: Iterable[str], known: Sequence[str]) -> None:
+    """Raise UnknownOptionError for keywords that a function does not have."""
+    if unknown := set(options).difference(known):
+        from difflib import get_close_matches  # only for errors
+
+        wrong = min(unknown)
+        hint = "".join(f"did you mean {name}? " for name in get_close_matches(wrong, known, 1))
+        raise UnknownOptionError(
+            f"there is no option {wrong}; {hint}expected some of {', '.join(known)}"
+        )
+
+
 def parse_size(size: int | str) -> int:
     """Parse a size in bytes: 600000000, "600MB", "1.5 GiB" or "512k". Raises InputError."""
-    found = size if isinstance(size, int) else None
+    found = size if isinstance(size, int) and not isinstance(size, bool) else None
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMGT]I?)?B?\s*", size.upper())
         found = int(Decimal(match[1]) * UNITS[match[2] or ""]) if match else None

@@ -10,7 +10,7 @@ from typing import TypeAlias, get_args
 from stem_edge.errors import ExportError
 from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
 from stem_edge.graph.formats import GGUF_TYPES, BackboneFormat, EngineName, GgufFormat
-from stem_edge.system.memory import usable_cpus
+from stem_edge.system.memory import check_threads, usable_cpus
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 # Names of types on both engines, by how close they come to the checkpoint.
@@ -60,8 +60,7 @@ class Recipe:
             _check("type", self.type, TYPES[self.engine], f" with the engine {self.engine}{where}")
         if self.rows is not None:
             _check("rows", self.rows, EXPORT_ROWS)
-        if self.threads is not None and self.threads < 1:
-            raise ExportError(f"threads is {self.threads}; expected at least 1")
+        check_threads(self.threads, ExportError)
         if self.max_kl is not None and not self.max_kl >= 0:
             raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, such as 0.1")
         for name in LACKS[self.engine]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
@@ -14,8 +15,8 @@ from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.costs import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, SHORTEST_CONTEXT
 from stem_edge.runtime.rows.files import FlashName
-from stem_edge.shown import parse_size, shown
-from stem_edge.system.memory import usable_cpus
+from stem_edge.shown import check_known, parse_size, shown
+from stem_edge.system.memory import check_threads, usable_cpus
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
@@ -60,8 +61,13 @@ class LoadOptions:
     emulate_flash: FlashName | None = None  # delay reads like slower flash
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise InputError(f"threads is {self.threads}; expected at least 1")
+        for name in ("threads", "context_length", "slots", "sequences"):
+            value, default = getattr(self, name), getattr(LoadOptions, name)
+            if value is not default and (
+                isinstance(value, bool) or not isinstance(value, Integral)
+            ):
+                raise InputError(f"{name} is {shown(value)}; expected a whole number")
+        check_threads(self.threads, InputError)
         check_sequences(self.sequences)
         if self.kv not in KV_CHOICES:
             raise InputError(f"kv is {self.kv!r}; expected one of {', '.join(KV_CHOICES)}")
@@ -96,6 +102,13 @@ class LoadOptions:
         if self.speculate == "auto":
             return costs is not None and costs.same_bits
         return bool(self.speculate)
+
+    @classmethod
+    def public(cls, options: Mapping[str, Any]) -> Self:
+        """Return the options of a caller, who has no INTERNAL ones. Raises InputError."""
+        names = (field.name for field in fields(cls))
+        check_known(options, [name for name in names if name not in INTERNAL])
+        return cls(**options)
 
     @property
     def cpus(self) -> int:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import ChatPrompt, TextCodec
@@ -34,6 +34,13 @@ class Chat:
         self._path, self._codec = path, codec
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raise InputError, because Model.chat is no method."""
+        raise InputError(
+            "Model.chat is the chat template; use Model.conversation() to chat, or "
+            "Model.chat_prompt(messages) for a prompt"
+        )
 
     @cached_property
     def has_template(self) -> bool:

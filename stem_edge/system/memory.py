@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import OutOfMemoryError
+from stem_edge.errors import OutOfMemoryError, StemEdgeError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 PROC = Path("/proc")
@@ -75,6 +75,17 @@ def usable_cpus(proc: Path = PROC, root: Path = CGROUPS) -> int:
         for quota, period in (line.split() for line in _lines(group / "cpu.max")):
             count = min(count, count if quota == "max" else -(-int(quota) // int(period)))
     return count
+
+
+def check_threads(threads: int | None, error: type[StemEdgeError]) -> None:
+    """Raise `error` for a number of threads below 1, or of threads that would mostly wait for a CPU."""
+    cpus = usable_cpus()
+    most = max(8, 4 * cpus)  # on 2 CPUs, 8 threads answered in 8 seconds, and 16 not in 40
+    if threads is not None and not 1 <= threads <= most:
+        raise error(
+            f"threads is {threads}; expected 1 to {most}, because this process may use {cpus} CPUs; leave it "
+            "out for one thread for each CPU"
+        )
 
 
 def return_freed_memory() -> None:

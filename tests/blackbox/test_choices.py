@@ -84,7 +84,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("phone", {"kv": "int8"}, "kv is 'int8': .* export it again"),
     ("stem", {"kv": "fp16"}, "kv is 'fp16': onnxruntime takes up to 40 times as long"),
     ("stem", {"resident": True, "slots": 9}, "resident keeps the rows of every token"),
-    ("stem", {"keep_prefixes": False}, "there is no option keep_prefixes; see"),
+    ("stem", {"keep_prefixes": False}, "there is no option keep_prefixes; expected some"),
+    ("stem", {"n_ctx": 64}, "there is no option n_ctx; expected some of memory, threads"),
     ("ngrams", {"slots": 23}, "slots is 23; expected 24 to 736"),
     ("engram", {"slots": 31}, "slots is 31; expected 32 to 928"),
     ("mixture", {"slots": 5}, "slots is 5; expected 6 to 260"),
@@ -101,11 +102,14 @@ def test_what_load_refuses(name: str, options: Any, said: str, shared: Path) -> 
 
 
 @needs_ggml
-def test_heads_that_ggml_cannot_keep_in_8_bits(shared: Path) -> None:
+def test_heads_that_ggml_cannot_keep_in_8_bits(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="ggml needs heads of a multiple of 32 values"):
         stem_edge.load(models.bundle_of("stem", GGML, shared), kv="int8")
+    monkeypatch.setattr("stem_edge.runtime.backends.options.usable_cpus", lambda: 513)
     with pytest.raises(InputError, match="threads is 513; ggml takes at most 512"):
-        stem_edge.load(models.bundle_of("stem", GGML, shared), threads=513)
+        stem_edge.load(models.bundle_of("stem", GGML, shared))
 
 
 def test_which_ids_a_text_can_have(shared: Path) -> None:

@@ -16,13 +16,14 @@ from stem_edge.apps.batches.answering import SEQUENCES, Settings, answer
 from stem_edge.apps.batches.output import ResultFile
 from stem_edge.apps.batches.rows import Result, key_of, read_rows
 from stem_edge.bundle.hub.fetch import pinned
-from stem_edge.errors import InputError, UnknownOptionError
+from stem_edge.errors import InputError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions
+from stem_edge.shown import check_known
 
 
 class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
@@ -106,10 +107,7 @@ def batch(
 
 def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
     """Split options into keywords of stem_edge.load and sampling settings. Raises InputError."""
-    if unknown := options.keys() - BatchKeywords.__annotations__.keys():
-        raise UnknownOptionError(
-            f"there is no option {min(unknown)}; see stem_edge.load and stem_edge.SamplingParams"
-        )
+    check_known(options, list(BatchKeywords.__annotations__))
     given = cast("dict[str, Any]", options.copy())
     sampling = {key: given.pop(key) for key in SamplingOptions.__annotations__ if key in given}
     seed, sequences = sampling.pop("seed", 0), given.get("sequences")

@@ -15,7 +15,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.shown import format_size
-from stem_edge.system.memory import usable_cpus
 
 DESCRIPTION = """\
 Rearrange a bundle's backbone for this processor now, and keep the result in
@@ -37,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    bundle = open_or_make(args.bundle, LoadOptions(tables=args.tables))
+    options = LoadOptions(tables=args.tables, threads=args.threads)
+    bundle = open_or_make(args.bundle, options)
     if bundle.manifest.backbone is None:
         raise InputError(
             f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; "
@@ -45,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     kv = footprint_of(bundle.manifest).with_kv(args.kv).kv
     found = find_prepared(bundle, args.cache_dir, kv)
-    threads = args.threads or usable_cpus()
-    folder, record = found or make(bundle, args.cache_dir, threads, kv=kv)
+    folder, record = found or make(bundle, args.cache_dir, options.cpus, kv=kv)
     if args.json:
         print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))
         return 0

@@ -24,6 +24,7 @@ GGML = {"engine": "ggml"}
         ({"type": "int3"}, "type is 'int3'; expected one of small, balanced, near-lossless, keep"),
         ({"rows": "q4"}, "rows is 'q4'; expected one of fp32, fp16, int8, int4"),
         ({"threads": 0}, "threads is 0"),
+        ({"threads": 100_000}, "threads is 100000; expected 1 to .* CPUs; leave it out"),
         ({"max_kl": -0.1}, "max_kl is -0.1; expected 0 nats or more"),
         ({"max_kl": float("nan")}, "max_kl is nan"),
         ({"engine": "torch"}, "engine is 'torch'; expected one of onnxruntime, ggml"),

@@ -71,7 +71,7 @@ def measure(
     A comparison that fails keeps its earlier rounds; a bundle that fails raises. Raises InputError,
     BackendError, what loading raises, and MemoryPlanError if the bundle cannot run on the device.
     """
-    given = LoadOptions(**options)
+    given = LoadOptions.public(options)
     opened = open_or_make(bundle, given)
     if rounds < 1:
         raise InputError(f"rounds is {rounds}; expected at least 1")
