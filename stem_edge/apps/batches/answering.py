@@ -18,6 +18,7 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.many import run
 from stem_edge.runtime.scheduling.request import Chunk, Request
+from stem_edge.shown import shown
 
 SEQUENCES = 8  # answers computed together, if memory allows
 GRAMMARS = ("grammar", "schema", "regex")
@@ -111,9 +112,12 @@ def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEv
         raise RefusalError(row.wrong)
     given = dict(row.fields)
     prompt, messages = given.pop("prompt", None), given.pop("messages", None)
-    params = settings.params(row, given)  # first, because a misspelt prompt is an unknown option
     if (prompt is None) == (messages is None):
-        raise RefusalError("a row has either a prompt or messages; give one of them")
+        found = ", ".join(map(shown, row.fields)) or "neither"
+        raise RefusalError(
+            f"a row has either a prompt or messages, found {found}; give one of them"
+        )
+    params = settings.params(row, given)
     if messages is None:
         return model.request(prompt, params), AnswerEvents()
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):

@@ -84,9 +84,11 @@ def batch(
     else:
         model = pinned(model, options.get("progress"))  # one commit, however often it is opened
         loading["sequences"] = _contexts(model, loading)
+    rows = read_rows(source)
+    rows = chain((next(rows),), rows)  # the first now, because a wrong input must make no output
     with ResultFile(target) as results:
         before = Batch(len(results.keys), results.errors, first_error=results.first_error)
-        keys, rows = results.keys, read_rows(source)
+        keys = results.keys
         rows = (row for row in rows if key_of(row.id, row.line) not in keys)
         if (first := next(rows, None)) is None:  # nothing needs a model
             return before

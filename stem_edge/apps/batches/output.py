@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import time
 import warnings
@@ -19,13 +20,17 @@ from stem_edge.files.lock import lock
 
 SYNC_SECONDS = 5.0  # a power cut may lose the results of these seconds; they are computed again
 BEGIN = b'{"id":'  # of each line
+# The begin of each line, which may be cut anywhere, and what follows it.
+HEAD = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*(?:"|\\?\Z)|[nul]+|-?\d*)')
+AFTER_ID = b',"text":', b',"line":'
 
 
 class _Line(msgspec.Struct):
-    """Fields of a result line that identify its row."""
+    """Fields of a result line that identify its row, and one that tells a result from other JSON."""
 
     id: Id | None
     line: int = 0
+    finish_reason: str | None = None
     error: dict[str, Any] | None = None
 
 
@@ -84,12 +89,16 @@ class ResultFile:
                 raise self._other(1)  # before a line of it, which may be long
             file.seek(0)
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
                 try:
                     found = msgspec.json.decode(line, type=_Line)
                 except ValueError:
+                    if _is_cut(line):
+                        break
                     raise self._other(number) from None
+                if found.finish_reason is None and found.error is None:
+                    raise self._other(number)
+                if not line.endswith(b"\n"):
+                    break
                 whole += len(line)
                 self._note(key_of(found.id, found.line), found.line, found.error)
         return whole
@@ -114,6 +123,17 @@ class ResultFile:
                 f"{self.path}: cannot write results ({error.strerror or error}); once it can be "
                 "written, the same command goes on"
             ) from error
+
+
+def _is_cut(line: bytes) -> bool:
+    """Return True if this is the begin of a result without its end, or zeros from a power cut."""
+    if line.endswith(b"\n"):
+        return False
+    known = line.partition(b"\0")[0]
+    if (head := HEAD.match(known)) is None:
+        return BEGIN.startswith(known)
+    rest = known[head.end() :]
+    return any(rest.startswith(name) or name.startswith(rest) for name in AFTER_ID)
 
 
 def _open(path: Path) -> int:

@@ -118,7 +118,8 @@ def _is_ours(host: str, names: tuple[str, ...]) -> bool:
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
     """Return True if an Origin header is that of this server's pages, or is allowed."""
     try:
-        own = urlsplit(origin).netloc == host
+        page = urlsplit(origin)
+        own = page.netloc == host and page.scheme in ("http", "https")
     except ValueError:  # such as a malformed address
         own = False
     local = LOCALHOST in origins and LOCAL_ORIGIN.fullmatch(origin) is not None

@@ -49,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
     if not models:
         print("no models are kept; fetch one with: stem-edge run hf:org/name")
     root = cache_folder(None)
-    nbytes = sum(path.lstat().st_size for path in root.rglob("*"))
+    nbytes = 0
+    for path in root.rglob("*"):
+        with suppress(OSError):  # another command may remove it meanwhile
+            nbytes += path.lstat().st_size
     what = f"all of {root} ({format_size(nbytes)}, with copies prepared for this processor)"
     print(printable(f"{what} can be deleted: what is needed is made again"))
     return 0

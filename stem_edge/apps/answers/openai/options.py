@@ -24,7 +24,9 @@ SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alo
 API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
 # Field -> what to give instead; refused, because an answer without it would be another one.
 REFUSED = {
-    "max_new_tokens": "max_tokens",
+    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "max_tokens"),
+    "options": "its fields as fields of the request",
+    "num_ctx": "--context-length to stem-edge serve",
     "schema": "response_format or json_schema",
     "regex": "guided_regex",
     "functions": "tools",
@@ -79,6 +81,10 @@ class Options(msgspec.Struct):
     guided_grammar: str | None = None
     timings_per_token: bool | None = None
     max_new_tokens: Any = None
+    n_predict: Any = None
+    num_predict: Any = None
+    num_ctx: Any = None
+    options: Any = None
     schema: Any = None
     regex: Any = None
     functions: Any = None

@@ -83,7 +83,7 @@ WRONG = [
     ({"id": "both", "prompt": "a", "messages": []}, "both", "either a prompt or messages"),
     ({"id": "kind", "prompt": 5}, "kind", "token ids"),
     ({"id": "talk", "messages": "a"}, "talk", "messages is not a list"),
-    ({"id": "typo", "promt": "a"}, "typo", "no option promt"),
+    ({"id": "typo", "promt": "a"}, "typo", "either a prompt or messages, found 'promt'; give"),
     ({"id": "field", "prompt": "a", "max_tokens": 5}, "field", "no option max_tokens"),
     ({"id": "hot", "prompt": "a", "temperature": "x"}, "hot", "temperature is 'x'"),
     ({"id": "bias", "prompt": "a", "logit_bias": {"x": 1}}, "bias", "logit_bias has 'x'"),
@@ -204,8 +204,8 @@ def test_wrong_calls_are_refused(
     other.write_text("what is no result\n")
     empty.touch()
     cases: list[tuple[Any, Any, Any, str]] = [
-        (tmp_path / "no.jsonl", "out", {}, "cannot read the rows"),
-        (empty, "out", {}, "has no rows"),
+        (tmp_path / "no.jsonl", "new", {}, "cannot read the rows"),
+        (empty, "new", {}, "has no rows"),
         (source, source, {}, "is the input, too"),
         (source, tmp_path / "no" / "out", {}, "there is no folder"),
         (source, tmp_path, {}, "not a regular file"),
@@ -225,7 +225,7 @@ def test_wrong_calls_are_refused(
         stem_edge.batch(source, "none", tmp_path / "no", sequences=2)
     with pytest.raises(InputError, match="threads is 0"):
         stem_edge.batch(source, "none", DEMO, threads=0, sequences=2)
-    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "none").exists() and not (tmp_path / "new").exists()
     assert other.read_text() == "what is no result\n"
 
 

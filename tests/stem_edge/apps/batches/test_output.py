@@ -10,7 +10,10 @@ from faulty_disk import CHANGES, Failing, watch
 from stem_edge.apps.batches.output import ResultFile
 from stem_edge.errors import InputError
 
-LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}}\n']
+LINES = [
+    b'{"id":"a","text":"1","finish_reason":"stop"}\n',
+    b'{"id":2,"line":2,"error":{"message":"no"}}\n',
+]
 
 
 @pytest.mark.parametrize(
@@ -20,7 +23,7 @@ LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}
         (LINES[0], 1),
         (LINES[0] + LINES[1][:-1], 1),  # even what lacks its end alone
         (LINES[0] + LINES[1][:3], 1),
-        (LINES[1][:1], 0),
+        *((line[:end], 0) for line in LINES for end in range(1, len(line))),
         (LINES[0] + bytes(9000), 1),  # as after a power cut
         (LINES[0] + LINES[1][:9] + bytes(90), 1),
         (LINES[0] + bytes(90) + LINES[1][9:-1], 1),
@@ -38,7 +41,14 @@ def test_a_cut_line_is_dropped(data: bytes, kept: int, tmp_path: Path) -> None:
     assert path.read_bytes() == b"".join(LINES[:kept]) + b'{"id":"new"}\n'
 
 
-@pytest.mark.parametrize("data", [b"text", b"text\n", b"{}\n", LINES[0] + b"\0\0\n" + LINES[1]])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"text", b"text\n", b"{}\n", LINES[0] + b"\0\0\n" + LINES[1]),
+        *(b'{"id": 1, "note": "mine"}', b'{"id":1,"note":"mine"}', b'{"id":1,"note":"mi'),
+        *(b'{"id":1,"text":"mine"}', b'{"id":1,"text":"mine"}\n', LINES[0] + b'{"id": 1, "te'),
+    ],
+)
 def test_other_files_stay_as_they_are(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(data)
@@ -65,7 +75,7 @@ def test_a_failing_disk_loses_no_result(
         watch(patch, CHANGES, failing)
         try:
             with ResultFile(path) as found:
-                found.append({"id": "b"})
+                found.append({"id": "b", "finish_reason": "stop"})
         except InputError as error:
             assert "cannot write results (No space left on device)" in str(error)
         assert failing.failed == (at < 4), failing.count.names

@@ -84,6 +84,7 @@ def test_host(guarded: TestClient, host: str, fine: bool) -> None:
     [
         ("http://localhost", (), True),
         ("http://evil.example", (), False),
+        ("evil://localhost", (), False),
         ("null", (), False),
         ("http://[", (), False),
         ("http://localhost:1", (), False),

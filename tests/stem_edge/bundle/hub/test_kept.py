@@ -52,7 +52,7 @@ def listed(capsys: Capture) -> list[str]:
 
 
 def test_a_made_bundle_has_the_name_of_its_checkpoint(
-    hub: HubServer, cache: Path, file: Path, capsys: Capture
+    hub: HubServer, cache: Path, file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_or_make(file, LoadOptions())
     assert listed(capsys) == ["Small.Q4_0"]
@@ -61,6 +61,7 @@ def test_a_made_bundle_has_the_name_of_its_checkpoint(
         assert model.generate_text("The", max_new_tokens=1)
     assert open_bundle("Small.Q4_0").path.parent.parent == cache / MADE
     assert main(["rm", "Small.Q4_0"]) == 0
+    monkeypatch.setattr(Path, "rglob", lambda root, _: [root / "removed by another command"])
     assert listed(capsys) == [] and not list((cache / MADE).glob("*/"))
 
 

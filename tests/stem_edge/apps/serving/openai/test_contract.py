@@ -280,6 +280,12 @@ def test_refused_chats_name_the_field(
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": "a", "max_new_tokens": 5}, "give max_tokens"),
+        ({"prompt": "a", "n_predict": 5}, "give max_tokens"),
+        ({"prompt": "a", "num_ctx": 5}, "give --context-length"),
+        (
+            {"prompt": "a", "options": {"num_predict": 5}},
+            "give its fields as fields of the request",
+        ),
     ],
 )
 def test_refused_completions(client: TestClient, options: dict[str, Any], words: str) -> None:
