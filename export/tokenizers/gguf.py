@@ -25,6 +25,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import Value, open_gguf
 from stem_edge.export.tensor_files.json import one_line
+from stem_edge.text.tokenizer_gate import check_added, check_lengths
+from stem_edge.text.tokenizer_model import MAX_MERGES_IN_ALL
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,7 +61,6 @@ PRE = {
 
 
 AT = "tokenizer.ggml."
-MAX_TOKEN_CHARS = 4096
 # Sum over tokens of length * ways to cut a token; a vocabulary of 256,000 has 20 million.
 MAX_COMPARED = 1 << 27
 BYTE_LEVEL, SENTENCEPIECE, GEMMA4 = "gpt2", "llama", "gemma4"
@@ -90,10 +91,11 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
             f"{path}: {AT}pre is {one_line(repr(named))}; expected one of {', '.join(PRE)}: give the "
             "model's tokenizer.json with --tokenizer"
         )
-    tokenizer = _byte_level(keys, names, pre) if pre else _sentencepiece(keys, names, types)
     special = [n for n, t in zip(names, types, strict=True) if t in (UNKNOWN, CONTROL)]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     own = [n for n, t in zip(names, types, strict=True) if t == USER_DEFINED]
+    check_added(special + own)  # before the library gets them
+    tokenizer = _byte_level(keys, names, pre) if pre else _sentencepiece(keys, names, types)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in own])
     ids = {key: _id(keys, names, key) for key in ("bos", "eos", "eot", "eom")}
     bos, eos = (None if (id := ids[key]) is None else names[id] for key in ("bos", "eos"))
@@ -113,6 +115,7 @@ def _tokens(keys: Mapping[str, Value]) -> tuple[list[str], list[int]]:
         raise ValueError(f"{AT}token_type is not a list of {len(names)}, as {AT}tokens is")
     if len(set(names)) < len(names):
         raise ValueError(f"{len(names) - len(set(names))} tokens of {len(names)} are there twice")
+    check_lengths(names)
     return names, types
 
 
@@ -167,13 +170,9 @@ def _pairs(ranked: Iterable[str], known: Collection[str]) -> list[tuple[str, str
     """
     lengths, pairs, compared = {len(name) for name in known}, list[tuple[str, str]](), 0
     for name in ranked:
-        if len(name) > MAX_TOKEN_CHARS:
-            raise ValueError(
-                f"a token has {len(name)} characters; expected up to {MAX_TOKEN_CHARS}"
-            )
         cuts = [at for at in range(1, len(name)) if at in lengths and len(name) - at in lengths]
         compared += len(cuts) * len(name)
-        if compared > MAX_COMPARED:
+        if compared > MAX_COMPARED or len(pairs) > MAX_MERGES_IN_ALL:
             raise ValueError("its tokens are too long and too alike for one made by merging")
         parts = ((name[:at], name[at:]) for at in cuts)
         pairs += [(first, second) for first, second in parts if first in known and second in known]

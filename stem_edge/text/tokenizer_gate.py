@@ -7,7 +7,7 @@ that is encoded again, so that two parsers cannot disagree about it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -97,10 +97,7 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
     file = msgspec.json.decode(data, type=TokenizerFile)
     added = _decoded(file, "added_tokens", Added)
     steps = {name: _decoded(file, name, Step) for name in KINDS}
-    if (nbytes := sum(len(token.content.encode()) for token in added)) > MAX_ADDED_NBYTES:
-        raise ValueError(
-            f"the added tokens have {nbytes:,} bytes, expected at most {MAX_ADDED_NBYTES:,}"
-        )
+    nbytes = check_added([token.content for token in added])
     model, ids, memory = check_tokens(file.model, nbytes)
     for token in added:
         if ids.setdefault(token.content, token.id) != token.id:
@@ -150,7 +147,23 @@ def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
         raise ValueError(
             f"{token[:80]!r} and {by_id[number][:80]!r} both have id {number}, expected one token"
         )
-    longest = max(ids, key=len)
+    check_lengths(ids)
+
+
+def check_added(tokens: Sequence[str]) -> int:
+    """Return the bytes of added tokens. Raises ValueError if the library would take gigabytes for them."""
+    if len(tokens) > MAX_ADDED:
+        raise ValueError(f"{len(tokens):,} added tokens, expected at most {MAX_ADDED:,}")
+    if (nbytes := sum(len(token.encode()) for token in tokens)) > MAX_ADDED_NBYTES:
+        raise ValueError(
+            f"the added tokens have {nbytes:,} bytes, expected at most {MAX_ADDED_NBYTES:,}"
+        )
+    return nbytes
+
+
+def check_lengths(tokens: Iterable[str]) -> None:
+    """Raise ValueError if a token has too many characters."""
+    longest = max(tokens, key=len, default="")
     if len(longest) > MAX_TOKEN_CHARS:
         raise ValueError(
             f"a token has {len(longest)} characters ({longest[:20]!r}...), expected at most "

@@ -194,18 +194,25 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "type", "said"),
     [
-        (["a" * size for size in range(1, 1000)], "too long and too alike"),
-        (["a", "a" * 4097], "a token has 4097 characters; expected up to 4096"),
+        (["a" * size for size in range(1, 1000)], NORMAL, "too long and too alike"),
+        ([*map(str, range(210_000))], NORMAL, "too long and too alike"),
+        (["a", "a" * 4097], NORMAL, "a token has 4097 characters ("),
+        (["a", "a" * 4097], USER_DEFINED, "a token has 4097 characters ("),
+        (
+            [*map(str, range(1 + (1 << 15)))],
+            CONTROL,
+            "32,769 added tokens, expected at most 32,768",
+        ),
     ],
-    ids=["a ladder", "long"],
+    ids=["a ladder", "numerals", "long", "long and split off", "many that are split off"],
 )
 def test_tokens_that_would_take_gigabytes_are_refused(
-    names: list[str], said: str, tmp_path: Path
+    names: list[str], type: int, said: str, tmp_path: Path
 ) -> None:
     """The ladder took 1.5 GB, and with twice the steps more than 5."""
-    size = {"scores": [0.0] * len(names), "token_type": [NORMAL] * len(names), "merges": None}
+    size = {"scores": [0.0] * len(names), "token_type": [type] * len(names), "merges": None}
     path = written(tmp_path, byte_keys(258), model="llama", tokens=names, **size)
     tracemalloc.start()
     refused(lambda: converted(path), path, said, "--tokenizer")
