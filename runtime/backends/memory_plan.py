@@ -263,9 +263,11 @@ def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this mo
     elif total <= limit:
         return ""
     named = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts if nbytes)
+    mapped = format_size(total + needs.mapped, up=True)
+    counted = f", or {mapped} with mapped weights, which fit counts" * bool(needs.mapped)
     return (
         f"{whose} of {format_size(limit)} is too small for {path}: at least "
-        f"{format_size(total, up=True)} are needed{', beside mapped weights' * bool(needs.mapped)} ({named}); allow more or {advice}"
+        f"{format_size(total, up=True)} are needed{counted} ({named}); allow more or {advice}"
     )
 
 

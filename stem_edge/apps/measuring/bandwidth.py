@@ -15,6 +15,7 @@ from stem_edge.system.memory import available_memory
 
 LEAST = 10**8  # bytes a second; less must be a typing error
 READ_NBYTES, MOST_NBYTES = 1 << 29, 1 << 31  # by each thread, and by all: more than caches hold
+SAMPLE_NBYTES, SECONDS = 1 << 24, 0.5  # of each thread at a time; of all samples
 SHARE = 0.25  # of the available memory, for all threads together
 
 
@@ -41,14 +42,17 @@ def bandwidth_of(device: Device | None, given: int | str | None, threads: int) -
 
 
 def measured(threads: int) -> float:
-    """Measure how many bytes a second all threads together read from memory."""
+    """Return the bytes a second that all threads together read from memory: the best of short samples."""
     left = int(SHARE * available_memory())
     nbytes = min(READ_NBYTES, min(left, MOST_NBYTES) // threads) // 8 * 8
-    rates = []
     with ThreadPoolExecutor(threads) as pool:
         arrays = list(pool.map(lambda _: np.ones(nbytes // 8, np.uint64), range(threads)))
-        for _ in range(3):
-            started = time.perf_counter()
-            list(pool.map(np.bitwise_or.reduce, arrays))
-            rates.append(threads * nbytes / (time.perf_counter() - started))
-    return max(rates)
+        best, until, size = 0.0, time.perf_counter() + SECONDS, SAMPLE_NBYTES // 8
+        while time.perf_counter() < until:
+            for at in range(0, len(arrays[0]), size):  # short, so that other programs miss some
+                parts = [array[at : at + size] for array in arrays]
+                started = time.perf_counter()
+                list(pool.map(np.bitwise_or.reduce, parts))
+                seconds = time.perf_counter() - started
+                best = max(best, sum(part.nbytes for part in parts) / seconds)
+    return best

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     except MemoryPlanError as error:
         if args.json:
             raise
-        print("does not fit", *wrapped(f"{error}; fit includes mapped weights"), sep="\n")
+        print("does not fit", *wrapped(str(error)), sep="\n")
         return 1
     if args.json:
         print(json.dumps(to_dict(found), indent=1))
@@ -104,7 +104,11 @@ def _figures(one: Fit) -> list[str]:
         waits = f"{one.stall * 1e3:.3g} ms a token, from {one.flash or 'the page cache'}"
         rows += [("row cache hit rate", source), ("waiting for rows", waits)]
     rate = f"{format_size(one.token_nbytes)} a token at {one.bandwidth.source}"
-    timed = ", as preparing timed a step here" if one.step_seconds else ""
+    timed = (
+        ", as preparing timed a step here"
+        if one.step_seconds * one.bandwidth.rate > one.token_nbytes
+        else ""
+    )
     rows += [
         ("reads from memory", rate),
         ("upper bound of the speed", f"{format_rate(one.bound)} tokens/s{timed}"),
