@@ -27,6 +27,9 @@ from stem_edge.shown import parse_size
 from stem_edge.system import memory as machine
 from stem_edge.system.memory import available_memory, memory_cgroup
 
+NOT_APPLICABLE: dict[str, str] = {
+    "R7": "A native abort for want of memory ends the process that has the model; plans refuse before (R1 to R4).",
+}
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and limits")
 
 

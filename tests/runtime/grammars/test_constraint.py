@@ -67,8 +67,8 @@ def test_forced_tokens_are_those_of_the_tokenizer() -> None:
 def test_a_long_text_that_must_follow_is_split_in_parts() -> None:
     """All at once, a codec without room refuses it, and its error in the library takes 40 MB for good."""
     codec = demo_codec.__wrapped__()  # of its own, because the other one is shared
-    codec.room = TextRoom(0, own_memory() + 40_000_000)
     constraint = Grammars(codec, EOS_IDS, VOCAB_SIZE).open(Grammar.of_regex("a{100000}b"))
+    codec.room = TextRoom(0, own_memory() + 40_000_000)  # after the library of grammars is loaded
     forced = constraint.forced(9)
     assert forced and set(codec.decode(forced)) == {"a"}
 
