@@ -229,7 +229,7 @@ def _config(
 
 
 def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:
-    """Find the tokenizer file that params.json names, there or in the checkpoint's folder."""
+    """Return the tokenizer of params.json: the file at its path, or else in the checkpoint's folder."""
     path = Path(data.tokenizer.path) if data.tokenizer.path else None
     if path is not None and not path.is_file():
         path = folder / path.name if not (folder / path).is_file() else folder / path

@@ -49,7 +49,7 @@ class TensorFiles:
         return sorted(self._left)
 
     def own(self, name: str) -> str:
-        """Return the name that a tensor has in its file. The tensor must not have been taken."""
+        """Return a tensor's name in its file, for messages. The tensor must not have been taken."""
         return self._left[name].name
 
     def take(

@@ -95,9 +95,9 @@ class TableRows(Rows):
                 self._pool.submit(self.store.ahead, *self._find(records, 0).missing)
 
     def slots(self, row_ids: I64, last: int | None = None) -> I32:
-        """Return the slots of row ids. There must be a slot for each distinct record.
+        """Read the rows that are not cached; return the slots of all rows. Each distinct record needs a slot.
 
-        Raises RowReadError or MemoryError. The cache is still valid then, and the call can be repeated.
+        Raises RowReadError or MemoryError. After these errors, the cache is valid and the call can be repeated.
         """
         asked = self._ask(row_ids, last)
         self.cache.use(self._new(asked.records), asked.found)

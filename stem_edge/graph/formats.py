@@ -88,7 +88,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return WEIGHT_BITS[self.type_of(kind, name)]
 
     def values_apart(self, layer: int) -> bool:
-        """Return True if a layer projects v by a separate product, because its weight type differs."""
+        """Return True if v has a product of its own in a layer, because its weight type is not that of q and k."""
         at = f"layers.{layer}."
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 

@@ -36,11 +36,11 @@ class Products:
         self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Place the weight [size] of an RMS norm whose result the product `consumer` reads; return its name."""
+        """Place the weight [size] of an RMS norm; return its name. consumer: the product that reads the result."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
-        """Return True if a layer projects v by a separate product, because its weight type differs."""
+        """Return True if v has a product of its own in a layer, because its weight type is not that of q and k."""
         return self.format.values_apart(layer)
 
     def product(
@@ -73,7 +73,7 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Place a matrix that is both embedding and head; return it whole, and in pieces for products."""
+        """Place the matrix of a tied embedding and head; return all its rows, and these rows split for products."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(

@@ -22,7 +22,7 @@ def with_ngrams(
     rows: F32,
     observe: Observer,
 ) -> F32:
-    """Return x [T, dim], combined before a layer with n-gram rows [T * lookups, width]."""
+    """Combine a layer's input x [T, dim] with its n-gram rows [T * lookups, width]; return the new input."""
     rows = rows.reshape(len(x), -1)
     if config.stem_ffn == "engram":
         of_layers = np.split(rows, len(config.stem_layers), axis=1)

@@ -54,7 +54,7 @@ class Decoder(msgspec.Struct, kw_only=True):
     rope_parameters: dict[str, Any] | None = None
 
     def read_rope(self) -> tuple[float, RopeScaling | None]:
-        """Return rope_theta and rope_scaling of ModelConfig. Raises ValueError."""
+        """Read the values of ModelConfig's fields rope_theta and rope_scaling from config.json. Raises ValueError."""
         return read_rope(
             self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
         )
