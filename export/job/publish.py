@@ -27,6 +27,7 @@ from stem_edge.shown import format_size
 
 LOCK = ".lock"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+MORE_ROOM = "free some space, or choose another disk (with --cache-dir, if this is the cache)"
 
 
 @contextlib.contextmanager
@@ -111,8 +112,7 @@ def _explained(out: Path) -> Iterator[None]:
                 "then export again"
             ) from error
         raise ExportError(
-            f"{out}: the disk is full ({reason}; {format_size(free_nbytes(out))} free); free some "
-            "space and export again"
+            f"{out}: the disk is full ({reason}; {format_size(free_nbytes(out))} free); {MORE_ROOM}"
         ) from error
 
 
@@ -127,7 +127,7 @@ def check_free(out: Path, needed: int) -> None:
     if free < needed:
         raise ExportError(
             f"{out}: not enough room on its disk: {format_size(needed, up=True)} needed, "
-            f"{format_size(free)} free; free some space or choose another disk"
+            f"{format_size(free)} free; {MORE_ROOM}"
         )
 
 

@@ -11,6 +11,7 @@ from stem_edge.bundle.fetched import CHECKED, marked_folder
 from stem_edge.bundle.hub import PREFIX
 from stem_edge.bundle.hub.fetch import cache
 from stem_edge.bundle.hub.kept import Kept, kept_bundles, named
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.files.names import KEY_CHARS, PREPARED, cache_folder
 from stem_edge.files.trees import remove_tree
@@ -21,7 +22,8 @@ from stem_edge.shown import printable
 
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}(-[0-9a-f]{{{KEY_CHARS}}})?")
 DESCRIPTION = """\
-Remove models with everything that was prepared for them. Checkpoints stay."""
+Remove models with everything that was prepared for them. Checkpoints stay, and so
+do bundles that you exported."""
 
 EPILOG = """\
 examples:
@@ -30,7 +32,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "name of a model, as stem-edge list shows it, or its place"
+    what = "name of a model, as stem-edge list shows it, or a bundle"
     parser.add_argument("names", metavar="NAME", nargs="+", help=what)
 
 
@@ -54,6 +56,8 @@ def _find(name: str) -> Kept:
     for kept in kept_bundles():
         if kept.place in (name, place):
             return kept
+    if os.path.exists(Path(name) / MANIFEST):  # noqa: PTH110 - Path.exists raises for long names
+        return Kept(f"what was prepared for {name}", place, Path(name))
     if (found := named(name)) is None:
         raise InputError(f"no model is called {name!r}; give one that stem-edge list shows")
     return found
@@ -66,7 +70,7 @@ def _remove(kept: Kept) -> None:
         from huggingface_hub import scan_cache_dir
 
         scan_cache_dir(cache()).delete_revisions(kept.folder.name).execute()
-    elif not made.remove(kept.folder.parent):
+    elif kept in kept_bundles() and not made.remove(kept.folder.parent):
         raise StemEdgeError(f"{kept.name}: a process makes it; end that first")
     root = cache_folder(None)
     # Links lead elsewhere, and what has another name is somebody else's.

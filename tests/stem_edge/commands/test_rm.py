@@ -64,6 +64,9 @@ def test_removing_a_model_with_what_was_prepared_for_it_and_nothing_else(
         prepare(root / "prepared" / key(name), bundle)
         (root / "checked").mkdir(exist_ok=True)
         (root / "checked" / key(name)).write_text(str(bundle))
+    shutil.copytree(DEMO, tmp_path / "mine")  # a folder of the user, which stays
+    prepare(root / "prepared" / key("own"), tmp_path / "mine")
+    assert main(["rm", str(tmp_path / "mine")]) == 0 and (tmp_path / "mine").is_dir()
     for name in FOREIGN:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(str(root / MADE / KEY[:12] / "mine"))
