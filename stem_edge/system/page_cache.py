@@ -23,7 +23,7 @@ def drop_pages(paths: Iterable[Path]) -> None:
     if not hasattr(os, "posix_fadvise"):
         raise InputError(
             "cold is not possible here: this system does not let programs take files out of the "
-            "page cache (Linux does); leave out --cold and --device"
+            "page cache (Linux does); leave out --cold"
         )
     for path in paths:
         with path.open("rb") as file:

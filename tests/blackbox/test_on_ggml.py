@@ -35,13 +35,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fit_plans_for_the_engine_that_runs_it(
     tiny_bundle: Path, alone: Path, capsys: Capture
 ) -> None:
-    chosen = stem_edge.fit(alone, "2GB", bandwidth="10GB")
-    other = stem_edge.fit(tiny_bundle, "2GB", bandwidth="10GB")
+    chosen = stem_edge.fit(alone, "2GB")
+    other = stem_edge.fit(tiny_bundle, "2GB")
     assert [one.footprint.engine for one in (chosen, other)] == ["ggml", "onnxruntime"]
     assert chosen.mapped == chosen.footprint.step_nbytes > 0
     assert other.mapped == 0  # because small ones are not prepared
-    arguments = ["--bandwidth", "1GB", "--engine", "ggml"]
-    assert main(["fit", str(alone), "--memory", "2GB", *arguments]) == 0
+    assert main(["fit", str(alone), "--memory", "2GB", "--engine", "ggml"]) == 0
     out = capsys.readouterr().out
     assert "backbone q4_0 for ggml" in out
 
@@ -68,7 +67,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" els
 USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
     "memory_plan": "stem_edge.memory_plan({0!r})",
-    "fit": "stem_edge.fit({0!r}, '100MB', bandwidth='1GB')",
+    "fit": "stem_edge.fit({0!r}, '100MB')",
     "evaluate": "stem_edge.evaluate({0!r}, {1!r})",
     "measure": "stem_edge.measure({0!r}, prompt_tokens=8, new_tokens=2)",
 }

@@ -6,44 +6,30 @@ import argparse
 import json
 from dataclasses import asdict
 
-from stem_edge.apps.measuring.device_profiles import DEVICES
 from stem_edge.apps.measuring.fit import Fit, fit
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.commands.options.loading import BUNDLE_HELP, CONTEXT, add_loading
 from stem_edge.errors import MemoryPlanError
 from stem_edge.shown import format_size
-from stem_edge.text_table import format_rate, table, wrapped
+from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
-Say whether a bundle fits a device, without running it: how long a context and
-how many rows fit, and an upper bound of tokens a second. Here --memory includes
-the mapped weights, because every token reads them."""
+Say whether a bundle fits into some memory, without running it: how long a context
+and how many rows fit. Here --memory includes the mapped weights, because every
+token reads them."""
 
 EPILOG = """\
 examples:
   stem-edge fit model --memory 1GB
-  stem-edge fit model --device pi5
-
-devices, with what one program can have of each (round numbers, for planning):
-"""
+  stem-edge fit model --memory 3GB --context-length 2048"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    devices = [
-        (
-            *(f"  {device.name}", format_size(device.memory), f"{device.cpus} cores"),
-            *(f"{device.bandwidth / 1e9:g} GB/s", device.flash, device.what),
-        )
-        for device in DEVICES.values()
-    ]
-    parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
+    parser.epilog = EPILOG
     add = parser.add_argument
     add("path", metavar="BUNDLE", help=BUNDLE_HELP)
     memory = "what the program may take, like 1GB (default: the free)"
     add("--memory", metavar="SIZE", help=memory)
-    add("--device", metavar="NAME", help="plan for a device listed below")
-    bandwidth = "memory bandwidth, like 17GB (default: measured here)"
-    add("--bandwidth", metavar="SIZE", help=bandwidth)
     context = "tokens of prompt and answer at most"
     add(*CONTEXT, type=int, metavar="N", help=context)
     add_loading(parser, "threads", "sequences", "engine", "kv")
@@ -69,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_dict(one: Fit) -> dict[str, object]:
-    """Return a plan's numbers as plain JSON values: bytes, seconds, tokens."""
+    """Return a plan's numbers as plain JSON values: bytes and tokens."""
     return {
         "types": _types(one),
         "engine": one.footprint.engine,
@@ -77,13 +63,6 @@ def to_dict(one: Fit) -> dict[str, object]:
         "memory": one.memory,
         "mapped": one.mapped,
         "plan": asdict(one.plan) | {"total": one.plan.total},
-        "hit_rate": one.hit_rate,
-        "hit_source": one.hit_source,
-        "bandwidth": one.bandwidth._asdict(),
-        "flash": one.flash,
-        "token_nbytes": one.token_nbytes,
-        "stall_seconds_per_token": one.stall,
-        "bound_tokens_per_second": one.bound,
     }
 
 
@@ -100,19 +79,7 @@ def _figures(one: Fit) -> list[str]:
     if one.mapped:
         rows.append(("weights, mapped", f"{format_size(one.mapped)}, if they are to be read fast"))
     if one.tables:
-        source = f"{one.hit_rate:.0%} with {plan.slots:,} rows ({one.hit_source})"
-        waits = f"{one.stall * 1e3:.3g} ms a token, from {one.flash or 'the page cache'}"
-        rows += [("row cache hit rate", source), ("waiting for rows", waits)]
-    rate = f"{format_size(one.token_nbytes)} a token at {one.bandwidth.source}"
-    timed = (
-        ", as preparing timed a step here"
-        if one.step_seconds * one.bandwidth.rate > one.token_nbytes
-        else ""
-    )
-    rows += [
-        ("reads from memory", rate),
-        ("upper bound of the speed", f"{format_rate(one.bound)} tokens/s{timed}"),
-    ]
+        rows.append(("row cache", f"{plan.slots:,} rows"))
     if one.footprint.prefill_nbytes and not plan.prefill and plan.device is None:
         both = format_size(one.footprint.step_nbytes + one.footprint.prefill_nbytes)
         said = f"with those that decode, its matrices would take {both}, which this machine lacks"

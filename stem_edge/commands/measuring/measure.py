@@ -6,7 +6,6 @@ import argparse
 import json
 from typing import Any
 
-from stem_edge.apps.measuring.device_profiles import DEVICES
 from stem_edge.apps.measuring.runs.measure import ROUNDS, measure
 from stem_edge.apps.measuring.runs.report import report_table, to_dict
 from stem_edge.apps.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
@@ -21,16 +20,15 @@ tokens a second. Anonymous memory and pages mapped from files are listed apart."
 
 EPILOG = """\
 examples:
-  stem-edge measure model --device phone-4gb
+  stem-edge measure model --memory 600MB --cold
   stem-edge measure model --cases resident emulate-flash=emmc
-  stem-edge measure model --against other FILE.gguf,lazy
-devices: """
+  stem-edge measure model --against other FILE.gguf,lazy"""
 
-OPTIONS = ("text", "against", "cases", "prompt_tokens", "new_tokens", "rounds", "device", "cold")
+OPTIONS = ("text", "against", "cases", "prompt_tokens", "new_tokens", "rounds", "cold")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG + ", ".join(DEVICES)
+    parser.epilog = EPILOG
     add = parser.add_argument
     add("bundle", nargs="?", metavar="BUNDLE", help=BUNDLE_HELP)
     many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
@@ -46,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--max-new-tokens", "--new-tokens", dest="new_tokens", type=int, metavar="N", help=new
     )
     add("--rounds", type=int, metavar="N", default=ROUNDS, help=f"(default: {ROUNDS})")
-    add("--device", metavar="NAME", help="plan, threads and flash of a device listed below")
     cold = "drop files from the page cache before runs (Linux)"
     add("--cold", action="store_true", help=cold)
     add("--json", action="store_true", help="print all figures as JSON")

@@ -17,19 +17,15 @@ from typing import Any, Unpack
 import psutil
 
 import stem_edge
-from stem_edge.apps.measuring.device_profiles import find_device
-from stem_edge.apps.measuring.fit import beside_mapped
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.apps.measuring.workload import Workload, make_workload
-from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import open_or_make
-from stem_edge.system.memory import usable_cpus
 from stem_edge.system.page_cache import drop_pages
 from stem_edge.system.processor import cpu_info
 
@@ -47,7 +43,6 @@ def measure(
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
     rounds: int = ROUNDS,
-    device: str | None = None,
     cold: bool = False,
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
@@ -62,29 +57,32 @@ def measure(
     prompt_tokens: tokens of the prompt. Default: 512, or fewer if context or text are shorter.
     new_tokens: tokens decoded. Default: 128, or fewer if context or text are shorter.
     rounds: how often each subject runs. Default: 3.
-    device: name of a device (stem_edge.apps.measuring.device_profiles): run with its memory plan, as many
-        threads, and the delays of its flash.
-    cold: take all files out of the page cache before each run; always done for a device.
+    cold: take all files out of the page cache before each run.
     notify: called with a line about each run; at the end with an empty text.
     options: of stem_edge.load, for every bundle; `cases` override them.
 
     A comparison that fails keeps its earlier rounds; a bundle that fails raises. Raises InputError,
-    BackendError, what loading raises, and MemoryPlanError if the bundle cannot run on the device.
+    BackendError, and what loading raises.
     """
     given = LoadOptions.public(options)
     opened = open_or_make(bundle, given)
     if rounds < 1:
         raise InputError(f"rounds is {rounds}; expected at least 1")
     work = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
-    chosen = _chosen(opened, given, work, device)
+    chosen = replace(
+        given,
+        engine=choose_engine(opened, given.engine),
+        context_length=given.context_length or work.tokens,
+        threads=given.cpus,
+    )
     subjects = make_subjects(opened, chosen, cases, against)
-    if fresh := cold or device is not None:
+    if cold:
         drop_pages(())  # raises where that is not possible
     sizes = chosen.context_length or work.tokens, chosen.cpus
     try:
         for subject in subjects:
             _load_once(subject, sizes, notify)
-        found = _rounds(subjects, sizes, work, rounds, notify, fresh=fresh)
+        found = _rounds(subjects, sizes, work, rounds, notify, cold=cold)
     finally:
         notify("")
     settings = {
@@ -94,26 +92,11 @@ def measure(
         "rounds": rounds,
         "context_length": sizes[0],
         "threads": sizes[1],
-        "device": device,
-        "cold": fresh,
+        "cold": cold,
         "options": load_options(chosen),
     }
     versions = {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
     return Report(str(opened.path), machine(), versions, settings, found)
-
-
-def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | None) -> LoadOptions:
-    """Return the options with defaults filled in. Raises MemoryPlanError."""
-    engine = choose_engine(bundle, given.engine)
-    chosen = replace(given, engine=engine, context_length=given.context_length or work.tokens)
-    if device is None:
-        return replace(chosen, threads=given.cpus)
-    stated = find_device(device)
-    cpus = given.threads or min(stated.cpus, usable_cpus())
-    chosen = replace(chosen, threads=cpus, emulate_flash=given.emulate_flash or stated.flash)
-    if given.memory is None and given.slots is None:
-        chosen = replace(chosen, memory=beside_mapped(bundle, engine, chosen, stated.memory))
-    return chosen
 
 
 def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str], None]) -> None:
@@ -133,11 +116,11 @@ def _rounds(
     rounds: int,
     notify: Callable[[str], None],
     *,
-    fresh: bool,
+    cold: bool,
 ) -> dict[str, SubjectResult]:
     """Run all rounds; return results by subject.
 
-    fresh: with no file in the page cache. Raises what the first subject raises in its first round.
+    cold: with no file in the page cache. Raises what the first subject raises in its first round.
     """
     found = {subject.name: SubjectResult() for subject in subjects}
     for number, subject in product(range(1, rounds + 1), subjects):
@@ -146,7 +129,7 @@ def _rounds(
             continue
         notify(what)
         try:
-            if fresh:
+            if cold:
                 drop_pages(subject.files())
             with WorkerProcess(subject) as worker:
                 result.rounds.append(_round(worker, subject.loading(*sizes), work))

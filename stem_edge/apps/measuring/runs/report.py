@@ -76,8 +76,6 @@ def _head(report: Report) -> Iterator[str]:
     )
     if "provider" in settings["options"]:
         yield f"provider {settings['options']['provider']}"
-    if settings["device"] is not None:
-        yield f"device {settings['device']}"
 
 
 def _last(report: Report) -> Round:

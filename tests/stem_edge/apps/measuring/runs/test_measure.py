@@ -89,12 +89,6 @@ def test_the_command_with_another_bundle(dense_bundle: Path, capsys: Capture) ->
 
 
 @pytest.mark.slow
-def test_a_device_gives_memory_and_flash(capsys: Capture) -> None:
-    assert main(["measure", str(DEMO), *SHORT, "--device", "phone-4gb"]) == 0
-    assert "\ndevice phone-4gb\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_what_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Subject("lost", "llama.cpp", "no/such.gguf")
     make = subjects.make_subjects
@@ -122,7 +116,6 @@ def test_cases_are_options_of_load() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "toaster"], "expected one of phone-4gb"),
         (["--prompt-tokens", "5000"], "ask for fewer, or give a longer text"),
         (["--rounds", "0"], "rounds is 0"),
         (["--threads", "0"], "threads is 0"),
