@@ -26,6 +26,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**64 - 1),
     "logprobs": (0, 1024),
 }
+# What to do instead of values that mean "no limit" or "random" to other programs.
+INSTEAD = {
+    "max_new_tokens": "; a large number fills the context",
+    "top_k": "; 0 is all",
+    "seed": "; leave it out for a random one",
+}
 OPTIONAL = ("seed", "logprobs", *sampling.RANGES)
 MOST_BIAS = 100.0  # more than the logits of any two tokens differ
 
@@ -104,7 +110,7 @@ class SamplingParams:
             value = getattr(self, name)
             if not (_in_range(value, least, most) or (value is None and name in OPTIONAL)):
                 kind = "a whole number" if isinstance(most, int) else "a number"
-                raise _refused(name, value, f"{kind} from {least} to {most}")
+                raise _refused(name, value, f"{kind} from {least} to {most}{INSTEAD.get(name, '')}")
         if self.top_p == 0:
             raise _refused("top_p", self.top_p, "a number above 0, up to 1.0")
         self._check_others()

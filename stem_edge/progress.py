@@ -61,12 +61,15 @@ class Progress:
             self._bar.update(nbytes * self._scale)
 
     def _tell_lines(self) -> None:
+        told = ""
         while not self._ended.wait(LINE_AFTER / 4):
             with self._lock:
                 if (now := time.monotonic()) < self._due or self._ended.is_set():
                     continue
                 self._due = now + LINE_EVERY  # this process may have stood still
-                tell(self._line())
+                if (line := self._line()) != told:
+                    tell(line)
+                told = line
 
     def _line(self) -> str:
         """Return the share of this part that is done, and the time left."""

@@ -126,7 +126,10 @@ class LoadOptions:
         if context is None:
             return contexts(longest)
         if not 0 < context <= longest:
-            raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
+            raise InputError(
+                f"context_length is {context}; this model takes 1 to {longest}; leave it out for what "
+                "fits memory"
+            )
         return [context]
 
     @property

@@ -21,7 +21,10 @@ def no_bundle(manifest: Path) -> BundleError:
     if root.is_dir():
         said = f"not a bundle, it has no {manifest.name}; make one with: stem-edge export CHECKPOINT OUT"
     elif root.suffix == ".gguf" and root.is_file():
-        said = f"a GGUF file; make a bundle of it with: stem-edge export {root.name} OUT"
+        said = (
+            f"a GGUF file; make a bundle of it with: stem-edge export {root.name} OUT, or name the one "
+            f"that stem-edge run made of it: {root.stem} (stem-edge list)"
+        )
     elif working.with_name(working.name + OLD).is_dir():
         said = (
             "no such bundle folder; the export that was to replace it was cut off: run it again, "
@@ -37,8 +40,10 @@ def no_bundle(manifest: Path) -> BundleError:
 
 
 def _or_on_a_hub(root: Path) -> str:
-    """Return a suggestion of hf:org/name for a path like org/name or HF:org/name; else ""."""
+    """Return a suggestion of hf:org/name for a path like org/name or HF:org/name, or for a name."""
     with suppress(InputError):
         meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
         return "" if root.is_file() else f", or {meant}"
-    return ""
+    if root.is_file() or root.name != str(root):
+        return ""
+    return ", or hf:org/name, or a name that stem-edge list shows"

@@ -45,6 +45,12 @@ FOREIGN = {
     "chat": "stem-edge run MODEL chats",
     "pull": "stem-edge run hf:org/name fetches the model, too",
     **dict.fromkeys(("convert", "create", "quantize"), "stem-edge export makes a bundle"),
+    "server": "stem-edge serve MODEL",
+    "bench": "stem-edge measure MODEL",
+    "perplexity": "stem-edge eval MODEL",
+    "info": "stem-edge inspect MODEL",
+    "version": "stem-edge --version",
+    **dict.fromkeys(("ps", "stop", "cp"), "only stem-edge list and rm manage models"),
     **dict.fromkeys(("-m", "--model", "-hf", "-p"), "name a command first: stem-edge run -m MODEL"),
 }
 # Command -> extra of the package that it needs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,10 @@ def test_the_command(
     assert main([*arguments, "--type", "f16", "--force"]) == 0
     assert "f16" in (told := capsys.readouterr().out)
     assert f"generate {out} 'Once" in told
+    chat = Path(shutil.copytree(out, tmp_path / "chat"))
+    (chat / "chat_template.jinja").write_text("{{ messages }}")
+    assert main([*arguments, "--force", "--tokenizer", str(chat / "tokenizer.json")]) == 0
+    assert f"try it: stem-edge run {out}\n" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     told = capsys.readouterr().out

@@ -62,3 +62,7 @@ def test_without_a_terminal_long_parts_are_told_in_lines(
         bar.begin("choosing types", 30, layers=30)
         bar.advance(30)
         assert after(9) == "choosing types: layer 30 of 30\n"
+        clock[0] += progress.LINE_EVERY
+        time.sleep(0.1)  # in which the same line would come again
+        bar.begin("comparing")
+        assert after(9) == "comparing\n"

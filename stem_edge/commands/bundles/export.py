@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stem_edge.bundle.manifest import TOKEN_COUNTS
+from stem_edge.bundle.manifest import TOKEN_COUNTS, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError, StemEdgeError
@@ -22,6 +22,7 @@ from stem_edge.runtime.planning import memory_plan
 from stem_edge.runtime.rows.ngram_rows import open_rows
 from stem_edge.shown import format_size
 from stem_edge.tables.token_counts import read_counts
+from stem_edge.text.chat_template import has_template
 
 VERDICTS = (
     (NEAR, "near", "its texts are about as good"),
@@ -90,7 +91,10 @@ def run(args: argparse.Namespace) -> int:
     with suppress(StemEdgeError):
         if takes := memory_plan(args.out).preparing:
             print(f"the first load prepares it for this processor, once: {takes}")
-    print(f"try it: stem-edge generate {args.out} 'Once upon a time'")
+    config = bundle.file(TOKENIZER_CONFIG)
+    chats = config is not None and has_template(config)
+    text = f"run {args.out}" if chats else f"generate {args.out} 'Once upon a time'"
+    print(f"try it: stem-edge {text}")
     return 0
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from stem_edge import sampling
 from stem_edge.commands.options.arguments import MORE, read_text
 from stem_edge.errors import InputError
+from stem_edge.progress import tell
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
@@ -31,11 +32,26 @@ def add_text(add: Callable[..., object], metavar: str, what: str) -> None:
 
 
 def given_text(args: argparse.Namespace) -> str | None:
-    """Return the prompt, or None. Raises InputError if there are two."""
+    """Return the prompt, or None. Raises InputError if there are two, or for "-"."""
     if args.text is not None and args.prompt is not None:
         raise InputError("more than one prompt; give it by position or with -p")
     found: str | None = args.prompt if args.text is None else args.text
+    if found == "-":
+        raise InputError("the text is '-', expected words; leave it out, and stdin is read")
+    if found is not None and _stdin_has_data():
+        tell("note: stdin is not read, because a text was given")
     return found
+
+
+def _stdin_has_data() -> bool:
+    """Return True if a pipe or file waits in stdin. It stays unread: it may be that of a shell's loop."""
+    with suppress(AttributeError, ImportError, OSError):  # no stdin; Windows; a device
+        import fcntl
+        import termios
+
+        if not sys.stdin.isatty():
+            return any(fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, bytes(4)))
+    return False
 
 
 def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> None:

@@ -27,6 +27,15 @@ FOREIGN = {
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-bits"), KV),
     **dict.fromkeys(("--mlock", "--no-mmap"), WHOLE),
     **dict.fromkeys(("-i", "-cnv", "--conversation", "--interactive", "--chat"), RUN),
+    **dict.fromkeys(("-no-cnv", "--no-conversation"), "stem-edge generate continues a text"),
+    **dict.fromkeys(("-st", "--single-turn"), "stem-edge run MODEL MESSAGE answers once"),
+    **dict.fromkeys(("--mmproj", "--image"), "models read only text here"),
+    **dict.fromkeys(("-tb", "--threads-batch"), "--threads N is for prompts, too"),
+    **dict.fromkeys(
+        ("-b", "--batch-size", "-ub", "--ubatch-size"), "memory decides it; leave it out"
+    ),
+    **dict.fromkeys(("--quantize", "-q", "--q-bits"), "--type TYPE chooses the bits"),
+    **dict.fromkeys(("--input", "--output"), "give files without an option, as IN OUT"),
     **dict.fromkeys(
         ("-md", "--model-draft", "--draft-model", "--draft-max", "--num-draft-tokens"), DRAFTS
     ),
@@ -34,7 +43,11 @@ FOREIGN = {
     **dict.fromkeys(("-j", "--json-schema", "--format"), "--schema FILE reads one from a file"),
     **dict.fromkeys(("-np", "--parallel"), "--sequences N fits N contexts"),
     **dict.fromkeys(("-r", "--reverse-prompt"), "--stop TEXT ends an answer"),
-    **dict.fromkeys(("-fa", "--flash-attn"), "attention is always computed so; leave it out"),
+    **dict.fromkeys(("-fa", "--flash-attn", "--jinja"), "it is always so; leave it out"),
+    "--chat-template": "the model's own is always used; leave it out",
+    "--color": "leave it out",
+    "--keepalive": "a model stays loaded; leave it out",
+    "--logit-bias": "the server and Python have logit_bias",
     "--repeat-last-n": "--repetition-penalty counts the whole text",
     "--adapter-path": "stem-edge export --lora merges an adapter",
     "--api-key": "--api-key-file FILE, because all users of a machine see its command lines",
@@ -144,7 +157,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^(argument (-\w/)?--[\w-]+)(/-+[\w-]+)+", r"\1", message)  # no synonyms
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        near = get_close_matches(unknown[1], known, 1, 0.7) if unknown else []
+        near = get_close_matches(unknown[1], known, 1, 0.8) if unknown else []
         hint = "".join(f"did you mean {name}? " for name in near)
         self.exit(2, f"{self.prog}: {message}; {hint}see {self.prog} --help\n")
 

@@ -243,7 +243,10 @@ def test_weights_of_another_size_than_the_models(
         ("a\0b", "no such bundle folder; give the folder of an export"),
         ("none.gguf", "no such file; give the folder of an export, or a GGUF file"),
         ("notes.txt", "no such bundle folder, but a file; give the folder of an export"),
-        ("model.gguf", "a GGUF file; make a bundle of it with: stem-edge export model.gguf OUT"),
+        (
+            "model.gguf",
+            "with: stem-edge export model.gguf OUT, or name the one that stem-edge run made",
+        ),
         (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
     ],
 )

@@ -103,7 +103,12 @@ def test_interrupt_while_generating_still_gives_the_figures(
         (["generate", "/nowhere", "-p", "a"], "/nowhere: no such bundle folder"),
         (["generate", str(DEMO.parent), "-p", "a"], "not a bundle, it has no manifest.json"),
         ([*GENERATE, "--temp", "-1"], "--temperature is -1.0; expected a number"),
-        ([*GENERATE, "-n", "0"], "--max-new-tokens is 0; expected a whole number"),
+        ([*GENERATE, "-n", "-1"], "to 2147483647; a large number fills the context"),
+        ([*GENERATE, "--top-k", "-1"], "to 2147483647; 0 is all"),
+        ([*GENERATE, "-s", "-1"], "leave it out for a random one"),
+        ([*GENERATE, "-c", "0"], "--context-length is 0; this model takes 1 to 256; leave it out"),
+        (["run", str(DEMO), "-"], "the text is '-', expected words; leave it out"),
+        (["run", "small:1b"], "or hf:org/name, or a name that stem-edge list shows"),
         ([*GENERATE, "-p", "b"], "more than one prompt; give it by position or with -p"),
         ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, but resident keeps the rows"),
         ([*GENERATE, "--engine", "ggml"], "no backbone for ggml"),
@@ -136,6 +141,12 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
         ("-ngl 99", "there is no -ngl here; --provider NAME"),
         ("-np 4", "--sequences N"),
         ("--repeat-last-n 4", "--repetition-penalty counts"),
+        ("-no-cnv", "there is no -no-cnv here; stem-edge generate continues"),
+        ("-tb 2", "there is no -tb here; --threads N"),
+        ("export a b -q", "there is no -q here; --type TYPE"),
+        ("batch --input a", "there is no --input here; give files without"),
+        ("--inpu a", "unrecognized arguments: --inpu a; see"),
+        ("server model", "there is no command server; stem-edge serve MODEL"),
         ("--max-token 4", "did you mean --max-tokens?"),
         ("--unlike-any 4", "unrecognized arguments: --unlike-any 4; see"),
         ("measure a -f", "unrecognized arguments: -f; see"),
@@ -149,7 +160,7 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
     ],
 )
 def test_options_of_other_programs_name_ours(words: str, said: str, capsys: Capture) -> None:
-    command = GENERATE if words.split()[0] not in {*COMMANDS, "chat", "-m"} else []
+    command = GENERATE if words.split()[0] not in {*COMMANDS, "chat", "-m", "server"} else []
     with pytest.raises(SystemExit):
         main([*command, *words.split()])
     assert said in capsys.readouterr().err

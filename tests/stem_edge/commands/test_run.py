@@ -16,6 +16,7 @@ import pytest
 from chats import thinking, write_chat_bundle
 from installed import DEMO
 from loading import load_fixed
+from open_files import posix
 from terminal import CTRL_C, CTRL_D, Terminal
 
 import stem_edge
@@ -64,12 +65,30 @@ def piped(monkeypatch: pytest.MonkeyPatch, text: str | bytes, *arguments: str | 
 def test_a_line_is_a_message_and_stdout_has_the_answers_alone(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cut = "stem-edge: note: cut at 3 tokens (--max-new-tokens)\n"
     assert piped(monkeypatch, f"{FRANCE}\n\n{PERU}", bundle, "-n", "3") == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == 2 * cut
     assert [line[:4] for line in out.splitlines()] == [" Par", " Lim"]
     assert piped(monkeypatch, PERU, bundle, FRANCE, "-n", "3") == 0
-    assert capsys.readouterr() == (f"{out.splitlines()[0]}\n", "")
+    assert capsys.readouterr() == (f"{out.splitlines()[0]}\n", cut)
+
+
+@posix
+@pytest.mark.parametrize("text", ["", PERU])
+def test_stdin_beside_a_message_is_named_and_stays_unread(
+    text: str, bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, into = os.pipe()
+    with os.fdopen(out) as stdin, os.fdopen(into, "w") as writer:
+        writer.write(text)
+        writer.flush()  # not closed, as by a program that never writes
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["run", str(bundle), FRANCE, "-n", "3", "-q"]) == 0
+        said = "stem-edge: note: stdin is not read, because a text was given\n"
+        assert capsys.readouterr().err == (said if text else "")
+        writer.close()
+        assert stdin.read() == text
 
 
 @pytest.mark.parametrize(
@@ -227,7 +246,7 @@ def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
     with load_fixed(DEMO, warm_start=False) as model:
         talk = model.conversation()
         monkeypatch.setattr(talk, "send", send)
-        session = Session(model, talk, SamplingParams(), True, False, False, explain=str)
+        session = Session(model, talk, SamplingParams(), True, False, True, explain=str)
         take(session, Typed(FRANCE, is_command=False))
         assert "the message is not kept" in capsys.readouterr().err
         session.interactive = False
@@ -249,14 +268,14 @@ def test_thoughts_are_folded(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with thinking(tmp_path) as bundle:
-        assert piped(monkeypatch, FRANCE, bundle, "-n", "11", "--thinking") == 0
+        assert piped(monkeypatch, FRANCE, bundle, "-n", "11", "--thinking", "--quiet") == 0
         assert capsys.readouterr() == ("in Europe.\n", "")
         assert piped(monkeypatch, FRANCE, bundle, "-n", "11", "--json") == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["thoughts"], told["text"]) == ("Paris. It is a", "in Europe.")
         with load_fixed(bundle, warm_start=False) as model:
             params = SamplingParams(max_new_tokens=11)
-            session = Session(model, model.conversation(), params, True, False, False, explain=str)
+            session = Session(model, model.conversation(), params, True, False, True, explain=str)
             take(session, Typed(FRANCE, is_command=False))
     out, err = capsys.readouterr()
     assert out == "in Europe.\n"
@@ -279,6 +298,11 @@ def test_thoughts_are_folded(
         ("/set top_k 0.5", "top-k is '0.5'; expected a number of at most 30 characters, like /set"),
         ("/set temperature", "temperature is ''; expected a number of"),
         ("/set temperature -1", "temperature is -1.0; expected"),
+        ("/set parameter top_k 5", "'parameter'; try /set NAME VALUE; expected one of"),
+        ("/set system x", "'system'; try /system TEXT; expected"),
+        ("/set num_ctx 9", "start with --context-length N"),
+        ("/regen", "there is no command '/regen'; try /retry"),
+        ("/read x", "paste the text between"),
         ("/sett", "there is no command '/sett'; try /set"),
         ("/by", "there is no command '/by'; try /bye"),
     ],

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     thinking = "let the model think before it answers, or not"
     add("--thinking", action=argparse.BooleanOptionalAction, help=thinking)
     add("--json", action="store_true", help="print a JSON object for each answer")
-    add("-q", "--quiet", action="store_true", help="print no figures in a chat at a terminal")
+    add("-q", "--quiet", action="store_true", help="print no figures and notes")
     add_sampling(parser.add_argument_group("choosing tokens"), MAX_NEW_TOKENS)
     add_loading(parser.add_argument_group("loading"))
     parser.set_defaults(explain=partial(with_options, parser))
@@ -69,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
         params = model.chosen(params, CONVERSATION)
         thinking = {} if args.thinking is None else {"enable_thinking": args.thinking}
         with model.conversation(system, template_arguments=thinking) as conversation:
-            figures = interactive and not args.quiet and not args.json
             session = Session(
-                model, conversation, params, interactive, args.json, figures, args.explain
+                model, conversation, params, interactive, args.json, args.quiet, args.explain
             )
             if interactive:
                 session.tell(_welcome(model, params))

@@ -20,7 +20,7 @@ from stem_edge.runtime.scheduling.request import Chunk
 class Session:
     """A chat session: the conversation and how it is printed.
 
-    figures: print a line of figures after each answer. explain: error messages for this command.
+    quiet: print neither figures after an answer at a terminal, nor why an answer was cut. explain: error messages for this command.
     """
 
     model: Model
@@ -28,7 +28,7 @@ class Session:
     params: SamplingParams
     interactive: bool
     as_json: bool
-    figures: bool
+    quiet: bool
     explain: Callable[[str], str]
     failed: bool = False  # whether a message or a command was refused
     files: set[Path] = field(default_factory=set)  # that have this conversation, of before or now
@@ -89,14 +89,17 @@ class Session:
         if self.as_json:
             answer = as_object(done, self.model.stats)
             print(json.dumps(answer, ensure_ascii=False), flush=True)
-        else:
-            write_text("\n")
-        if self.figures:
-            self.tell(self.model.stats.line() + self._why_cut(done))
+            return
+        write_text("\n")
+        cut = self._why_cut(done)
+        if self.interactive and not self.quiet:
+            self.tell("; ".join([self.model.stats.line(), *cut]))
+        elif cut and not self.quiet:
+            self.tell(f"stem-edge: note: {cut[0]}")
 
-    def _why_cut(self, done: list[Chunk]) -> str:
+    def _why_cut(self, done: list[Chunk]) -> list[str]:
         if done[-1].finish_reason != "length":
-            return ""
+            return []
         if self.model.stats.new_tokens == self.params.max_new_tokens:
-            return f"; cut at {self.params.max_new_tokens} tokens (--max-new-tokens)"
-        return f"; the context of {self.model.plan.context_length} tokens is full (/undo or /new)"
+            return [f"cut at {self.params.max_new_tokens} tokens (--max-new-tokens)"]
+        return [f"the context of {self.model.plan.context_length} tokens is full (/undo or /new)"]

@@ -24,13 +24,24 @@ KEYS = '''\
 A message ends with its line. Lines between two lines of """ are one message. A message that begins with / needs a space before it.
 Ctrl-C stops an answer.'''
 
+# What people type who come from Ollama or llama.cpp -> what to do here.
+HINTS = {
+    **dict.fromkeys(("/regen", "/regenerate"), "try /retry"),
+    "/show": "try /set, which shows the options",
+    "/read": 'paste the text between two lines of """',
+    "/set parameter": "try /set NAME VALUE",
+    "/set system": "try /system TEXT",
+    **dict.fromkeys(("/set num_ctx", "/set context_length"), "start with --context-length N"),
+    "/set num_predict": "try /set max_new_tokens N",
+}
+
 
 def obey(session: Session, line: str) -> None:
     """Run a slash command, except EXIT. Raises InputError, and errors of generating answers."""
     name, _, argument = line.partition(" ")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, *ENDS], 1)
-        hint = f"try {near[0]}" if near else "/help lists all"
+        hint = HINTS.get(name) or (f"try {near[0]}" if near else "/help lists all")
         raise InputError(
             f"there is no command {shown(name)}; {hint}, or put a space before / to send a message"
         )
@@ -62,6 +73,7 @@ def _set(session: Session, text: str) -> None:
             field, RANGES, 1
         )
         hint = f"did you mean {near[0]}? " if near else ""
+        hint = f"{elsewhere}; " if (elsewhere := HINTS.get(f"/set {field}")) else hint
         raise InputError(
             f"no option is called {shown(name)}; {hint}expected one of {', '.join(map(repr, RANGES))}"
         )
