@@ -93,9 +93,9 @@ def export_bundle(
         It does not change the generated tokens.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     calibration: file of text, or of token ids as .npy or .int32, like the model's later input. It
-        decides types, guides the quantizer, balances the channels of the prefill graph and warms
-        the row cache. On ggml, it measures how important the channels of quantized matrices are.
-        Default: a mixed text of 50 kB, which does not warm the row cache.
+        decides types, guides the quantizer and balances the channels of the prefill graph.
+        On ggml, it measures how important the channels of quantized matrices are.
+        Default: a mixed text of 50 kB.
     max_kl: largest mean divergence from the checkpoint, in nats, on the last 512 tokens of the
         calibration text. If a graph diverges more, the export fails and leaves `out` as it was.
         Default: 0.5.

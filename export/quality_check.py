@@ -117,7 +117,6 @@ def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Mo
         threads=plan.recipe.cpus,
         engine=plan.recipe.engine,
         context_length=tokens,
-        warm_start=False,
         weights="packed" if backbone < LARGE_NBYTES else "prepared",
         cache_dir=prepared,
         progress=False,

@@ -51,14 +51,13 @@ class Answering(ModelText):
         text: TextCodec,
         prefixes: Prefixes,
         stepping: Stepping,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(bundle, text)
         self.plan: MemoryPlan = plan  # memory, and the context length that fits
         # Metrics of the latest generate or logits. Concurrent calls count each other's rows.
         self.stats: GenerationStats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
-        self._prefixes, self._on_close, self._closed = prefixes, on_close, False
+        self._prefixes, self._closed = prefixes, False
         self._open_edits: OpenEdits | None = None  # once a call has edits, or other rows
         self.stepping = stepping  # whether a step may have several tokens, and what drafts them
 
@@ -256,8 +255,6 @@ class Answering(ModelText):
         first, self._closed = not self._closed, True
         self._close_chat()
         with ExitStack() as last_first:
-            if first and self._on_close is not None and not self.engine.forked:
-                last_first.callback(self._on_close)
             last_first.callback(self.engine.close)
             if first and not self.engine.forked:
                 self._prefixes.close()

@@ -14,7 +14,7 @@ import numpy as np
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import InputError, RowReadError
+from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
@@ -27,7 +27,7 @@ from stem_edge.runtime.load_plan import (
 )
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.rows.rows import READ_AT_ONCE, Rows, keys_of
+from stem_edge.runtime.rows.rows import Rows, keys_of
 from stem_edge.runtime.scheduling.request import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.shown import parse_size
@@ -74,7 +74,7 @@ def load(
     resident: read all tables into memory first.
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
-    cache_dir: folder for prepared backbones, token counts and tokenizers. Default: the user's cache folder.
+    cache_dir: folder for prepared backbones and tokenizers. Default: the user's cache folder.
     prompt_cache: also save the KV caches of prompts in files, for later runs: a folder, or True for one in the
         user's cache folder. The files contain the prompts. Not on accelerators.
     progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal;
@@ -134,14 +134,9 @@ def _assemble(
     With a memory limit, the row cache also gets the memory that is left once the backbone is open. later: bytes that
     this process will need in addition to the model.
     """
-    format, cache_dir = bundle.manifest.table_format, options.cache_dir
+    format = bundle.manifest.table_format
 
-    def model(
-        backend: Backend,
-        rows: Rows,
-        plan: MemoryPlan = plan,
-        on_close: Callable[[], None] | None = None,
-    ) -> Model:
+    def model(backend: Backend, rows: Rows, plan: MemoryPlan = plan) -> Model:
         engine = Engine(backend, rows, plan.chunk_tokens, plan.logit_tokens)
         with ExitStack() as failed:
             failed.callback(engine.close)
@@ -154,7 +149,7 @@ def _assemble(
                 speculation = open_speculation(engine, plan, footprint, costs, options)
             failed.pop_all()
         stepping = Stepping(options.exact, costs, speculation)
-        return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
+        return Model(bundle, engine, plan, text, prefixes, stepping)
 
     if format is None:
         return model(loader.open(None), Rows())
@@ -162,7 +157,6 @@ def _assemble(
     from stem_edge.runtime.rows.cache import RowCache
     from stem_edge.runtime.rows.store import open_store
     from stem_edge.runtime.rows.table_rows import TableRows
-    from stem_edge.runtime.rows.warm import SECONDS, fill, keep_uses, known_uses
 
     with ExitStack() as opened:
         flash, prompt_rows = options.emulate_flash, bundle.manifest.model.prompt_rows
@@ -174,27 +168,22 @@ def _assemble(
         keys = keys_of(bundle.manifest.model)
         rows = TableRows(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
-        wanted = np.zeros(0, np.int64)
-        if options.warm_start and not options.resident:
-            uses = known_uses(bundle, tables, cache_dir)
-            wanted = wanted if uses is None else cache.expect(uses)
 
-        # Over a network, small batches, because time is checked only between batches.
-        batch = min(plan.chunk_tokens, READ_AT_ONCE) if tables.distant else plan.chunk_tokens
+        def fill() -> None:
+            for start in range(0, plan.slots, plan.chunk_tokens):  # one such batch is planned
+                stop = min(start + plan.chunk_tokens, plan.slots)
+                slots, missing = cache.find(np.arange(start, stop))
+                cache.install(missing, tables.read(*missing), slots)
 
-        def fill_slots() -> None:
-            if options.resident:
-                fill(cache, tables, range(plan.slots), plan.chunk_tokens)
-            with suppress(RowReadError):  # it fails again, and is reported, when a row is needed
-                fill(cache, tables, wanted, batch, SECONDS)
-
-        backend = _open_and_fill(loader, cache.storage, fill_slots)
+        if options.resident:
+            backend = _open_and_fill(loader, cache.storage, fill)
+        else:
+            backend = loader.open(cache.storage)
         if grows:
-            opened_nbytes = own_memory() - cache.filled * needs.footprint.slot_nbytes + later
+            opened_nbytes = own_memory() + later
             plan = plan.measured(opened_nbytes, needs, parse_size(options.memory or 0))
             cache.slots = plan.slots
-        keep = (lambda: keep_uses(bundle, cache, cache_dir)) if options.warm_start else None
-        loaded = model(backend, rows, plan, keep)
+        loaded = model(backend, rows, plan)
         opened.pop_all()
     return loaded
 
@@ -212,13 +201,13 @@ def _open_prefixes(
     return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
 
 
-def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
+def _open_and_fill(loader: EngineLoader, slots: Slots, fill: Callable[[], None]) -> Backend:
     """Open the backbone and fill the row cache at the same time."""
-    with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
-        filling = fill_slots
+    with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-fill") as thread:
+        filling = fill
         # Where no thread can start, the slots are filled after the backbone is open instead.
         with suppress(RuntimeError):
-            filling = thread.submit(fill_slots).result
+            filling = thread.submit(fill).result
         backend = loader.open(slots)
         try:
             filling()

@@ -30,7 +30,7 @@ Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
 Speculate: TypeAlias = Literal["auto"] | int | Draft
 
 
-INTERNAL = frozenset(("weights", "overlap", "warm_start", "keep_prefixes", "emulate_flash"))
+INTERNAL = frozenset(("weights", "overlap", "keep_prefixes", "emulate_flash"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,6 @@ class LoadOptions:
     # INTERNAL: what measurements, checks and exports choose.
     weights: Weights = "prepared"
     overlap: bool = True  # read rows ahead in a thread
-    warm_start: bool = True  # fill the row cache with the most used tokens, and count them
     keep_prefixes: bool = True  # go on from earlier prompts that begin with the same tokens
     emulate_flash: FlashName | None = None  # delay reads like slower flash
 

@@ -16,7 +16,6 @@ from stem_edge.bundle.footprint import LEAST_BUCKETS
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.rows import EMPTY, Flags, Missing
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.tables.token_counts import Uses
 
 # Counts are halved after this many uses per slot: often enough to follow a change of topic, rarely
 # enough to remember frequent words. Chosen on real text with 512 to 8192 slots
@@ -143,24 +142,6 @@ class RowCache:
         """Remove records that will not be looked up again."""
         slots, there = self._look_up(records)
         self._unlink(slots[there])
-
-    def uses(self) -> Uses:
-        """Return the cached records and how often each was used recently."""
-        records = self._record_of[self._record_of != EMPTY]
-        return Uses(records, self._count[records % self._buckets])
-
-    def expect(self, uses: Uses) -> I64:
-        """Initialize the counts from earlier uses; return the most used records, best first.
-
-        All these uses together count as much as the uses between two halvings, so new text soon outweighs them.
-        """
-        total = int(uses.counts.sum(dtype=np.uint64))
-        if not total:
-            return np.zeros(0, np.int64)
-        scale = AGEING_USES_PER_SLOT * self.slots / total
-        self._count[uses.records % self._buckets] = uses.counts * scale
-        best = np.argsort(uses.counts, kind="stable")[::-1]
-        return np.asarray(uses.records[best[: self.slots]], np.int64)
 
 
 NOTHING = Missing(np.zeros(0, np.int64), np.zeros(0, np.bool_))

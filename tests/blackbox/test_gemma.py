@@ -57,9 +57,7 @@ def bundle(exact: Exact) -> Path:
 def test_tokens_of_a_prompt_read_the_first_rows_alone(
     bundle: Path, engine: EngineName, overlap: bool
 ) -> None:
-    with load_fixed(
-        bundle_for(bundle, engine), engine=engine, warm_start=False, overlap=overlap
-    ) as model:
+    with load_fixed(bundle_for(bundle, engine), engine=engine, overlap=overlap) as model:
         config, ids = model.config, [*range(3, 13)]
         rows, layout = config.prompt_rows, model.bundle.manifest.tables
         assert layout is not None and 0 < rows < config.n_layers

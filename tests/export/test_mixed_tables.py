@@ -1,4 +1,4 @@
-"""Mixed tables from export to tokens: values, reads, counts and warm start."""
+"""Mixed tables from export to tokens: values, reads and counts."""
 
 from __future__ import annotations
 

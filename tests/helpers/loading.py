@@ -11,5 +11,5 @@ from stem_edge.runtime.loading import load_with
 
 
 def load_fixed(path: str | Path, memory: int | str | None = None, **options: Any) -> Model:
-    """Load a bundle as stem_edge.load does, such as without a warm row cache."""
+    """Load a bundle as stem_edge.load does, such as on emulated flash."""
     return load_with(path, LoadOptions(memory=memory, **options))

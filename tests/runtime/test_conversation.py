@@ -41,7 +41,7 @@ def text_of(chunks: Iterator[Chunk]) -> str:
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     bundle = write_chat_bundle(tmp_path_factory.mktemp("chat"))
     # Its thread must exist before the tests, or no_leaks takes it for one of theirs.
-    with load_fixed(bundle, warm_start=False, context_length=64) as model:
+    with load_fixed(bundle, context_length=64) as model:
         text_of(model.conversation().send(FRANCE, max_new_tokens=2))
         yield model
 
@@ -163,7 +163,7 @@ def test_messages_that_are_refused_are_not_kept(loaded: Model) -> None:
 
 
 def test_without_a_template_contents_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    with load_fixed(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO) as model:
         asked = noting(model, monkeypatch)
         assert not model.has_chat_template
         conversation = model.conversation()
@@ -177,7 +177,7 @@ def test_without_a_template_contents_are_joined(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_process_of_the_template_outlives_ctrl_c(tmp_path: Path) -> None:
-    with load_fixed(write_chat_bundle(tmp_path, MARKED), warm_start=False) as model:
+    with load_fixed(write_chat_bundle(tmp_path, MARKED)) as model:
         assert model.has_chat_template
         model.chat_prompt([user(FRANCE)])
         worker = model.chat._template._worker._process  # type: ignore[union-attr]
@@ -187,7 +187,7 @@ def test_the_process_of_the_template_outlives_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_thoughts_are_kept_beside_their_answer(tmp_path: Path) -> None:
-    with thinking(tmp_path) as bundle, load_fixed(bundle, warm_start=False) as model:
+    with thinking(tmp_path) as bundle, load_fixed(bundle) as model:
         conversation = model.conversation()
         chunks = list(conversation.send(FRANCE, max_new_tokens=11))
         thoughts, text = "".join(chunk.thoughts for chunk in chunks), text_of(iter(chunks))

@@ -45,7 +45,7 @@ def text() -> str:
 def test_rows_over_a_network_give_the_same_text(
     here: Path, server: RangeServer, text: str, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"slots": 16, "cache_dir": tmp_path, "warm_start": False}
+    options: dict[str, Any] = {"slots": 16, "cache_dir": tmp_path}
     load(
         DEMO, cache_dir=tmp_path
     ).close()  # which measures the graph for prompts, with rows that are here

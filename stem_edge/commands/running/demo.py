@@ -39,7 +39,7 @@ def demo_bundle() -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = LoadOptions(slots=args.slots, context_length=CONTEXT, warm_start=False)
+    options = LoadOptions(slots=args.slots, context_length=CONTEXT)
     with load_with(demo_bundle(), options) as model:
         in_tables = model.config.table_parameters
         parameters = model.config.backbone_parameters + in_tables

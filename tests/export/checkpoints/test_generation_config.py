@@ -107,7 +107,7 @@ TEXTS: dict[str, Callable[[Model], SamplingParams | None]] = {
 @pytest.mark.parametrize("door", [*CONVERSATIONS, *TEXTS])
 def test_what_is_not_said_is_the_models_own(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = (CONVERSATIONS | TEXTS)[door]
-    with load_fixed(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO) as model:
         usual = (0.7, 0.95, 0) if door in CONVERSATIONS else (0.0, 1.0, 0)
         assert values(found(model)) == usual
         manifest = replace(model.bundle.manifest, sampling=OWN)
@@ -116,7 +116,7 @@ def test_what_is_not_said_is_the_models_own(door: str, monkeypatch: pytest.Monke
 
 
 def test_generate_samples_by_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    with load_fixed(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO) as model:
         manifest = replace(model.bundle.manifest, sampling=OWN)
         monkeypatch.setattr(model, "bundle", replace(model.bundle, manifest=manifest))
         texts = {model.generate_text("The", max_new_tokens=12) for _ in range(8)}

@@ -72,7 +72,7 @@ def test_codes_scales_and_ranges_are_those_of_transformers(packed: Packed) -> No
 
 def test_a_bundle_diverges_as_little_as_float32_does(packed: Packed, bundle: Path) -> None:
     """Whole numbers are multiplied exactly, but a float that is nearly between two steps may go to the other."""
-    with load_fixed(bundle, warm_start=False, kv="fp32") as model:
+    with load_fixed(bundle, kv="fp32") as model:
         assert divergence(packed.logits, model.logits(packed.ids)) < 1e-3
 
 
@@ -80,7 +80,7 @@ def test_greedy_texts_are_those_of_transformers(packed: Packed, bundle: Path) ->
     ids = packed.ids[:8]
     with torch.no_grad():
         theirs = packed.model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
-    with load_fixed(bundle, warm_start=False, kv="fp32") as model:
+    with load_fixed(bundle, kv="fp32") as model:
         ours = [t for c in model.generate(ids, max_new_tokens=12) for t in c.token_ids]
     same = sum(a == b for a, b in zip(ours, theirs[0, 8:].tolist(), strict=False))
     assert same >= 10  # near ties
@@ -94,7 +94,7 @@ def test_inputs_beyond_their_ranges(tmp_path: Path) -> None:
         (folder := tmp_path / str(seed)).mkdir()
         packed = write_packed(folder, seed=seed, reach=0.9)
         stem_edge.export_bundle(folder, folder / "bundle", progress=False)
-        with load_fixed(folder / "bundle", warm_start=False, kv="fp32") as model:
+        with load_fixed(folder / "bundle", kv="fp32") as model:
             apart.append(divergence(packed.logits, model.logits(packed.ids)))
     assert np.mean(apart) < 3e-3  # because -128 becomes -127
 
@@ -147,7 +147,7 @@ def test_rows_are_stored_without_rounding(packed: Packed, bundle: Path) -> None:
 def test_other_types_can_be_asked_for(packed: Packed, tmp_path: Path) -> None:
     out = tmp_path / "fp32"
     stem_edge.export_bundle(packed.folder, out, type="fp32", rows="fp32", progress=False)
-    with load_fixed(out, warm_start=False, kv="fp32") as model:
+    with load_fixed(out, kv="fp32") as model:
         assert divergence(packed.logits, model.logits(packed.ids)) < 1e-3
 
 

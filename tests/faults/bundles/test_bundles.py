@@ -155,7 +155,7 @@ def test_m10_programs_in_a_bundle_are_listed_and_not_run(bundle: Path, tmp_path:
         (bundle / name).parent.mkdir(exist_ok=True)
         (bundle / name).write_text(f"open({str(marker)!r}, 'w')\n")
     before = list(sys.path)
-    with load_fixed(bundle, warm_start=False) as model:
+    with load_fixed(bundle) as model:
         model.logits([1, 2])
     with open_tables(bundle) as tables:
         tables[0, 1]
@@ -193,7 +193,7 @@ def test_m12_a_tokenizer_with_more_tokens_than_the_model(bundle: Path) -> None:
     seal(bundle, {TOKENIZER: json.dumps(document).encode()})
 
     def say_it() -> None:
-        with load_fixed(bundle, warm_start=False) as model:
+        with load_fixed(bundle) as model:
             model.generate_text("<more>")
 
     refused(say_it, StemEdgeError, "999", "299")

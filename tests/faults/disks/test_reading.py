@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from contract import checked_message, refused
-from faulty_disk import CHANGES, READS, Counter, Failing, flip_bits, slow, watch
+from faulty_disk import READS, Counter, Failing, flip_bits, slow, watch
 from installed import ROOT
 from loading import load_fixed
 
@@ -29,7 +29,7 @@ DATES = {"folder.py", "prepacked.py"}
 
 def load(bundle: Path, **options: object) -> Model:
     """Load a model that must read rows all the time."""
-    return load_fixed(bundle, slots=SLOTS, warm_start=False, threads=1, **options)  # type: ignore[arg-type]
+    return load_fixed(bundle, slots=SLOTS, threads=1, **options)  # type: ignore[arg-type]
 
 
 def generate(model: Model) -> list[int]:
@@ -110,24 +110,6 @@ def test_d7_a_medium_that_is_gone_is_reported_and_may_come_back(
         assert generate(model) == expected
     with load(tiny_bundle) as again:
         assert generate(again) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_d9_statistics_that_cannot_be_written_disturb_nothing(
-    number: int,
-    tiny_bundle: Path,
-    expected: list[int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A running model writes nothing except counts of the row cache."""
-    failing = Failing(0, number, for_ever=True)
-    with load_fixed(tiny_bundle, slots=SLOTS, cache_dir=tmp_path, threads=1) as model:
-        watch(monkeypatch, CHANGES, failing)
-        assert generate(model) == expected
-    assert failing.failed
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix == ".npy"]
 
 
 def test_d10_no_duration_is_taken_from_a_clock_that_jumps() -> None:

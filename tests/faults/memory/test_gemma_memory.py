@@ -25,7 +25,7 @@ import numpy as np, stem_edge
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 from stem_edge.system.memory import own_memory, return_freed_memory
-model = load_with(sys.argv[1], LoadOptions(slots=256, warm_start=False))
+model = load_with(sys.argv[1], LoadOptions(slots=256))
 ids = np.random.default_rng(0).integers(300, 1000, 512).tolist()
 uses = {
     "prompt": lambda: list(model.generate(ids, max_new_tokens=2)),

@@ -82,7 +82,7 @@ found = []
 for more in (-step, step, 2 * step, 4 * step, 8 * step, 16 * step):
     budget, samples[0] = least + more, 0
     try:
-        model = load_with(path, LoadOptions(engine=engine, memory=budget, warm_start=False))
+        model = load_with(path, LoadOptions(engine=engine, memory=budget))
     except stem_edge.errors.MemoryPlanError as error:
         found.append([budget, 0, 0, str(error)])
         continue
@@ -208,7 +208,7 @@ def test_r3_generating_goes_on_after_whichever_allocation_failed(
     for_ever: bool, overlap: bool,
 ) -> None:  # fmt: skip
     """The cache stays consistent, and the next call gives the right tokens."""
-    options: Any = {"threads": 1, "slots": 8, "overlap": overlap, "warm_start": False}
+    options: Any = {"threads": 1, "slots": 8, "overlap": overlap}
     with load_fixed(tiny, engine=engine, **options) as model:
         expected = tokens(model, [5, 6, 7], 4)
         other = list(range(100, 112))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from contract import refused
 from crash_states import below, write_tree
@@ -13,7 +12,6 @@ from faulty_disk import Failing, watch
 from recorded_exports import ASIDE, WORK, finish, record_export
 from tiny_exports import Exports, bundle_files, run_export
 
-import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError, ExportError
 
@@ -64,32 +62,3 @@ def test_x7_working_folders_and_locks_are_not_bundles(tmp_path: Path) -> None:
     (tmp_path / WORK / "tokenizer.json").write_bytes(b"{}")
     refused(lambda: open_bundle(tmp_path / WORK), BundleError, tmp_path / WORK)
     refused(lambda: open_bundle(tmp_path / "out"), BundleError, tmp_path / "out")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["empty", "cut", "noise", "zeros", "folder"])
-def test_x8_a_damaged_counts_file_is_discarded(
-    damage: str, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    """The row cache starts cold, and the file is written again."""
-    prompt = list(range(5, 40))
-
-    def generate() -> list[int]:
-        with stem_edge.load(tiny_bundle, cache_dir=tmp_path) as model:
-            return [t for c in model.generate(prompt, max_new_tokens=5) for t in c.token_ids]
-
-    expected = generate()
-    (counts,) = [path for path in tmp_path.rglob("*") if path.suffix == ".npy"]
-    whole = counts.read_bytes()
-    if damage == "folder":
-        counts.unlink()
-        counts.mkdir()
-    else:
-        noise = np.random.default_rng(1).bytes(len(whole))
-        zeros = bytes(len(whole))
-        counts.write_bytes(
-            {"empty": b"", "cut": whole[:-5], "noise": noise, "zeros": zeros}[damage]
-        )
-    assert generate() == expected
-    assert generate() == expected
-    assert counts.is_dir() or len(counts.read_bytes()) == len(whole)

@@ -126,7 +126,7 @@ from stem_edge.files import disk
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 what = sys.argv[1]
-with load_with(sys.argv[2], LoadOptions(slots=16, threads=1, warm_start=False,
+with load_with(sys.argv[2], LoadOptions(slots=16, threads=1,
                     overlap=what == "prefetch")) as model:
     list(model.generate([1, 2], max_new_tokens=4))
     pread, waited = disk.pread, []
@@ -179,7 +179,7 @@ def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_p
     )
     out = tmp_path / "out"
     shutil.copytree(tiny_bundle, out)
-    with load_fixed(out, slots=8, threads=1, warm_start=False) as old:
+    with load_fixed(out, slots=8, threads=1) as old:
         every = list(range(100))
         with load_fixed(tiny_bundle, threads=1) as untouched:
             expected = untouched.logits(every)
@@ -189,6 +189,6 @@ def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_p
         assert np.array_equal(old.logits(every), expected)  # so that most rows are read only now
         begun += [token for chunk in stream for token in chunk.token_ids]
         assert begun == tokens(old, [5, 6, 7], 20)
-        with load_fixed(out, threads=1, warm_start=False) as new:
+        with load_fixed(out, threads=1) as new:
             assert new.config.stem_layers == (2,)
             assert not np.array_equal(new.logits(every), expected)

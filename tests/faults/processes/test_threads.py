@@ -32,7 +32,7 @@ def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
     opened: list[Model] = []
 
     def loaded(**options: Any) -> Model:
-        given = {"threads": 1, "warm_start": False} | options
+        given = {"threads": 1} | options
         opened.append(load_fixed(tiny, engine=engine, **given))
         return opened[-1]
 
@@ -44,7 +44,7 @@ def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
 @pytest.fixture
 def model(tiny_bundle: Path) -> Iterator[Model]:
     """A model on onnxruntime whose row cache is too small for all rows."""
-    with load_fixed(tiny_bundle, slots=16, threads=1, warm_start=False) as loaded:
+    with load_fixed(tiny_bundle, slots=16, threads=1) as loaded:
         yield loaded
 
 

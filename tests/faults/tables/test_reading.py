@@ -120,7 +120,7 @@ NO_IDS = [True, 1.0, np.float32(1), np.bool_(True), "1", None, 2**64, 10**30, 1 
 
 def test_z17_ids_that_no_token_has(tiny_bundle: Path) -> None:
     """-1 is not the last token, a bool is not an id, and a refusal changes nothing."""
-    with load_fixed(tiny_bundle, warm_start=False) as model:
+    with load_fixed(tiny_bundle) as model:
         expected = model.logits([1, 2, 3])
         for token in [*OUTSIDE, *NO_IDS]:
             calls: list[Callable[[Any], object]] = [

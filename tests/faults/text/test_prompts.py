@@ -34,8 +34,8 @@ PROMPT = "The capital of France is"
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[Model]:
     # Its thread must exist before the tests, or no_leaks takes it for one of theirs. It starts with
-    # the first row that is missing, and counts of other tests could warm the cache.
-    with load_fixed(DEMO, warm_start=False) as model:
+    # the first row that is missing.
+    with load_fixed(DEMO) as model:
         model.generate_text(PROMPT, max_new_tokens=2)
         yield model
 

@@ -25,7 +25,6 @@ from stem_edge.runtime.rows.rows import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.table_rows import TableRows
-from stem_edge.runtime.rows.warm import fill
 from stem_edge.tables.composing import compose, pack_row
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
@@ -221,7 +220,7 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
 ) -> None:
     cache = RowCache(ArraySlots(LAYOUT, slots))
     rows = TableRows(store.base, cache, overlap=False)
-    fill(cache, store.base, np.arange(V), 8)
+    rows.slots(np.arange(V))
     assert rows.step_tokens == ANY_NUMBER
     lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
     made = rows.make(lookups)
@@ -251,7 +250,7 @@ def test_records_of_a_prompt_are_begun_ahead_after_an_edit_as_before(
         advise(*given)
 
     monkeypatch.setattr(os, "posix_fadvise", noted)
-    with load_fixed(tiny_bundle, threads=1, slots=30, warm_start=False) as model:
+    with load_fixed(tiny_bundle, threads=1, slots=30) as model:
         counts = []
         for seed in (0, 1):
             advised.clear()

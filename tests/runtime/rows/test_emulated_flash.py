@@ -16,9 +16,9 @@ from stem_edge.errors import InputError
 
 def test_a_device_does_one_read_after_the_other(tiny_bundle: Path) -> None:
     texts = [[*range(start, start + 100)] for start in (0, 100)]
-    with load_fixed(tiny_bundle, warm_start=False) as model:
+    with load_fixed(tiny_bundle) as model:
         expected = [model.logits(ids) for ids in texts]
-    with load_fixed(tiny_bundle, emulate_flash="sdcard", warm_start=False) as model:
+    with load_fixed(tiny_bundle, emulate_flash="sdcard") as model:
         started = time.perf_counter()
         found = together([partial(model.logits, ids) for ids in texts])
         assert (

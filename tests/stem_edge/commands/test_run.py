@@ -174,7 +174,7 @@ def test_commands(
         "no command '/xyz'; /help lists all",
     ]:
         assert any(part in line for line in lines), part
-    with load_fixed(bundle, warm_start=False) as model:
+    with load_fixed(bundle) as model:
         roles = [message["role"] for message in model.load_conversation(talk).messages]
     assert roles == ["system", "user", "assistant"]
     assert note.read_text() == "mine"
@@ -243,7 +243,7 @@ def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
     def send(*_: object) -> Generator[Chunk]:
         raise KeyboardInterrupt
 
-    with load_fixed(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO) as model:
         talk = model.conversation()
         monkeypatch.setattr(talk, "send", send)
         session = Session(model, talk, SamplingParams(), True, False, True, explain=str)
@@ -273,7 +273,7 @@ def test_thoughts_are_folded(
         assert piped(monkeypatch, FRANCE, bundle, "-n", "11", "--json") == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["thoughts"], told["text"]) == ("Paris. It is a", "in Europe.")
-        with load_fixed(bundle, warm_start=False) as model:
+        with load_fixed(bundle) as model:
             params = SamplingParams(max_new_tokens=11)
             session = Session(model, model.conversation(), params, True, False, True, explain=str)
             take(session, Typed(FRANCE, is_command=False))

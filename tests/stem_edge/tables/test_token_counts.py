@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stem_edge.tables.token_counts import Uses, encode_counts, read_counts, read_uses, write_uses
+from stem_edge.tables.token_counts import encode_counts, read_counts
 
 COUNTS = np.array([3, 0, 1, 4294967295], np.uint32)
 
@@ -26,18 +26,6 @@ def test_counts_come_back_and_numpy_reads_them(tmp_path: Path) -> None:
     assert found is not None
     assert np.array_equal(found, COUNTS)
     assert np.array_equal(np.load(tmp_path / "c.npy"), COUNTS)
-
-
-def test_uses_come_back_the_most_first(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "u.npy"
-    write_uses(path, Uses(np.array([7, 900_000_000, 0]), np.array([1, 3, 2], np.uint32)))
-    found = read_uses(path, 900_000_001)
-    assert found is not None
-    assert (found.records.tolist(), found.counts.tolist()) == ([900_000_000, 0, 7], [3, 2, 1])
-    assert [path.name for path in path.parent.iterdir()] == ["u.npy"]
-    for data in (path.read_bytes()[:-1], GOOD[:-1], GOOD + b"\0", b""):
-        path.write_bytes(data)
-        assert read_uses(path, 900_000_001) is None
 
 
 def npy(header: str) -> bytes:

@@ -52,7 +52,6 @@ def open_sources(
             memory=limit and limit // 2,
             threads=options.threads,
             context_length=options.context_length,
-            warm_start=False,
             progress=options.progress,
         )
         other = stack.enter_context(load_with(reference.path, usual))

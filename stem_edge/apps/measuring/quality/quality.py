@@ -99,7 +99,7 @@ def evaluate(
         )
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window)
     reference = None if against is None else open_reference(against, opened, task)
-    chosen = LoadOptions(**options | {"context_length": task.window}, warm_start=False)
+    chosen = LoadOptions(**options | {"context_length": task.window})
     title = f"scoring {bundle}"
     with Progress(task.nbytes, title, options.get("progress")) as bar, ExitStack() as stack:
         engines, sources = open_sources(stack, bundle, chosen, reference, edits)

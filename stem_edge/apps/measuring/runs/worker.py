@@ -57,7 +57,6 @@ def main() -> None:
             print(json.dumps(answer), file=out, flush=True)
     except BrokenPipeError:  # the other end was killed
         os._exit(1)
-    # Without closing the model, because that would save the counts of this text for warm starts.
     os._exit(0)
 
 

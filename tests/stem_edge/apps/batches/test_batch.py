@@ -147,14 +147,14 @@ def test_an_answer_that_fails_ends_its_row_alone(
             raise OSError(5, "broken")
         return pread(file, buffer, at)
 
-    with load_fixed(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO) as model:
         (first,) = model.generate(PERU, max_new_tokens=1)
         token = model.tokenize(PERU)[-2] if where == "prompt" else first.token_ids[0]
-    with load_fixed(DEMO, warm_start=False) as model, monkeypatch.context() as patch:
+    with load_fixed(DEMO) as model, monkeypatch.context() as patch:
         patch.setattr(disk, "pread", noted)
         model.logits([token])
     rows = written({"prompt": "Cuba lies"}, {"prompt": PERU, "id": "p"}, {"prompt": "Oman lies"})
-    with load_fixed(DEMO, warm_start=False) as model:
+    with load_fixed(DEMO) as model:
         monkeypatch.setattr(disk, "pread", broken)
         found = run(model, rows, max_new_tokens=6)
     assert "broken" in found.pop("p")["error"]["message"]

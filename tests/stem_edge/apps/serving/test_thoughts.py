@@ -23,7 +23,7 @@ THOUGHT, ANSWER = "Paris. It is a", "in Europe."
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (
         thinking(tmp_path_factory.mktemp("chat")) as bundle,
-        load_fixed(bundle, warm_start=False) as model,
+        load_fixed(bundle) as model,
         model.conversation() as conversation,
         serving(app(model, name="m")) as url,
     ):

@@ -91,7 +91,7 @@ def test_the_same_logits_where_onnxruntime_joins_nodes(
 
 
 def test_a_small_backbone_is_not_prepared(bundle: Path, tmp_path: Path) -> None:
-    with load_fixed(bundle, cache_dir=tmp_path, warm_start=False):
+    with load_fixed(bundle, cache_dir=tmp_path):
         pass
     assert not (tmp_path / "prepared").exists()
 

@@ -42,7 +42,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def log_probabilities(bundle: Path, ids: list[int]) -> F64:
     with (
         tempfile.TemporaryDirectory() as folder,
-        load_fixed(without_prompt_graph(bundle, Path(folder, "copy")), warm_start=False) as model,
+        load_fixed(without_prompt_graph(bundle, Path(folder, "copy"))) as model,
     ):
         logits = model.logits(ids).astype(np.float64)
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))

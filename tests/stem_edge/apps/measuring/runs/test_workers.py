@@ -49,7 +49,8 @@ def own_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_whole_run(own_cache_folder: Path) -> None:
+@pytest.mark.usefixtures("own_cache_folder")
+def test_a_whole_run() -> None:
     names = ["start", "import", "load", "prompt", "prompt again", "decode"]
     with WorkerProcess(demo()) as worker:
         started, imported, loaded = load(worker, context=64)
@@ -70,8 +71,6 @@ def test_a_whole_run(own_cache_folder: Path) -> None:
     for phase in phases.values():
         assert phase.peak_unevictable >= phase.at_end.unevictable > 0
     assert phases["load"].at_end.unevictable > phases["start"].at_end.unevictable
-    assert not (own_cache_folder / "stem-edge" / "counts").exists()
-    assert not list(own_cache_folder.rglob("*counts*"))  # with a warm start, as users load it
 
 
 @pytest.mark.slow
