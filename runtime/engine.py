@@ -148,7 +148,7 @@ class Engine:
             positions = [context.position for context in contexts]
             ids = step.token_ids.reshape(len(contexts), -1)
             self.backend.begin(backends, ids, positions, prefill=by_prefill, apart=apart)
-            slots = self.rows.slots(step.row_ids, step.logits)
+            slots = self.rows.slots(step.row_ids)
             if following is not None:
                 self._expect(following)
             result = self.backend.finish(slots, step.logits // len(contexts))
@@ -165,7 +165,7 @@ class Engine:
         self.in_turn(partial(self._expect, step))
 
     def _expect(self, step: Step) -> None:
-        self.rows.expect(step.row_ids, step.logits, step.later)
+        self.rows.expect(step.row_ids, step.later)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Return new row ids, int64 [n], for lookups [n]. They are valid until `release`."""

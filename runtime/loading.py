@@ -159,8 +159,7 @@ def _assemble(
     from stem_edge.runtime.rows.table_rows import TableRows
 
     with ExitStack() as opened:
-        flash, prompt_rows = options.emulate_flash, bundle.manifest.model.prompt_rows
-        tables = open_store(bundle.file(TABLES), format, flash, prompt_rows, bundle.tables)
+        tables = open_store(bundle.file(TABLES), format, options.emulate_flash, bundle.tables)
         opened.callback(tables.close)
         needs, grows = loader.needs(plan.context_length), options.grows and plan.device is None
         most = plan.slots + plan.more_slots(needs) * grows
@@ -173,7 +172,7 @@ def _assemble(
             for start in range(0, plan.slots, plan.chunk_tokens):  # one such batch is planned
                 stop = min(start + plan.chunk_tokens, plan.slots)
                 slots, missing = cache.find(np.arange(start, stop))
-                cache.install(missing, tables.read(*missing), slots)
+                cache.install(missing, tables.read(missing), slots)
 
         if options.resident:
             backend = _open_and_fill(loader, cache.storage, fill)

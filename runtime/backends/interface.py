@@ -141,8 +141,7 @@ class Backend(Protocol):
 
         In models whose rows are means over a window of tokens, slot_ids is [B * T, window]; EMPTY: no token.
         Returns logits [B * logits, V]: of the last `logits` tokens of each context. The next step of these
-        contexts may overwrite them. Layers that borrow K and V run for these tokens only, so the slots of
-        the other tokens may lack the rows of these layers (ModelConfig.prompt_rows).
+        contexts may overwrite them. Layers that borrow K and V run for these tokens only.
 
         Raises BackendError. Afterwards, or if logits are not finite, the step can be tried again, for all
         contexts or for one at a time. Other contexts are not affected.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stem_edge.bundle.footprint import LEAST_BUCKETS
 from stem_edge.numerics.quantize import I32, I64, U8
-from stem_edge.runtime.rows.rows import EMPTY, Flags, Missing
+from stem_edge.runtime.rows.rows import EMPTY, NO_IDS, Flags
 from stem_edge.runtime.rows.slots import Slots
 
 # Counts are halved after this many uses per slot: often enough to follow a change of topic, rarely
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     """The result of a cache lookup for a step: slots of cached records, and missing records."""
 
     slots: I32  # [n], EMPTY where a record is in no slot
-    missing: Missing
+    missing: I64  # [n], distinct and ascending
 
 
 class RowCache:
@@ -36,7 +36,6 @@ class RowCache:
 
     A hash table with chains: a record's bucket is its number modulo the number of buckets. Buckets also
     count uses. With as many buckets as records, each record has its own bucket.
-    A slot may contain only the first rows of a record, which are enough for most tokens of a prompt.
     """
 
     def __init__(self, storage: Slots, slots: int | None = None) -> None:
@@ -49,7 +48,6 @@ class RowCache:
         self._count = np.zeros(self._buckets, np.uint32)  # uses, halved at times
         # Of each slot, and last of EMPTY, which all may ask for.
         self._record_of = np.full(most + 1, EMPTY, np.int64)
-        self._whole = np.ones(most + 1, np.bool_)  # True if it has all rows of its record
         self._last_use = np.zeros(most + 1, np.int64)  # time of the last use; breaks ties
         self._clock = 0
         self.filled = 0  # slots used so far; unused ones are taken in order
@@ -57,22 +55,13 @@ class RowCache:
         self.hits = 0  # uses that needed no read of their own
         self.misses = 0  # records to read
 
-    def find(self, records: I64, last: int | None = None) -> Found:
-        """Look up records [n]. The number EMPTY stands for no record.
-
-        last: for this many records at the end, all rows are needed; default: for all records.
-        """
+    def find(self, records: I64) -> Found:
+        """Look up records [n]. The number EMPTY stands for no record."""
         slots, there = self._look_up(records)
-        if there.all() and self._whole[slots].all():
-            return Found(slots, NOTHING)
-        late: Flags | bool = True
-        if last is not None and last < len(records):
-            late = np.arange(len(records)) >= len(records) - last
-        absent = ~there | (late & ~self._whole[slots])
+        if there.all():
+            return Found(slots, NO_IDS)
         # Not np.unique, whose first call takes 15 ms to import masked arrays.
-        numbers = np.array(sorted(set(records[absent].tolist())), np.int64)
-        whole = np.isin(numbers, records[late]) if late is not True else np.ones_like(numbers, "?")
-        return Found(slots, Missing(numbers, whole))
+        return Found(slots, np.array(sorted(set(records[~there].tolist())), np.int64))
 
     def _look_up(self, records: I64) -> tuple[I32, Flags]:
         """Return each record's slot, and whether it has a slot. The record EMPTY has slot EMPTY."""
@@ -85,7 +74,7 @@ class RowCache:
 
     def use(self, records: I64, found: Found) -> None:
         """Count one use of each record [n]. found: the result of a `find` that included them."""
-        missing = found.missing.numbers.tolist()
+        missing = found.missing.tolist()
         self.misses += (read := len(set(missing).intersection(records.tolist())) if missing else 0)
         self.hits += len(records) - read
         np.add.at(self._count, records % self._buckets, 1)
@@ -96,18 +85,15 @@ class RowCache:
             self._count >>= 1
             self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
 
-    def install(self, missing: Missing, contents: U8, keep: I32) -> None:
+    def install(self, missing: I64, contents: U8, keep: I32) -> None:
         """Write missing records into slots, without evicting the slots `keep`."""
-        found, there = self._look_up(missing.numbers)
-        slots, absent = found.astype(np.intp), ~there  # the others lack only their last rows
-        slots[absent] = taken = self._victims(int(absent.sum()), keep)
+        slots = self._victims(len(missing), keep)
         # An interrupt anywhere below must not leave a link to a slot with another record's rows.
-        self._unlink(taken)
+        self._unlink(slots)
         self.storage.write(slots, contents)
-        self._whole[slots] = missing.whole
-        self._record_of[taken] = missing.numbers[absent]
+        self._record_of[slots] = missing
         self._last_use[slots] = self._clock
-        for slot, record in zip(taken.tolist(), missing.numbers[absent].tolist(), strict=True):
+        for slot, record in zip(slots.tolist(), missing.tolist(), strict=True):
             bucket = record % self._buckets
             self._links[self._buckets + slot] = self._links[bucket]
             self._links[bucket] = slot
@@ -142,6 +128,3 @@ class RowCache:
         """Remove records that will not be looked up again."""
         slots, there = self._look_up(records)
         self._unlink(slots[there])
-
-
-NOTHING = Missing(np.zeros(0, np.int64), np.zeros(0, np.bool_))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.rows import READ_AT_ONCE, Flags
+from stem_edge.runtime.rows.rows import READ_AT_ONCE
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.composing import compose, token_of, tokens_of
@@ -28,7 +28,7 @@ class EditedStore:
 
     def __init__(self, store: RowStore) -> None:
         self.base, self.tokens = store, store.tokens
-        self.splits, self.distant = store.splits, store.distant
+        self.distant = store.distant
         self.counters, self.stop, self.close = store.counters, store.stop, store.close
         self.layout = store.layout  # its `records` does not count edit records
         self.numbers = store.layout.records  # one more than the greatest number ever assigned
@@ -97,15 +97,15 @@ class EditedStore:
             self._lookups.pop(number, None)
             self._users.pop(number, None)
 
-    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
-        """Read records as RowStore.read does. Edit records always contain all rows."""
+    def read(self, numbers: I64) -> U8:
+        """Read records as RowStore.read does."""
         stored = np.flatnonzero(numbers < self.layout.records)
         if len(stored) == len(numbers):
-            return self.base.read(numbers, whole)
+            return self.base.read(numbers)
         records = pages_to_fill((len(numbers), self.layout.record_nbytes))
         for at in range(0, len(stored), READ_AT_ONCE):
             piece = stored[at : at + READ_AT_ONCE]
-            records[piece] = self.base.read(numbers[piece], None if whole is None else whole[piece])
+            records[piece] = self.base.read(numbers[piece])
         for place in np.flatnonzero(numbers >= self.layout.records).tolist():
             records[place] = self._compose(self._lookups[int(numbers[place])])
         return records
@@ -118,6 +118,5 @@ class EditedStore:
         of_token = {token: records[at] for token, at in zip(tokens, place.tolist(), strict=True)}
         return compose(self.layout, lookup, of_token)
 
-    def ahead(self, numbers: I64, whole: Flags) -> None:
-        stored = numbers < self.layout.records
-        self.base.ahead(numbers[stored], whole[stored])
+    def ahead(self, numbers: I64) -> None:
+        self.base.ahead(numbers[numbers < self.layout.records])

@@ -57,8 +57,7 @@ class NgramRows:
         """Ask the OS to start reading the rows of these ids. Returns at once."""
         for table, store in zip(self.tables, self._stores, strict=True):
             keys = table.hash.keys(ids, before, self._class_of)
-            pages = np.unique(keys // table.rows_per_page)
-            store.ahead(pages, np.ones(len(pages), np.bool_))
+            store.ahead(np.unique(keys // table.rows_per_page))
 
     def rows(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> F32:
         """Return the rows of all heads at each position, concatenated: [T, heads * width].

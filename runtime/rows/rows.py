@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,6 @@ ADDED_AT_ONCE = 128
 # From the tokens of a text, the row ids of their own rows [T], and the first token that is asked for, to
 # row ids [T - first], or [T - first, keys].
 Keys: TypeAlias = Callable[[I64, I64, int], I64]
-
-
-class Missing(NamedTuple):
-    """Records that a step needs and the row cache lacks."""
-
-    numbers: I64  # [n], distinct and ascending
-    whole: Flags  # [n], False where the rows that prompts need are enough
 
 
 @dataclass(frozen=True)
@@ -121,18 +114,14 @@ class Rows:
         own, of = token_ids if own is None else own, self._keys.of
         return own[first:] if of is None else of(token_ids, own, first)
 
-    def expect(self, row_ids: I64, last: int | None = None, later: I64 = NO_IDS) -> None:
-        """Start reading rows of the next step that are not cached. Takes the arguments of `slots`.
+    def expect(self, row_ids: I64, later: I64 = NO_IDS) -> None:
+        """Start reading rows of the next step that are not cached.
 
         later: row ids of steps after the next one, which the OS may start to read.
         """
 
-    def slots(self, row_ids: I64, last: int | None = None) -> I32:
-        """Return the slots of row ids, in the same shape. They stay valid until the next call.
-
-        last: this many tokens at the end need all rows; earlier tokens of a prompt need only
-        ModelConfig.prompt_rows rows. Default: all tokens need all rows.
-        """
+    def slots(self, row_ids: I64) -> I32:
+        """Return the slots of row ids, in the same shape. They stay valid until the next call."""
         return np.zeros(len(row_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:

@@ -1,21 +1,18 @@
-"""The table store reader: reads records by number and checks them. It caches nothing.
-
-A read of only the first rows of a record returns zeros for the other rows.
-"""
+"""The table store reader: reads records by number and checks them. It caches nothing."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.files import ByteRange, FlashName, ShardFiles
-from stem_edge.runtime.rows.rows import EMPTY, READ_AT_ONCE, Flags, RowCounters
+from stem_edge.runtime.rows.rows import EMPTY, READ_AT_ONCE, RowCounters
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
@@ -26,46 +23,33 @@ if TYPE_CHECKING:
 Shards: TypeAlias = "ShardFiles | RemoteShards"
 
 
-class _Shard(NamedTuple):
-    """Location and size of the records in a shard."""
-
-    grid: ShardGrid
-    first: int  # number of its first record
-    sizes: tuple[int, int]  # with checksums: bytes of a record's first rows, and of a whole record
-
-
 class RowStore:
     """Reads the records of one table store. Threads may read at once. A context manager."""
 
-    def __init__(self, tables: TableStore, shards: Shards, prompt_rows: int = 0) -> None:
+    def __init__(self, tables: TableStore, shards: Shards) -> None:
         self._shards, self.distant = shards, shards.distant
         self.layout = tables.format.tables  # of records as `read` returns them
         self.tokens = tables.format.tokens  # row ids that are token ids
         # Token -> record; None: record i is token i's. EMPTY, as the last index, stands for none.
         self._index = None if tables.index is None else np.append(tables.index, np.int32(EMPTY))
-        self._places, self._starts, first = list[_Shard](), list[int](), 0
+        # Of each shard: its array, and the number of its first record.
+        self._grids, self._starts, first = list[ShardGrid](), list[int](), 0
         for grid in tables.grids:
-            pieces = -(-prompt_rows * grid.pieces // len(self.layout.layers))
-            sizes = pieces * grid.piece_stride, grid.stride
             for shard in range(grid.shards):
-                self._places.append(_Shard(grid, first, sizes))
+                self._grids.append(grid)
                 self._starts.append(first)
                 first += grid.shard_records(shard)
-        # True if the first rows of a record can be read alone.
-        begin, whole = self._places[0].sizes
-        self.splits = 0 < begin < whole
 
     def records_of(self, row_ids: I64) -> I64:
         """Return the record numbers of row ids, in the same shape."""
         return row_ids if self._index is None else self._index[row_ids].astype(np.int64)
 
-    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
+    def read(self, numbers: I64) -> U8:
         """Read records uint8 [n, record_nbytes]; ascending numbers [n] are read fastest.
 
-        whole [n]: False where only the first rows are needed; default: all True. Raises RowReadError,
-        naming shard and offset, if a record is unreadable or damaged.
+        Raises RowReadError, naming shard and offset, if a record is unreadable or damaged.
         """
-        pieces = self._pieces(numbers, whole)
+        pieces = list(map(self._piece, numbers.tolist()))
         # A record in one piece is read together with the checksum that follows it.
         buffers = pages_to_fill((len(pieces), self.layout.record_nbytes + CRC_NBYTES))
         # Over a network in parts, because answers are held in addition to the records.
@@ -75,15 +59,11 @@ class RowStore:
             self._read(numbers[part].tolist(), pieces[part], buffers[part])
         return buffers[:, :-CRC_NBYTES]
 
-    def ahead(self, numbers: I64, whole: Flags) -> None:
+    def ahead(self, numbers: I64) -> None:
         """Ask the OS to start reading records. Returns at once; guarantees nothing."""
-        self._shards.ahead(self._pieces(numbers, whole))
+        self._shards.ahead(list(map(self._piece, numbers.tolist())))
 
-    def _pieces(self, numbers: I64, whole: Flags | None) -> list[ByteRange]:
-        flags = [True] * len(numbers) if whole is None else whole.tolist()
-        return list(map(self._piece, numbers.tolist(), flags))
-
-    def _piece(self, number: int, whole: bool) -> ByteRange:
+    def _piece(self, number: int) -> ByteRange:
         """Return the byte range of a record. Raises InputError if there is none, or after `close`."""
         if not self._starts:
             raise InputError("the table store is closed; open it again")
@@ -92,17 +72,17 @@ class RowStore:
                 f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
             )
         shard = bisect_right(self._starts, number) - 1
-        sizes = self._places[shard].sizes
-        return ByteRange(shard, (number - self._starts[shard]) * sizes[True], sizes[whole])
+        stride = self._grids[shard].stride
+        return ByteRange(shard, (number - self._starts[shard]) * stride, stride)
 
     def where(self, number: int) -> str:
         """Return the location of a record for messages: its shard and byte offset."""
-        piece = self._piece(number, whole=True)
+        piece = self._piece(number)
         return f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
 
     def _read(self, numbers: list[int], pieces: Sequence[ByteRange], buffers: U8) -> None:
         """Read pieces into buffers; retry failed reads. numbers: record numbers for messages."""
-        grids = [self._places[piece.shard].grid for piece in pieces]
+        grids = [self._grids[piece.shard] for piece in pieces]
         plain = [g.pieces == 1 and g.layout.row_type == self.layout.row_type for g in grids]
         read = [
             buffer if direct else np.empty(piece.nbytes, np.uint8)
@@ -113,8 +93,7 @@ class RowStore:
             if self._fault(grid, found[at], read[at]):
                 self._read_again(grid, number, pieces[at], read[at])
             if not plain[at]:
-                record = self._converted(grid, read[at])
-                buffers[at, : record.size] = record
+                buffers[at, :-CRC_NBYTES] = self._converted(grid, read[at])
 
     def _read_again(self, grid: ShardGrid, number: int, piece: ByteRange, buffer: U8) -> None:
         """Retry a failed read once, because the fault may be temporary. Raises RowReadError."""
@@ -139,9 +118,7 @@ class RowStore:
             return record.reshape(-1)
         from stem_edge.tables.widening import widen  # only for rare tables
 
-        stored = np.zeros((1, grid.layout.record_nbytes), np.uint8)
-        stored[:, : record.size] = record
-        return widen(grid.layout, stored, self.layout).reshape(-1)
+        return widen(grid.layout, record, self.layout).reshape(-1)
 
     def counters(self) -> RowCounters:
         """Return the counts since opening."""
@@ -167,14 +144,12 @@ def open_store(
     root: Path,
     format: TableFormat,
     flash: FlashName | None = None,
-    prompt_rows: int = 0,
     url: str | None = None,
 ) -> RowStore:
     """Open the table store in the folder `root`. Raises BundleError if its format differs.
 
-    flash: device whose speed is emulated. prompt_rows: number of rows of a record that a prompt needs
-    (ModelConfig); 0: all. url: location of the shards, if not in the folder. Raises BundleError when a
-    shard has a wrong size or index, and InputError for a url that fsspec cannot open.
+    flash: device whose speed is emulated. url: location of the shards, if not in the folder. Raises
+    BundleError when a shard has a wrong size or index, and InputError for a url that fsspec cannot open.
     """
     tables = open_table_store(root)
     if tables.format != format:
@@ -182,7 +157,7 @@ def open_store(
             f"{root}: its records are {tables.format}, expected {format} as in the manifest; the "
             "files are of different bundles: export again"
         )
-    return RowStore(tables, open_shards(tables, url, flash), prompt_rows)
+    return RowStore(tables, open_shards(tables, url, flash))
 
 
 def open_shards(tables: TableStore, url: str | None, flash: FlashName | None = None) -> Shards:

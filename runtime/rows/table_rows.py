@@ -21,7 +21,7 @@ import numpy as np
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import Found, RowCache
-from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, Missing, RowCounters, RowKeys, Rows
+from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, RowCounters, RowKeys, Rows
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RowLookup
 
@@ -39,7 +39,6 @@ class Asked(NamedTuple):
     """The last lookup in the row cache, and its result."""
 
     row_ids: I64
-    last: int | None
     records: I64  # in the shape of row_ids
     found: Found
 
@@ -59,7 +58,7 @@ class TableRows(Rows):
         self._edits: EditedStore | None = None  # over the tables, once there are edits
         self._stall_seconds = 0.0
         self._pool = _one_thread() if overlap else None
-        self._reading: tuple[Missing, Future[U8]] | None = None
+        self._reading: tuple[I64, Future[U8]] | None = None
         self._asked: Asked | None = None  # None: the cache has changed since
 
     @property
@@ -82,50 +81,47 @@ class TableRows(Rows):
             return ANY_NUMBER  # any tokens fit
         return (self.cache.slots - rows_before) // self._keys.rows_per_token
 
-    def expect(self, row_ids: I64, last: int | None = None, later: I64 = NO_IDS) -> None:
+    def expect(self, row_ids: I64, later: I64 = NO_IDS) -> None:
         if self._pool is None or self._reading is not None:
             return
-        missing = self._ask(row_ids, last).found.missing
+        missing = self._ask(row_ids).found.missing
         with suppress(RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
-            if len(missing.numbers):
-                self._reading = missing, self._pool.submit(self.store.read, *missing)
+            if len(missing):
+                self._reading = missing, self._pool.submit(self.store.read, missing)
             if len(later):
                 # In a call of its own after the read, because asking takes long where flash is slow.
                 records = self.store.records_of(self._new(later[:AHEAD_TOKENS]))
-                self._pool.submit(self.store.ahead, *self._find(records, 0).missing)
+                self._pool.submit(self.store.ahead, self.cache.find(records).missing)
 
-    def slots(self, row_ids: I64, last: int | None = None) -> I32:
+    def slots(self, row_ids: I64) -> I32:
         """Read the rows that are not cached; return the slots of all rows. Each distinct record needs a slot.
 
         Raises RowReadError or MemoryError. After these errors, the cache is valid and the call can be repeated.
         """
-        asked = self._ask(row_ids, last)
+        asked = self._ask(row_ids)
         self.cache.use(self._new(asked.records), asked.found)
         asked = self._with_expected(asked)
-        if len((missing := asked.found.missing).numbers):
-            asked = self._install(missing, self._timed(partial(self.store.read, *missing)), asked)
+        if len(missing := asked.found.missing):
+            asked = self._install(missing, self._timed(partial(self.store.read, missing)), asked)
         return asked.found.slots.reshape(row_ids.shape)
 
-    def _ask(self, row_ids: I64, last: int | None) -> Asked:
+    def _ask(self, row_ids: I64) -> Asked:
         """Look up a step's records in the cache; repeat the last result if nothing has changed."""
         asked = self._asked
-        if asked is None or asked.last != last or not np.array_equal(asked.row_ids, row_ids):
+        if asked is None or not np.array_equal(asked.row_ids, row_ids):
             records = self.store.records_of(row_ids)
-            asked = self._asked = Asked(row_ids.copy(), last, records, self._find(records, last))
+            asked = self._asked = Asked(row_ids.copy(), records, self.cache.find(records.ravel()))
         return asked
-
-    def _find(self, records: I64, last: int | None) -> Found:
-        return self.cache.find(records.ravel(), last if self.store.splits else None)
 
     def _new(self, keys: I64) -> I64:
         """Return the keys that earlier steps did not have, as a one-dimensional array."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
-    def _install(self, missing: Missing, records: U8, asked: Asked) -> Asked:
+    def _install(self, missing: I64, records: U8, asked: Asked) -> Asked:
         """Write records into slots, and return the updated lookup of the step."""
         self._asked = None
         self.cache.install(missing, records, asked.found.slots)
-        asked = self._asked = asked._replace(found=self._find(asked.records, asked.last))
+        asked = self._asked = asked._replace(found=self.cache.find(asked.records.ravel()))
         return asked
 
     def _with_expected(self, asked: Asked) -> Asked:
@@ -139,11 +135,11 @@ class TableRows(Rows):
             self._pool = _one_thread()
         error = call.exception() if call.done() else TimeoutError()
         # Records of an abandoned answer would evict some that this step needs. That is rare.
-        wanted = read is asked.found.missing or np.isin(read.numbers, asked.records)
+        wanted = read is asked.found.missing or np.isin(read, asked.records)
         if error is None and np.any(wanted):
             records = call.result()
             if not np.all(wanted):
-                read, records = Missing(read.numbers[wanted], read.whole[wanted]), records[wanted]
+                read, records = read[wanted], records[wanted]
             return self._install(read, records, asked)
         if self.store.distant and np.all(wanted) and isinstance(error, RowReadError):
             raise error  # over a network it was tried twice already

@@ -9,7 +9,7 @@ index: an (offset, nbytes) pair of uint64 for each piece of the shard's records_
 of all pairs. Places beyond the last record have the pair (2**64-1, 2**64-1). All little-endian.
 
 A record is one piece, or several pieces with the same number of layers each if prompts need only the rows of
-its first layers: these pieces are then read and checked alone, and a whole record is still one read.
+its first layers. Here a record is always read whole; other readers may take its first pieces alone.
 
 A random record through zarr costs 400-1100 us, through pread 2-10 us, so zarr is the format and not
 the read path. Only dense shards in record order are accepted, so an offset is computed, and a

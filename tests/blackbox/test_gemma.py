@@ -6,7 +6,6 @@ for the wanted positions only.
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import (
     BACKBONE_GRAPH,
     BackboneFormat,
-    EngineName,
     MatrixKind,
     WeightType,
 )
@@ -51,23 +49,6 @@ def exact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def bundle(exact: Exact) -> Path:
     return exact.path
-
-
-@pytest.mark.parametrize("overlap", slow_but([True], [True, False]))
-def test_tokens_of_a_prompt_read_the_first_rows_alone(
-    bundle: Path, engine: EngineName, overlap: bool
-) -> None:
-    with load_fixed(bundle_for(bundle, engine), engine=engine, overlap=overlap) as model:
-        config, ids = model.config, [*range(3, 13)]
-        rows, layout = config.prompt_rows, model.bundle.manifest.tables
-        assert layout is not None and 0 < rows < config.n_layers
-        piece = math.gcd(rows, config.n_layers)
-        stored = piece * layout.row_nbytes + 4
-        for _ in model.generate(ids, max_new_tokens=1):
-            pass
-        assert model.stats.flash_bytes == stored * (9 * rows + config.n_layers) // piece
-        model.logits(ids)  # of every position, so that all rows are needed
-        assert model.stats.flash_bytes == 9 * stored * config.n_layers // piece
 
 
 def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.rows import Flags, RowCounters
+from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables import store as tables
@@ -31,20 +31,20 @@ class MemoryStore(RowStore):
         self.tokens, self._index = layout.records, None
         self.reads: list[list[int]] = []
         self.begun: list[list[int]] = []
-        self.splits = self.distant = False
+        self.distant = False
         self.bytes_read = 0
         self.closed = False
 
     def before(self, numbers: I64) -> None:
         """Run before each read, for tests to override."""
 
-    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
+    def read(self, numbers: I64) -> U8:
         self.reads.append(numbers.tolist())
         self.before(numbers)
         self.bytes_read += len(numbers) * self.layout.record_nbytes
         return self._content(numbers)
 
-    def ahead(self, numbers: I64, whole: Flags) -> None:
+    def ahead(self, numbers: I64) -> None:
         self.begun.append(numbers.tolist())
 
     def counters(self) -> RowCounters:
@@ -65,7 +65,7 @@ def ids(*numbers: int) -> I64:
 def resident(cache: RowCache) -> set[int]:
     """Numbers of the records that are in a slot."""
     every = np.arange(cache.layout.records)
-    return set(every.tolist()) - set(cache.find(every).missing.numbers.tolist())
+    return set(every.tolist()) - set(cache.find(every).missing.tolist())
 
 
 def flip_bit(path: Path, offset: int) -> None:
@@ -139,13 +139,13 @@ def write_store(
     return format
 
 
-def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int = 0) -> RowStore:
+def open_way(root: Path, format: tables.TableFormat, way: Way) -> RowStore:
     """Open a table store in one of the ways that records are read.
 
     way: pread; far: its shards through fsspec; memory: these in fsspec's memory.
     """
     if way == "pread":
-        return open_store(root, format, prompt_rows=prompt_rows)
+        return open_store(root, format)
     url = str(root)
     if way == "memory":
         from fsspec.implementations.memory import MemoryFileSystem
@@ -153,4 +153,4 @@ def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int 
         url = f"memory://{root.name}"
         for path in root.glob("*/c/*/0"):
             MemoryFileSystem().pipe(f"/{root.name}/{path.relative_to(root)}", path.read_bytes())
-    return open_store(root, format, prompt_rows=prompt_rows, url=url)
+    return open_store(root, format, url=url)

@@ -133,9 +133,9 @@ def test_rows_are_stored_without_rounding(packed: Packed, bundle: Path) -> None:
     format = opened.manifest.table_format
     assert format is not None
     layout = format.tables
-    store = open_store(opened.file("tables.zarr"), format, prompt_rows=layout.layers[-1] + 1)
+    store = open_store(opened.file("tables.zarr"), format)
     try:
-        records = store.read(np.arange(9), np.ones(9, bool))
+        records = store.read(np.arange(9))
         for index, layer in enumerate(layout.layers):
             table = source.tables[layer]
             assert table.codes is not None and table.codes.bits == format.stored.bits

@@ -29,7 +29,7 @@ def fetch(cache: RowCache, wanted: I64) -> None:
     """Look up records as a step does; record r is full of r."""
     found = cache.find(wanted)
     cache.use(wanted, found)
-    if len(missing := found.missing.numbers):
+    if len(missing := found.missing):
         values = np.repeat(missing.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
         records: U8 = pack_records(LAYOUT, [values])
         cache.install(found.missing, records, found.slots)

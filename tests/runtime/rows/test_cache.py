@@ -49,7 +49,7 @@ def fetch(cache: RowCache, records: U8, tokens: I64) -> None:
     """Look up records as a step does."""
     found = cache.find(tokens)
     cache.use(tokens, found)
-    if len(missing := found.missing.numbers):
+    if len(missing := found.missing):
         cache.install(found.missing, records[missing], found.slots)
 
 
@@ -122,7 +122,7 @@ def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, see
         found = cache.find(tokens)
         cache.use(tokens, found)
         oracle.use(tokens.tolist())
-        missing = found.missing.numbers
+        missing = found.missing
         assert missing.tolist() == oracle.missing(tokens.tolist())
         if len(missing):
             cache.install(found.missing, records[missing], found.slots)
@@ -168,7 +168,7 @@ def test_memory_follows_from_the_slots_and_not_from_the_table() -> None:
         wanted = rng.integers(0, MAX_RECORDS, 512)
         found = cache.find(wanted)
         cache.use(wanted, found)
-        cache.install(found.missing, read[: len(found.missing.numbers)], found.slots)
+        cache.install(found.missing, read[: len(found.missing)], found.slots)
         assert EMPTY not in cache.find(wanted).slots
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -186,31 +186,8 @@ def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout
     codes = layout.row_codes(records, 0)[:2, : layout.codes_width()]
     assert np.array_equal(check[cache.find(ids(V, V + 1)).slots], codes)
     cache.forget(ids(V, 3))
-    assert cache.find(ids(V, V + 1, 3)).missing.numbers.tolist() == [3, V]
+    assert cache.find(ids(V, V + 1, 3)).missing.tolist() == [3, V]
     before = cache.find(ids(V + 1)).slots
     fetch(cache, more, ids(7, 8, 9))  # into the empty slots, so that none is evicted
     assert cache.find(ids(V + 1)).slots == before
-    check_contents(cache, records)
-
-
-def test_records_get_the_rest_of_their_rows_when_it_is_needed() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 4)), make_records(INT4)
-    first = records.copy()
-    first[:, INT4.row_nbytes :] = 0
-    asked = ids(1, 2, 3)
-    assert cache.find(asked, 1).missing.numbers.tolist() == [1, 2, 3]
-    slots, missing = cache.find(asked, 1)
-    assert missing.whole.tolist() == [False, False, True]
-    read = np.where(missing.whole[:, None], records[asked], first[asked])
-    cache.install(missing, read, slots)
-    before = cache.find(asked).slots
-    assert not len(cache.find(ids(3, 2, 1), 0).missing.numbers)
-    assert cache.find(ids(3, 2, 1), 2).missing.numbers.tolist() == [1, 2]
-    assert cache.find(ids(1, 1), 1).missing.numbers.tolist() == [1]
-    assert cache.find(asked).missing.numbers.tolist() == [1, 2]
-    fetch(cache, records, ids(1, 2, 5, 3))
-    assert np.array_equal(cache.find(asked).slots, before)
-    check_contents(cache, records)
-    fetch(cache, records, ids(6, 7, 8, 9))  # evicts them all
-    assert cache.find(ids(1, 6), 0).missing.numbers.tolist() == [1]
     check_contents(cache, records)

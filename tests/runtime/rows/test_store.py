@@ -59,7 +59,7 @@ def written(tmp_path: Path) -> U8:
 @everywhere
 def test_records_are_what_was_written(reads: Way, system: str, written: U8, tmp_path: Path) -> None:
     with closing(open_way(tmp_path, FORMAT, reads)) as store:
-        store.ahead(ids(*range(V)), np.zeros(V, np.bool_))
+        store.ahead(ids(*range(V)))
         assert store.counters() == RowCounters()
         read = [store.read(ids(*tokens)) for tokens in ORDERS]
     for found, tokens in zip(read, ORDERS, strict=True):  # they outlive the store
@@ -175,10 +175,10 @@ def test_damage_in_either_array_is_reported(
         assert np.array_equal(store.read(ids(*others)), mixed[others])
 
 
-# Six layers, of which a prompt needs the rows of two: records of three pieces.
+# Six layers in records of three pieces, as where a prompt needs the rows of two.
 SPLIT = msgspec.structs.replace(LAYOUT, layers=(0, 1, 2, 3, 4, 5))
 SPLIT_RARE = msgspec.structs.replace(SPLIT, records=6, row_type="int4")
-PROMPT_ROWS, PIECES = 2, 3
+PIECES = 3
 
 
 @pytest.fixture
@@ -195,33 +195,21 @@ def split(tmp_path: Path) -> tuple[TableFormat, U8]:
 
 
 @pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR[:2]])
-def test_the_first_rows_of_a_record_are_read_alone(
+def test_records_in_pieces_are_read_whole(
     reads: Way, system: str, split: tuple[TableFormat, U8], tmp_path: Path
 ) -> None:
     format, records = split
-    first, numbers = PROMPT_ROWS * SPLIT.row_nbytes, [0, 4, 5, 10]
-    sizes = [
-        layout.record_nbytes // PIECES + 4 for layout in (SPLIT, SPLIT, SPLIT_RARE, SPLIT_RARE)
-    ]
-    with closing(open_way(tmp_path, format, reads, PROMPT_ROWS)) as store:
-        assert store.splits
-        found = store.read(ids(*numbers), np.array([False, True, False, True]))
-        assert np.array_equal(found[[1, 3]], records[[4, 10]])
-        assert np.array_equal(found[[0, 2], :first], records[[0, 5], :first])
-        rest = [SPLIT.unpack(found[[0, 2]], index) for index in range(PROMPT_ROWS, 6)]
-        assert not np.any(rest)
-        read = sizes[0] + 3 * sizes[1] + sizes[2] + 3 * sizes[3]
+    with closing(open_way(tmp_path, format, reads)) as store:
+        assert np.array_equal(store.read(ids(0, 4, 5, 10)), records[[0, 4, 5, 10]])
+        read = 2 * (SPLIT.record_nbytes + SPLIT_RARE.record_nbytes + 8 * PIECES)
         assert store.counters().bytes_read == (0 if store.distant else read)
         assert np.array_equal(store.read(ids(*range(V))), records)
 
 
-def test_damage_is_found_in_the_pieces_that_are_read(
-    split: tuple[TableFormat, U8], tmp_path: Path
-) -> None:
+def test_damage_is_found_in_any_piece(split: tuple[TableFormat, U8], tmp_path: Path) -> None:
     stride = SPLIT.record_nbytes + 4 * PIECES
     path = tmp_path / "records" / "c" / "0" / "0"
     flip_bit(path, 3 * stride - 9)  # in the last piece of record 2
-    with open_store(tmp_path, split[0], prompt_rows=PROMPT_ROWS) as store:
-        store.read(ids(2), np.array([False]))
-        with pytest.raises(RowReadError, match=f"record 2 at byte {2 * stride}: its crc32c"):
-            store.read(ids(2))
+    fault = f"record 2 at byte {2 * stride}: its crc32c"
+    with open_store(tmp_path, split[0]) as store, pytest.raises(RowReadError, match=fault):
+        store.read(ids(2))
