@@ -25,11 +25,7 @@ def memory_plan(
 
     It plans for a prepared backbone, even if no load has prepared the backbone yet.
     """
-    return plan_with(path, LoadOptions.public({"memory": memory, **more}))
-
-
-def plan_with(path: str | Path, options: LoadOptions) -> MemoryPlan:
-    """Plan memory as `memory_plan` does. LoadOptions has more options than it has keywords."""
+    options = LoadOptions.public({"memory": memory, **more})
     bundle = options.open(path)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.

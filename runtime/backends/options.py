@@ -105,8 +105,7 @@ class LoadOptions:
     @classmethod
     def public(cls, options: Mapping[str, Any]) -> Self:
         """Return the options of a caller, who has no INTERNAL ones. Raises InputError."""
-        names = (field.name for field in fields(cls))
-        check_known(options, [name for name in names if name not in INTERNAL])
+        check_known(options, [f.name for f in fields(cls) if f.name not in INTERNAL])
         return cls(**options)
 
     @property

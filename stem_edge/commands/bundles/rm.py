@@ -22,8 +22,7 @@ from stem_edge.shown import printable
 
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}(-[0-9a-f]{{{KEY_CHARS}}})?")
 DESCRIPTION = """\
-Remove models with everything that was prepared for them. Checkpoints stay, and so
-do bundles that you exported."""
+Remove models and what was prepared for them. Checkpoints and exports stay."""
 
 EPILOG = """\
 examples:
