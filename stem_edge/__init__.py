@@ -20,7 +20,6 @@ from stem_edge.errors import StemEdgeError
 if TYPE_CHECKING:
     from stem_edge.apps.batches.batch import batch
     from stem_edge.apps.editing.making import make_edit
-    from stem_edge.apps.measuring.fit import fit
     from stem_edge.apps.measuring.quality.quality import evaluate
     from stem_edge.apps.measuring.runs.measure import measure
     from stem_edge.bundle.checksums import verify
@@ -50,7 +49,6 @@ __all__ = [
     "batch",
     "evaluate",
     "export_bundle",
-    "fit",
     "load",
     "make_edit",
     "measure",
@@ -71,7 +69,6 @@ _HOMES = {
     "bundle.edit_files.file": ("Edit", "read_edit"),
     "apps.editing.making": ("make_edit",),
     "export": ("export_bundle",),
-    "apps.measuring.fit": ("fit",),
     "apps.measuring.quality.quality": ("evaluate",),
     "apps.measuring.runs.measure": ("measure",),
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load"),

@@ -24,12 +24,12 @@ otherwise. `python tools/api_reference.py` writes this page from the docstrings.
 """
 # Classes that a public name returns, and what users hold of a Model.
 RETURNED = ("apps.batches.batch.Batch", "bundle.opening.Bundle", "runtime.conversations.conversation.Conversation",
-            "apps.measuring.fit.Fit", "runtime.stats.GenerationStats", "runtime.rows.ngram_rows.NgramRows",
+            "runtime.stats.GenerationStats", "runtime.rows.ngram_rows.NgramRows",
             "apps.measuring.quality.quality.Quality", "apps.measuring.runs.results.Report",
             "runtime.rows.table_arrays.Tables")  # fmt: skip
 # Members that the package itself and its tests call.
 INSIDE = {"Model.chat", "Model.check_grammar", "Model.chosen", "Model.engine", "Model.limit_texts", "Model.stepping",
-          "MemoryPlan.computing", "MemoryPlan.measured", "MemoryPlan.more_slots", "NgramRows.counters", "Fit.needs",
+          "MemoryPlan.computing", "MemoryPlan.measured", "MemoryPlan.more_slots", "NgramRows.counters",
           "Conversation.prompt", "GenerationStats.planned", "SamplingParams.resolved", "Tables.kind", "Tables.layout",
           "Tables.records"}  # fmt: skip
 ENTRY = re.compile(r"(\w+(?:, \w+)*)(?: \(([^)]+)\))?: (.*)", re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from installed import needs_ggml
 
 import stem_edge
 from stem_edge.apps.measuring.quality.quality import evaluate
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -35,14 +38,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fit_plans_for_the_engine_that_runs_it(
     tiny_bundle: Path, alone: Path, capsys: Capture
 ) -> None:
-    chosen = stem_edge.fit(alone, "2GB")
-    other = stem_edge.fit(tiny_bundle, "2GB")
-    assert [one.footprint.engine for one in (chosen, other)] == ["ggml", "onnxruntime"]
-    assert chosen.mapped == chosen.footprint.step_nbytes > 0
-    assert other.mapped == 0  # because small ones are not prepared
-    assert main(["fit", str(alone), "--memory", "2GB", "--engine", "ggml"]) == 0
-    out = capsys.readouterr().out
-    assert "backbone q4_0 for ggml" in out
+    figures = []
+    for path in (alone, tiny_bundle):
+        assert main(["fit", str(path), "--memory", "2GB", "--json"]) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    chosen, other = figures
+    assert chosen["types"].startswith("backbone q4_0 for ggml") and chosen["engine"] == "ggml"
+    assert chosen["mapped"] == footprint_of(open_bundle(alone).manifest).step_nbytes > 0
+    # Small ones are not prepared.
+    assert other["engine"] == "onnxruntime" and other["mapped"] == 0
 
 
 def test_eval_compares_bundles_of_two_engines(
@@ -67,7 +71,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" els
 USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
     "memory_plan": "stem_edge.memory_plan({0!r})",
-    "fit": "stem_edge.fit({0!r}, '100MB')",
+    "fit": "from stem_edge.commands.main import main; sys.exit(main(['fit', {0!r}]))",
     "evaluate": "stem_edge.evaluate({0!r}, {1!r})",
     "measure": "stem_edge.measure({0!r}, prompt_tokens=8, new_tokens=2)",
 }

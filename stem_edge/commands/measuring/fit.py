@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from stem_edge.apps.measuring.fit import Fit, fit
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.commands.options.loading import BUNDLE_HELP, CONTEXT, add_loading
 from stem_edge.errors import MemoryPlanError
-from stem_edge.shown import format_size
+from stem_edge.runtime.backends.costs import Needs
+from stem_edge.runtime.backends.engines import choose_engine, loader
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.load_plan import loader_of_kv, open_text
+from stem_edge.runtime.loading import open_or_make
+from stem_edge.shown import format_size, parse_size
+from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
@@ -37,51 +43,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    shown, args.path = args.path, pinned(args.path)
+    chosen = {n: v for n, v in vars(args).items() if n not in ("path", "memory", "json")}
     try:
-        found = fit(**{name: value for name, value in vars(args).items() if name != "json"})
+        needs, plan = _planned(pinned(args.path), args.memory, LoadOptions(**chosen))
     except MemoryPlanError as error:
         if args.json:
             raise
         print("does not fit", *wrapped(str(error)), sep="\n")
         return 1
+    memory = plan.total + needs.mapped
     if args.json:
-        print(json.dumps(to_dict(found), indent=1))
-    else:
-        lines = [f"fits into {format_size(found.memory)}", "", *_figures(found), "", "run it with:"]
-        print(*(part for line in lines for part in wrapped(line, "  ") or [""]), sep="\n")
-        print(_command(found, shown))
+        figures = {
+            "types": _types(needs),
+            "engine": plan.engine,
+            "flash_nbytes": needs.footprint.flash_nbytes,
+            "memory": memory,
+            "mapped": needs.mapped,
+            "plan": asdict(plan) | {"total": plan.total},
+        }
+        print(json.dumps(figures, indent=1))
+        return 0
+    lines = [f"fits into {format_size(memory)}", "", *_figures(needs, plan), "", "run it with:"]
+    print(*(part for line in lines for part in wrapped(line, "  ") or [""]), sep="\n")
+    print(_command(needs, plan, args.path))
     return 0
 
 
-def to_dict(one: Fit) -> dict[str, object]:
-    """Return a plan's numbers as plain JSON values: bytes and tokens."""
-    return {
-        "types": _types(one),
-        "engine": one.footprint.engine,
-        "flash_nbytes": one.footprint.flash_nbytes,
-        "memory": one.memory,
-        "mapped": one.mapped,
-        "plan": asdict(one.plan) | {"total": one.plan.total},
-    }
+def _planned(path: str, memory: str | None, given: LoadOptions) -> tuple[Needs, MemoryPlan]:
+    """Plan a load in the memory that the mapped weights leave. Raises MemoryPlanError."""
+    allowed = available_memory() + own_memory() if memory is None else parse_size(memory)
+    bundle = open_or_make(path)
+    engine = choose_engine(bundle, given.engine)
+    mapped = loader(bundle, engine, given).needs(1).mapped
+    if mapped >= allowed:
+        raise MemoryPlanError(
+            f"{bundle.path}: {format_size(allowed)} are too little: every token reads {format_size(mapped)} of "
+            "weights, at least which must stay in memory; allow more, or export with fewer bits"
+        )
+    options = replace(given, memory=allowed - mapped)
+    # As load does, because the memory of the tokenizer counts.
+    later = open_text(bundle, options).nbytes_to_come
+    found, _, plan = loader_of_kv(bundle, engine, options, later)
+    return found.needs(plan.context_length), plan
 
 
-def _figures(one: Fit) -> list[str]:
-    plan = one.plan
+def _figures(needs: Needs, plan: MemoryPlan) -> list[str]:
+    footprint = needs.footprint
     times = f"{plan.sequences} x " if plan.sequences > 1 else ""
     rows = [
-        ("types", _types(one)),
-        ("on flash", format_size(one.footprint.flash_nbytes)),
+        ("types", _types(needs)),
+        ("on flash", format_size(footprint.flash_nbytes)),
         ("anonymous memory, at most", format_size(plan.total)),
         *((f"  {name}", format_size(nbytes)) for name, nbytes in plan.parts() if nbytes),
         ("context", f"{times}{plan.context_length:,} tokens, keys and values in {plan.kv}"),
     ]
-    if one.mapped:
-        rows.append(("weights, mapped", f"{format_size(one.mapped)}, if they are to be read fast"))
-    if one.tables:
-        rows.append(("row cache", f"{plan.slots:,} rows"))
-    if one.footprint.prefill_nbytes and not plan.prefill and plan.device is None:
-        both = format_size(one.footprint.step_nbytes + one.footprint.prefill_nbytes)
+    if needs.mapped:
+        rows.append(
+            ("weights, mapped", f"{format_size(needs.mapped)}, if they are to be read fast")
+        )
+    if footprint.prefill_nbytes and not plan.prefill and plan.device is None:
+        both = format_size(footprint.step_nbytes + footprint.prefill_nbytes)
         said = f"with those that decode, its matrices would take {both}, which this machine lacks"
         rows.append(("prefill graph not used", said))
     if plan.preparing:
@@ -89,14 +110,16 @@ def _figures(one: Fit) -> list[str]:
     return table(rows, "l")
 
 
-def _command(one: Fit, path: str) -> str:
-    plan, footprint = one.plan, one.footprint
+def _command(needs: Needs, plan: MemoryPlan, path: str) -> str:
     limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}"
     limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
-    limit += f" --kv {plan.kv}" * (footprint.kv != footprint.usual_kv)
+    limit += f" --kv {plan.kv}" * (plan.kv != needs.footprint.usual_kv)
     return f"  stem-edge generate {path} Hello {limit}"
 
 
-def _types(one: Fit) -> str:
-    rows = f", tables {one.tables}" if one.tables else ", a dense model"
-    return f"backbone {one.footprint.backbone.name} for {one.footprint.engine}{rows}"
+def _types(needs: Needs) -> str:
+    footprint = needs.footprint
+    rows = (
+        f", tables {footprint.table_format.kind}" if footprint.table_format else ", a dense model"
+    )
+    return f"backbone {footprint.backbone.name} for {footprint.engine}{rows}"

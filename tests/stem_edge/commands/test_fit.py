@@ -6,15 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from typing import Any
+from dataclasses import asdict
 
 import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.apps.measuring.fit import fit
 from stem_edge.commands.main import main
-from stem_edge.errors import InputError
 from stem_edge.shown import parse_size
 
 Capture = pytest.CaptureFixture[str]
@@ -26,12 +24,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_load_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_decides_alike(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr("stem_edge.runtime.load_plan.own_memory", lambda: 30_000_000)
     for memory in (50_000_000, 52_000_000, 90_000_000):
-        found = fit(DEMO, memory)
-        assert stem_edge.memory_plan(DEMO, memory) == found.plan
-        assert found.memory == found.plan.total + found.mapped <= memory
+        assert main(["fit", str(DEMO), "--memory", str(memory), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        plan = stem_edge.memory_plan(DEMO, memory)
+        assert found["plan"] == asdict(plan) | {"total": plan.total}
+        assert found["memory"] == plan.total + found["mapped"] <= memory
 
 
 def test_the_first_line_says_if_it_fits_and_the_least_that_is_named_suffices() -> None:
@@ -54,16 +54,16 @@ def test_the_first_line_says_if_it_fits_and_the_least_that_is_named_suffices() -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_length": 100_000}, "context_length is 100000; this model takes 1 to 256"),
-        ({"memory": "much"}, "not understood"),
-        ({"sequences": 0}, "sequences is 0; expected 1 to 128"),
-        ({"threads": 0}, "threads is 0"),
+        (["--context-length", "100000"], "is 100000; this model takes 1 to 256"),
+        (["--memory", "much"], "not understood"),
+        (["--sequences", "0"], "sequences is 0; expected 1 to 128"),
+        (["--threads", "0"], "threads is 0"),
     ],
     ids=str,
 )
-def test_bad_input(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        fit(DEMO, **options)
+def test_bad_input(options: list[str], message: str, capsys: Capture) -> None:
+    assert main(["fit", str(DEMO), *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_the_command(capsys: Capture) -> None:
