@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -36,7 +34,6 @@ from stem_edge.system.memory import own_memory, raise_out_of_memory
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import Backend, EngineLoader
     from stem_edge.runtime.backends.keywords import MoreKeywords
-    from stem_edge.runtime.rows.slots import Slots
 else:
     MoreKeywords = dict  # for those who ask for the types of load
 
@@ -167,17 +164,11 @@ def _assemble(
         keys = keys_of(bundle.manifest.model)
         rows = TableRows(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
-
-        def fill() -> None:
-            for start in range(0, plan.slots, plan.chunk_tokens):  # one such batch is planned
-                stop = min(start + plan.chunk_tokens, plan.slots)
-                slots, missing = cache.find(np.arange(start, stop))
-                cache.install(missing, tables.read(missing), slots)
-
-        if options.resident:
-            backend = _open_and_fill(loader, cache.storage, fill)
-        else:
-            backend = loader.open(cache.storage)
+        every = range(plan.slots) if options.resident else range(0)
+        for start in range(0, len(every), plan.chunk_tokens):  # the plan includes one such batch
+            slots, missing = cache.find(np.array(every[start : start + plan.chunk_tokens]))
+            cache.install(missing, tables.read(missing), slots)
+        backend = loader.open(cache.storage)
         if grows:
             opened_nbytes = own_memory() + later
             plan = plan.measured(opened_nbytes, needs, parse_size(options.memory or 0))
@@ -198,19 +189,3 @@ def _open_prefixes(
 
         folder = open_folder(bundle, plan, options)
     return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
-
-
-def _open_and_fill(loader: EngineLoader, slots: Slots, fill: Callable[[], None]) -> Backend:
-    """Open the backbone and fill the row cache at the same time."""
-    with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-fill") as thread:
-        filling = fill
-        # Where no thread can start, the slots are filled after the backbone is open instead.
-        with suppress(RuntimeError):
-            filling = thread.submit(fill).result
-        backend = loader.open(slots)
-        try:
-            filling()
-        except BaseException:
-            backend.close()
-            raise
-    return backend

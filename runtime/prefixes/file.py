@@ -31,7 +31,6 @@ FORMAT = "2"
 PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
 TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
 MOST_HEADER_NBYTES = 1 << 20
-PIECE_NBYTES = 1 << 18  # read at a time where nothing is kept
 IDS, STARTS, MESSAGES, CHECKSUM = "token_ids", "starts", "messages", "crc32c"
 FIRST = {IDS: "<u4", STARTS: "<u4", MESSAGES: "|u1"}
 DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "I64": "<i8"}
@@ -162,27 +161,19 @@ class PrefixFile:
         return found == [((*view.shape[:-2], count, view.shape[-1]), view.dtype) for view in views]
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the arrays of keys and values. Call `check` first.
+        """Yield the arrays of keys and values. After the last, raises UnusableError if a byte is damaged.
 
         Each array overwrites the previous one, because all arrays together would take the memory of
         another context.
         """
         tensors = self._tensors[len(FIRST) : -1]
         buffer = np.empty(max((tensor.nbytes for tensor in tensors), default=0), np.uint8)
+        crc = extend(0, self._read(0, self._tensors[len(FIRST)].offset))
         for tensor in tensors:
             data = self._fill(buffer[: tensor.nbytes], tensor.offset)
+            crc = extend(crc, data)
             yield data.view(tensor.dtype).reshape(tensor.shape)
-
-    def check(self) -> None:
-        """Verify the file's checksum. Reads in pieces, because a file can be larger than memory.
-
-        Raises UnusableError for damaged bytes.
-        """
-        crc, end = 0, self._tensors[-1].offset
-        buffer = np.empty(PIECE_NBYTES, np.uint8)
-        for at in range(0, end, PIECE_NBYTES):
-            crc = extend(crc, self._fill(buffer[: end - at], at))
-        if crc.to_bytes(4, "little") != self._read(end, 4).tobytes():
+        if crc.to_bytes(4, "little") != self._read(self._tensors[-1].offset, 4).tobytes():
             raise UnusableError("damaged")
 
     def _read(self, offset: int, nbytes: int) -> U8:
