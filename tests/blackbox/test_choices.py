@@ -170,14 +170,13 @@ def test_quantized_ngrams_read_each_row_that_a_token_looks_up(
         assert model.stats.row_hits + model.stats.row_misses == len(ids) * model.config.lookups
 
 
-def test_each_row_is_read_once_and_found_again_after_a_restart(shared: Path) -> None:
+def test_each_row_is_read_once_and_found_again(shared: Path) -> None:
     ids, read = models.prompts("gemma4")[2] * 3, []
-    for _ in range(2):
-        with stem_edge.load(models.bundle_of("gemma4", ORT, shared), slots=64, threads=1) as model:
-            for _ in range(2):
-                model.logits(ids)
-                read.append(model.stats.row_misses)
-    assert 0 < read[0] <= len(set(ids)) and read[1:] == [0, 0, 0]
+    with stem_edge.load(models.bundle_of("gemma4", ORT, shared), slots=64, threads=1) as model:
+        for _ in range(2):
+            model.logits(ids)
+            read.append(model.stats.row_misses)
+    assert 0 < read[0] <= len(set(ids)) and read[1] == 0
 
 
 NGRAMS, ENGRAM = models.SIZES | models.NGRAMS, models.SIZES | models.ENGRAM
