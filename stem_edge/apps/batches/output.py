@@ -21,7 +21,7 @@ from stem_edge.files.lock import lock
 SYNC_SECONDS = 5.0  # a power cut may lose the results of these seconds; they are computed again
 BEGIN = b'{"id":'  # of each line
 # The begin of each line, which may be cut anywhere, and what follows it.
-HEAD = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*(?:"|\\?\Z)|[nul]+|-?\d*)')
+HEAD = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[nul]+|-?\d*)')
 AFTER_ID = b',"text":', b',"line":'
 
 
