@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
@@ -254,10 +254,11 @@ class Answering(ModelText):
         """
         first, self._closed = not self._closed, True
         self._close_chat()
-        with ExitStack() as last_first:
-            last_first.callback(self.engine.close)
+        try:
             if first and not self.engine.forked:
                 self._prefixes.close()
+        finally:
+            self.engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -170,8 +170,7 @@ def _assemble(
             cache.install(missing, tables.read(missing), slots)
         backend = loader.open(cache.storage)
         if grows:
-            opened_nbytes = own_memory() + later
-            plan = plan.measured(opened_nbytes, needs, parse_size(options.memory or 0))
+            plan = plan.measured(own_memory() + later, needs, parse_size(options.memory or 0))
             cache.slots = plan.slots
         loaded = model(backend, rows, plan)
         opened.pop_all()
