@@ -59,7 +59,6 @@ class PrefixFolder:
         self._path, self._fingerprint, self._limit = path, fingerprint, limit
         self._key = digest(fingerprint)
         self._known: dict[Path, PromptKey] | None = None
-        self._warned = False
         self._lock = threading.RLock()  # several threads may generate
 
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
@@ -181,9 +180,7 @@ class PrefixFolder:
             total -= size
 
     def _warn(self, reason: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"{self._path}: prompts are not kept here ({reason})", stacklevel=2)
+        warnings.warn(f"{self._path}: prompts are not kept here ({reason})", stacklevel=2)
 
 
 def is_unfinished(temporary: os.stat_result) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stem_edge.bundle.footprint import LEAST_BUCKETS
 from stem_edge.numerics.quantize import I32, I64, U8
-from stem_edge.runtime.rows.rows import EMPTY, NO_IDS, Flags
+from stem_edge.runtime.rows.rows import EMPTY, NO_IDS
 from stem_edge.runtime.rows.slots import Slots
 
 # Counts are halved after this many uses per slot: often enough to follow a change of topic, rarely
@@ -63,7 +63,7 @@ class RowCache:
         # Not np.unique, whose first call takes 15 ms to import masked arrays.
         return Found(slots, np.array(sorted(set(records[~there].tolist())), np.int64))
 
-    def _look_up(self, records: I64) -> tuple[I32, Flags]:
+    def _look_up(self, records: I64) -> tuple[I32, npt.NDArray[np.bool_]]:
         """Return each record's slot, and whether it has a slot. The record EMPTY has slot EMPTY."""
         slots = self._links[records % self._buckets]
         while True:

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.tables.rows import RowLookup
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
 EMPTY = -1  # stands for no record or slot
 # Where records from two sources meet in one array, it is filled in parts of this size, because the
 # memory plan does not count a second array. That many records keep flash busy.
