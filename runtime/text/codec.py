@@ -220,6 +220,8 @@ class TextCodec:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:
+            if str(error).startswith(KeyboardInterrupt.__name__):  # came in a call back to Python
+                raise KeyboardInterrupt from None
             raise InputError(
                 f"{self._path}: the tokenizer cannot process {what} ({_reason(error)}); give another "
                 "input, or check the bundle with stem-edge verify"
