@@ -250,7 +250,7 @@ def starts_of(tokens: int, size: int) -> list[int]:
 def _not_finite(logits: F32, positions: Sequence[int], tokens: int) -> BackendError:
     """Return the error about logits [B * n, V] that are not all finite.
 
-    They are of the last n of `tokens` tokens of each context. Finite weights never give -inf on purpose.
+    They belong to the last n of the `tokens` tokens of each context. -inf is an error, too: no model masks logits.
     """
     wrong = ~np.isfinite(logits)
     place, wanted = int(wrong.any(axis=1).argmax()), len(logits) // len(positions)

@@ -4,8 +4,8 @@ A call takes a context out and gives it back when it ends, so that no two calls 
 Giving back takes no lock, because a generator does it when it is collected, which can interrupt any
 code. Decoded tokens are not reused, because they were not computed as a prompt.
 
-The lock guards the lists alone: code that holds it calls no engine, and reads and writes no files. A
-signal handler may wait for it during a step, that is, while other threads wait for the engine.
+The lock guards the lists alone: code that holds it calls no engine, and reads and writes no files. So a
+signal handler may wait for this lock even during a step, while other threads wait for the engine.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ def reusable(
 
     computed: number of tokens of `kept` with keys and values. resumes, settled: see BackendContext.
 
-    Reuse changes no bits if the same kernels run on the same ids and rows as in a fresh call. So
-    - ids and lookups are the same up to there, and both prompts use the same graph;
+    Reuse of n tokens changes no bits if the same kernels run on the same ids and rows as in a fresh call. So
+    - the first n ids and lookups are the same, and both prompts use the same graph;
     - two tokens or more remain, because kernels round an unpaired token differently (engine.starts_of);
-    - "pairs": the number is even, as is the start of every step, so that pairs are the same;
-    - "steps": kernels also depend on a step's tokens, or on tokens that a window has dropped.
-      Then both prompts begin a step there, and all earlier steps are the same.
+    - if `resumes` is "pairs", n is even, as is the start of every step, so that pairs are the same;
+    - if it is "steps", kernels also depend on a step's tokens, or on tokens that a window has dropped.
+      Then both prompts begin a step at n, and all earlier steps are the same.
     """
     if not resumes or not prompt.token_ids or kept.prefill != prompt.prefill:
         return 0

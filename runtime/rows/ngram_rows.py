@@ -50,7 +50,7 @@ class NgramRows:
         return max(table.hash.memory for table in self.tables)
 
     def keys(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> I64:
-        """Return the row number of each head for each token, int64 [T, heads]. Raises InputError."""
+        """Return, for each token, a row number for each hash head, int64 [T, heads]. Raises InputError."""
         return self._table(table)[0].hash.keys(ids, before, self._class_of)
 
     def prefetch(self, ids: npt.ArrayLike, before: npt.ArrayLike = ()) -> None:

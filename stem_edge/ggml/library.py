@@ -124,7 +124,7 @@ class Ggml:
         self.log_set(_quiet, None)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError. Type checkers learn from this method that functions exist."""
+        """Raise AttributeError. Because of this method, type checkers accept functions that are set at run time."""
         raise AttributeError(f"ggml_{name} is not in PROTOTYPES")
 
 

@@ -22,7 +22,7 @@ LEAST_SQUARE = 1e-5  # lower bound of a mean square that is divided by
 
 
 def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32:
-    """Return the streams [T, hidden_width] of embedded tokens x [T, dim], of equal magnitude."""
+    """Return AltUp's streams of embedded tokens x [T, dim], side by side: [T, hidden_width]. All are as large as x."""
     streams = [x]
     for name in _between(config, "altup_in"):
         streams.append(_matched(linear(x, backbone, name), x))

@@ -63,7 +63,7 @@ class GgmlContext(BackendContext):
         """Do nothing: the graphs own the logits, not the context."""
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes per token], two for each layer; see BackendContext."""
+        """Return views of the first tokens' keys and values: for each layer, two [tokens, bytes per token]."""
         return self.kv.kept(tokens)
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
