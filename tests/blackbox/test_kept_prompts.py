@@ -203,7 +203,7 @@ def test_what_may_not_be_ours_is_not_used(kind: str, kept: tuple[Path, list[int]
     """A folder of others costs one warning."""
     STRANGE[kind](kept[0])
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+        warnings.simplefilter("default")
         assert cached(kept[0].parent) == (kept[1], 0)
     assert ["prompts are not kept" in str(one.message) for one in said] == [True] * (
         "folder" in kind

@@ -14,7 +14,11 @@ INF = float("inf")
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("max_new_tokens", 0, "a whole number from 1 to 2147483647"),
+        (
+            "max_new_tokens",
+            0,
+            "a whole number from 1 to 2147483647; a large number fills the context",
+        ),
         ("temperature", INF, "a number from 0.0 to 1000000.0"),
         ("top_p", 0.0, "a number above 0, up to 1.0"),
         ("stop", ["END", ""], "a list of at most 64 texts of 1 to 1024 characters"),

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from installed import DEMO
 
-import stem_edge
 from stem_edge.commands.main import main
 
 pytest.importorskip("uvicorn")
@@ -92,17 +91,14 @@ def test_a_second_signal_tells_those_that_are_left_at_once_and_a_third_nobody(co
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_signal_ends_a_load() -> None:
-    """One that waits for the rows that were used before."""
-    with stem_edge.load(DEMO) as model:
-        model.generate_text("The capital of France is", max_new_tokens=4)
+    """Also if the tables' server stays silent."""
     command = [sys.executable, "-m", "stem_edge", "serve", str(DEMO), "--port", "0", "--tables"]
     with listen("127.0.0.1", 0) as silent:
         command.append(f"{url_of(silent)}/tables.zarr")
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None and "loading" in process.stderr.readline()
-            time.sleep(1)
             process.send_signal(signal.SIGINT)
-            assert process.wait(5) == 128 + signal.SIGINT
+            assert process.wait(5) in (0, 128 + signal.SIGINT)
 
 
 def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
-from installed import ROOT
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
@@ -314,17 +312,6 @@ TOOL = {
         },
     },
 }
-
-
-def test_programs_of_the_documentation_run(chat_url: str) -> None:
-    page = (ROOT / "docs" / "serve.md").read_text("utf-8")
-    blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    programs = [block for block in blocks if "import OpenAI" in block]
-    assert len(programs) == 1
-    for program in programs:
-        code = program.replace("http://127.0.0.1:8080", chat_url)
-        assert code != program
-        exec(code, {})  # noqa: S102
 
 
 @pytest.mark.parametrize(
