@@ -164,12 +164,9 @@ def open_sessions(
     sessions = Sessions()
     try:
         for name, graph in graphs.items():
+            source = graph() if callable(graph) else graph
             sessions[name] = open_session(
-                graph() if callable(graph) else graph,
-                threads,
-                provider,
-                whole_steps=whole_steps,
-                as_built=as_built,
+                source, threads, provider, whole_steps=whole_steps, as_built=as_built
             )
     finally:
         give_back_freed_blocks(KEPT_NBYTES if sparing else PROMPT_NBYTES)
