@@ -1,4 +1,4 @@
-"""Counts of the tokens of a text: they tell rare tokens from frequent ones, and the hit rate of a row cache.
+"""Counts of the tokens of a text: they tell rare tokens from frequent ones.
 
 A bundle's token_counts.npy is a plain .npy file, uint32 [V]. Its header is compared byte for byte, so that nothing in
 a foreign file is ever interpreted.
