@@ -1,12 +1,12 @@
-"""Requests and answers in OpenAI's form, for the server and for batches of files.
+"""Requests and answers in OpenAI's format, for the HTTP server and for batches of prompts.
 
-| file | has |
+| file | contents |
 |---|---|
-| turn.py | requests to answer a conversation: tokens, sampling, tools |
-| events.py | answers as they are generated: thoughts, text, tool calls, the end |
-| openai/ | request bodies and answers of completions and chat completions |
-| refusals.py | HTTP errors, and error bodies |
-| token_texts.py | texts of single tokens |
+| turn.py | turns a conversation into requests to the model: tokens, sampling, tools |
+| events.py | events of an answer while it is generated: reasoning, text, tool calls, the end |
+| openai/ | JSON of requests and responses: completions and chat completions |
+| refusals.py | errors with an HTTP status, and their JSON bodies |
+| token_texts.py | text and log probabilities of single tokens |
 
-No HTTP, and no event loop.
+Nothing here uses an HTTP library or an event loop.
 """

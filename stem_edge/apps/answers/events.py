@@ -1,4 +1,4 @@
-"""Answers as they are generated: thoughts, text, tool calls, the end."""
+"""Events of an answer while it is generated: reasoning, text, tool calls, the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Text(NamedTuple):
     """A piece of the answer's text."""
 
     text: str
-    logprobs: Sequence[TokenLogprobs] | None = None  # if asked for, of tokens up to here
+    logprobs: Sequence[TokenLogprobs] | None = None  # of a chunk's tokens, if requested
 
 
 class Thought(NamedTuple):
@@ -34,7 +34,7 @@ AnswerEvent: TypeAlias = Thought | Text | Call | End
 
 
 class AnswerEvents:
-    """Splits the chunks of one answer into reasoning, text and tool calls, by optional parsers."""
+    """Converts the chunks of one answer to events. Without parsers, all of the answer is text."""
 
     def __init__(
         self, thoughts: ThoughtParser | None = None, calls: CallParser | None = None
@@ -42,7 +42,7 @@ class AnswerEvents:
         self._thoughts, self._calls, self._called = thoughts, calls, False
 
     def push(self, chunk: Chunk) -> Iterator[AnswerEvent]:
-        """Yield the events of a chunk; the last one of an answer is `End`."""
+        """Yield the events of a chunk; the last event of an answer is `End`."""
         for event in self._pieces(chunk):
             self._called |= isinstance(event, Call)
             yield event
@@ -67,12 +67,12 @@ class AnswerEvents:
 
 
 class Whole:
-    """An answer collected until its end."""
+    """A whole answer, collected from its events."""
 
     def __init__(self) -> None:
         self.thoughts, self.text, self.reason = "", "", ""
         self.calls = list[Call]()
-        self.logprobs: list[TokenLogprobs] | None = None  # if asked for
+        self.logprobs: list[TokenLogprobs] | None = None  # of all tokens, if requested
 
     def add(self, event: AnswerEvent) -> None:
         """Add the next event."""

@@ -1,4 +1,4 @@
-"""HTTP errors, and error bodies."""
+"""Errors with an HTTP status, and their JSON bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stem_edge.errors import InputError, StemEdgeError
 
 log = logging.getLogger(__name__)
 BUSY, FAILED, UNAVAILABLE = 429, 500, 503
-# Status of HTTP -> `type` in the body, in OpenAI's words.
+# HTTP status -> `type` in the error body, as OpenAI names it.
 KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -22,7 +22,7 @@ KINDS = {
 
 
 class RefusalError(StemEdgeError):
-    """A request that is refused. param: the field at fault. retry: the client may retry later."""
+    """A request is refused. param: the field at fault. retry: the client may retry in a moment."""
 
     def __init__(
         self, message: str, param: str | None = None, *, status: int = 400, retry: bool = False
@@ -37,7 +37,7 @@ def failed(message: str = "the server failed; its log says where") -> RefusalErr
 
 
 def public(error: Exception) -> RefusalError:
-    """Return an error that clients may see; log the details of internal failures."""
+    """Convert an error to one that clients may see; log the details of an internal failure."""
     if isinstance(error, RefusalError | InputError):
         return refusal_of(error)
     log.error("%s", error, exc_info=None if isinstance(error, StemEdgeError) else error)
@@ -45,7 +45,7 @@ def public(error: Exception) -> RefusalError:
 
 
 def refusal_of(error: StemEdgeError) -> RefusalError:
-    """Convert an error to a RefusalError: status 400 for bad input, 500 for failures here."""
+    """Convert an error to a RefusalError: status 400 for InputError, 500 for other errors."""
     if isinstance(error, RefusalError):
         return error
     return RefusalError(str(error)) if isinstance(error, InputError) else failed(str(error))

@@ -13,7 +13,7 @@ CACHED_TOKENS = 1 << 14
 
 
 class TokenTexts:
-    """Cache of the texts and bytes of single tokens; a request may need 21 tokens at each step."""
+    """Caches texts and bytes of single tokens: log probabilities need up to 21 tokens a step."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -27,7 +27,7 @@ class TokenTexts:
         return self._token(token_id)[0]
 
     def _read(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        """Decode a token as it appears inside a text; also return its bytes."""
+        """Return the text of a token in the middle of a text, and the token's bytes."""
         text = self._model.detokenize([*self._before, token_id], skip_special_tokens=False)
         return text[self._start :], tuple(self._model.token_bytes(token_id))
 
@@ -47,8 +47,8 @@ class TokenTexts:
     def logprobs(self, found: Sequence[TokenLogprobs | int], offset: int) -> dict[str, Any]:
         """Return log probabilities in the form of completions.
 
-        found: log probabilities of each token. A text's first token has none, only its id. offset:
-        number of characters before the first token.
+        found: log probabilities of each token; for the first token of a prompt, only its id. offset:
+        number of characters before these tokens.
         """
         ids = [each if isinstance(each, int) else each.token_id for each in found]
         tokens, offsets = [self.of(token_id) for token_id in ids], list[int]()
@@ -63,10 +63,10 @@ class TokenTexts:
         }
 
     def _top(self, each: TokenLogprobs) -> Mapping[str, float]:
-        """Return text -> log probability of the most probable tokens and the chosen one."""
+        """Return token text -> log probability, for the top tokens and the chosen token."""
         top = [*each.top, (each.token_id, each.logprob)]
         return {self.of(token_id): _finite(logprob) for token_id, logprob in reversed(top)}
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, -9999.0)  # as OpenAI writes what JSON has no number for
+    return max(logprob, -9999.0)  # OpenAI writes this for -inf, which JSON lacks

@@ -1,4 +1,4 @@
-"""Make model requests from a conversation; errors name the field at fault."""
+"""Turn a conversation into requests to the model; errors name the field at fault."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def prepare(
 ) -> tuple[list[Request], Callable[[], AnswerEvents]]:
     """Return requests for `count` answers to a conversation, and a factory of AnswerEvents.
 
-    messages, tools: in the form of OpenAI's chat completions. grammar_field: name of the grammar's field
-    in error messages. tool_name: the tool that must be called. parallel: allow several calls. Call the
-    factory once for each answer. Raises InputError.
+    messages, tools: as in OpenAI's chat completions. grammar_field: the request's field with the grammar,
+    for error messages. tool_name: the tool that must be called. parallel: allow several calls. Call the
+    factory once for each answer. Raises InputError, RefusalError.
     """
     check_grammar(model, params, grammar_field)
     offered = checked_tools(tools) if choice != "none" else None
@@ -55,7 +55,7 @@ def prepare(
             check_grammar(model, params, "tools")
     elif must_call:
         raise RefusalError("tool_choice demands a call, but tools is empty", "tool_choice")
-    # A grammar holds from the first token on, so it leaves no place for thoughts.
+    # A grammar applies from the first token on, so the answer cannot begin with reasoning.
     thoughts = model.chat.thoughts if params.grammar is None else None
     kept = [*params.kept_special_tokens, *(thoughts.special if thoughts else ())]
     params = replace(params, kept_special_tokens=[*kept, *(family.special if family else ())])
@@ -73,7 +73,7 @@ def _family(model: Model, params: SamplingParams) -> Family:
         raise RefusalError(
             "this model's chat template writes no calls that are known here", "tools"
         )
-    if params.grammar is not None:  # which leaves no place for calls
+    if params.grammar is not None:  # applies to the whole answer, so no call fits
         raise RefusalError(
             "both tools and a format of the answer are given (such as response_format); give one of "
             "them, or tool_choice: none",
@@ -83,7 +83,7 @@ def _family(model: Model, params: SamplingParams) -> Family:
 
 
 def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
-    """Return params for several answers to one prompt, with consecutive seeds."""
+    """Return params for `count` answers to one prompt, with consecutive seeds."""
     if params.seed is None:
         return [params] * count
     return [replace(params, seed=(params.seed + number) % 2**64) for number in range(count)]
@@ -95,7 +95,7 @@ def prompt_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Tokenize a conversation with the chat template, or its joined texts if there is none."""
+    """Tokenize a conversation by the chat template. Without a template: its messages, joined."""
     if not messages:
         raise RefusalError("messages is empty; give at least one message", "messages")
     if not model.has_chat_template:
@@ -110,9 +110,9 @@ def prompt_ids(
 
 
 def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
-    """Return sampling params; missing values are the model's own. Raises RefusalError.
+    """Return sampling params; absent fields get the model's defaults. Raises RefusalError.
 
-    names: field of SamplingParams -> name of this field for the client, where they differ.
+    names: field of SamplingParams -> the client's name for it, where the names differ.
     """
     try:
         return model.chosen(SamplingParams(**fields), CONVERSATION)
@@ -132,7 +132,7 @@ def naming(field: str) -> Iterator[None]:
 
 
 def check_grammar(model: Model, params: SamplingParams, field: str) -> None:
-    """Compile and cache the params' grammar, if any. Raises RefusalError that names the field."""
+    """Compile the grammar of params, if any, and cache it. Raises RefusalError for `field`."""
     if params.grammar is not None:
         with naming(field):
             model.check_grammar(params.grammar)

@@ -1,10 +1,10 @@
-"""Batches: run every prompt in a file and append a result line for each; resumable.
+"""Batches: run every prompt of a file, and append each result to another file; resumable.
 
-| file | has |
+| file | contents |
 |---|---|
-| batch.py | `batch`: a file of prompts to a file of results |
-| rows.py | the rows of a file, and their results |
-| output.py | the file of results, which is the only state |
-| answering.py | rows to results with a loaded model |
-| on_ray.py | rows to results on the machines of a Ray cluster |
+| batch.py | `batch`, the public function |
+| rows.py | reads the rows (JSON lines) of the input file |
+| output.py | the result file, which also records the rows that are done |
+| answering.py | answers rows with a loaded model |
+| on_ray.py | answers rows on the machines of a Ray cluster |
 """

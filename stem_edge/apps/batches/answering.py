@@ -1,4 +1,4 @@
-"""Answering the rows of a batch with a loaded model."""
+"""Answers the rows of a batch with a loaded model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ GRAMMARS = ("grammar", "schema", "regex")
 class Settings:
     """Sampling options and parallelism of a batch; can be pickled.
 
-    options: defaults of the rows' sampling options. seed: rows without a seed derive theirs from this
-    seed and their id, so that a repeated run gives the same answers; None: random seeds. sequences:
-    largest number of answers computed together. Raises InputError.
+    options: sampling options of rows that give none. seed: a row without a seed gets a seed computed
+    from this number and the row's id, so that a repeated run gives the same answers; None: random seeds.
+    sequences: largest number of answers computed together. Raises InputError.
     """
 
     options: SamplingOptions = field(default_factory=SamplingOptions)
@@ -42,7 +42,7 @@ class Settings:
         params_of(None, {**self.options, "seed": self.seed})
 
     def params(self, row: Row, given: dict[str, Any]) -> SamplingParams:
-        """Return a row's sampling params: `given` fields, else the defaults. Raises InputError."""
+        """Return a row's sampling params: fields `given`, else the defaults. Raises InputError."""
         own = {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in own:
             own["logit_bias"] = biases(own["logit_bias"])
@@ -62,9 +62,9 @@ class Settings:
 def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
     """Yield a result for each row, in the order of completion.
 
-    The next row is read when a sequence becomes free, and decoding waits for it. If a row cannot be
-    answered, its result is an error. Raises errors that make the model unusable, such as a lost
-    device.
+    A row is read when an earlier answer has ended; decoding pauses until the row is there. If a row
+    cannot be answered, its result is an error. Raises errors that make the model unusable, such as
+    DeviceLostError.
     """
     settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
     scheduler = model.scheduler(settings.sequences, steady=True)

@@ -27,12 +27,12 @@ from stem_edge.shown import check_known
 
 
 class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
-    """Keywords of stem_edge.load, and the fields of SamplingParams."""
+    """Options of `batch`: keywords of stem_edge.load, and fields of SamplingParams."""
 
 
 @dataclass
 class Batch:
-    """Counts of a batch's results."""
+    """Result of `batch`: counts of results, in the output file and by this run."""
 
     results: int  # lines of the output
     errors: int  # lines of the output that are errors
@@ -51,7 +51,7 @@ def batch(
     ray: str | None = None,
     **options: Unpack[BatchKeywords],
 ) -> Batch:
-    """Run every prompt of a file and append the results to another; resumable.
+    """Run every prompt of a file and append the results to another file; resumable.
 
     input: JSON lines, {"prompt": ...} or {"messages": [...]}, optionally with "id" and fields of
         SamplingParams.
@@ -64,12 +64,13 @@ def batch(
         The model must be a bundle that all machines see. Default: run the rows in this process.
     options: fields of SamplingParams, as defaults for the rows; and, for a bundle, keywords of
         stem_edge.load. sequences: largest number of answers computed together; default 8, if memory
-        allows. seed: rows without a seed derive theirs from this seed and their id; default 0, so that
-        repeated runs give the same answers; None: random seeds. progress: False shows none.
+        allows. seed: a row without a seed gets a seed computed from this number and the row's id, so that
+        repeated runs give the same answers; default 0; None: random seeds. progress: False hides the bar.
 
-    Steps of several sequences round differently from steps of one, which can change a token. On ggml,
-    it also matters which sequences are computed together. exact=True computes the bits of generate.
-    Raises InputError, and what stem_edge.load raises; results that are complete stay in the output.
+    Sequences that are computed together round differently from a single sequence, which can change a
+    token. On ggml, the rounding also depends on which sequences are computed together. With exact=True,
+    answers equal those of Model.generate. Raises InputError, and what stem_edge.load raises; results that
+    are complete stay in the output.
     """
     source, target = Path(input), Path(output)
     if not target.parent.is_dir():
@@ -85,21 +86,21 @@ def batch(
         model = pinned(model, options.get("progress"))  # one commit, however often it is opened
         loading["sequences"] = _contexts(model, loading)
     rows = read_rows(source)
-    rows = chain((next(rows),), rows)  # the first now, because a wrong input must make no output
+    rows = chain((next(rows),), rows)  # read one row now: a wrong input must create no output
     with ResultFile(target) as results:
         before = Batch(len(results.keys), results.errors, first_error=results.first_error)
         keys = results.keys
         rows = (row for row in rows if key_of(row.id, row.line) not in keys)
-        if (first := next(rows, None)) is None:  # nothing needs a model
+        if (first := next(rows, None)) is None:  # every row has a result
             return before
-        total = None  # of a pipe, which is read once
+        total = None  # unknown for a pipe, which can be read only once
         if source.is_file():
             with source.open("rb") as lines:
                 total = sum(1 for _ in lines)
         show = options.get("progress") is not False
         rows = chain((first,), rows)
         if ray is not None:
-            from stem_edge.apps.batches.on_ray import ray_answers  # for clusters alone
+            from stem_edge.apps.batches.on_ray import ray_answers  # only for clusters
 
             found = ray_answers(str(model), loading, settings, ray, rows)
             return _write(found, results, total, show=show)
@@ -118,10 +119,10 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return for how many full contexts to plan memory; default: SEQUENCES short answers fit."""
+    """Return how many full contexts to reserve; by default, enough for SEQUENCES short answers."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
-    opened = options.open(bundle)  # in any case, so that its errors come first
+    opened = options.open(bundle)  # always, so that errors of the bundle come first
     if given is not None:
         return given
     length = options.context_length or opened.manifest.model.max_context
@@ -131,7 +132,7 @@ def _contexts(bundle: str, loading: LoadKeywords) -> int:
 def _write(
     answers: Iterator[Result], results: ResultFile, total: int | None, *, show: bool
 ) -> Batch:
-    """Write results as they come, with a progress bar on a terminal."""
+    """Append results as they arrive, and return the counts. show: a progress bar on a terminal."""
     done, begun = Batch(0, 0), perf_counter()
     with (
         closing(cast("Generator[Result]", answers)),

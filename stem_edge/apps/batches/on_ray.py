@@ -24,16 +24,16 @@ from stem_edge.shown import format_size, one_line, shown
 from stem_edge.system.memory import own_memory
 
 AUTO = "auto"
-ROWS_PER_SEQUENCE = 8  # of a task: sequences stand idle at its end alone
-TRIES = 3  # after which a task whose process dies each time is an error
+ROWS_PER_SEQUENCE = 8  # in a task: sequences idle only at the end of a task
+TRIES = 3  # of a task whose process dies each time
 ANSWER_SECONDS = 10
-PROCESS_NBYTES = 256 << 20  # the most that a process of Ray takes before it loads a model
+PROCESS_NBYTES = 256 << 20  # at most, for a Ray process without a model
 
 
 def ray_answers(
     bundle: str, keywords: LoadKeywords, settings: Settings, address: str, rows: Iterable[Row]
 ) -> Generator[Result]:
-    """Answer rows on a cluster.
+    """Yield a result for each row, computed on a Ray cluster.
 
     keywords: of stem_edge.load. address: "auto" for the cluster on this machine, or host:port.
     bundle: a path that exists on each machine, or a name on a hub with its commit. Raises what load
@@ -43,7 +43,7 @@ def ray_answers(
     with _connected(address) as ray, _own_errors(ray):
         cpus, places = _places(ray, nbytes)
         threads = min(keywords.get("threads") or cpus, cpus)
-        # What one process may take: by default, each would plan with all that is free there.
+        # Memory limit of a process: without it, each process would plan with all free memory.
         memory = nbytes if keywords.get("memory") is None else keywords["memory"]
         given = {**keywords, "threads": threads, "memory": memory, "progress": False}
         task = ray.remote(_answer_rows).options(
@@ -51,7 +51,7 @@ def ray_answers(
         )
         left, count, waiting = iter(rows), settings.sequences * ROWS_PER_SEQUENCE, list[Any]()
         while True:
-            # One more each is on its way.
+            # Two tasks for each place: one that runs, and one that waits.
             while len(waiting) < 2 * places and (group := list(islice(left, count))):
                 waiting.append(task.remote(bundle, tuple(sorted(given.items())), settings, group))
             if not waiting:
@@ -73,9 +73,9 @@ def _model(bundle: str, keywords: tuple[tuple[str, object], ...]) -> Model:
 
 
 def _places(ray: Any, nbytes: int) -> tuple[int, int]:
-    """Return CPUs per task, and how many tasks run at a time. Raises StemEdgeError.
+    """Return CPUs per task, and how many tasks the cluster can run at a time. Raises StemEdgeError.
 
-    nbytes: memory of a task. Machines with less are left out.
+    nbytes: memory of a task. Machines with less memory are not used.
     """
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fit = [int(has["CPU"]) for has in alive if has.get("CPU") and has.get("memory", 0) >= nbytes]
@@ -92,7 +92,7 @@ def _places(ray: Any, nbytes: int) -> tuple[int, int]:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Connect to a cluster and yield the ray module. An existing connection is reused."""
+    """Connect to a Ray cluster and yield module `ray`. An existing connection is reused."""
     # Ray would count uses and send them off; its processes inherit this setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -122,7 +122,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _own_errors(ray: Any) -> Iterator[None]:
-    """Re-raise a task's own error, and Ray's errors as StemEdgeError."""
+    """Context manager: raise the error inside a failed task; raise Ray's own as StemEdgeError."""
     try:
         yield
     except ray.exceptions.RayTaskError as error:

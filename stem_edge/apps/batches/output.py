@@ -1,4 +1,4 @@
-"""The result file of a batch, which is its only state."""
+"""The result file of a batch. It is the only record of which rows are done."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from stem_edge.files.lock import lock
 
 SYNC_SECONDS = 5.0  # a power cut may lose the results of these seconds; they are computed again
 BEGIN = b'{"id":'  # of each line
-# The begin of each line, which may be cut anywhere, and what follows it.
+# Start of each line up to the id, which a kill may have cut anywhere; and what follows the id.
 HEAD = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[nul]+|-?\d*)')
 AFTER_ID = b',"text":', b',"line":'
 
 
 class _Line(msgspec.Struct):
-    """Fields of a result line that identify its row, and one that tells a result from other JSON."""
+    """Fields of a result line that are read again: which row it belongs to, and how that ended."""
 
     id: Id | None
     line: int = 0
@@ -43,7 +43,7 @@ class ResultFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.keys = set[Key]()  # of the rows that are done
+        self.keys = set[Key]()  # of rows that have a result
         self.errors = 0  # lines that are errors
         self.first_error: str | None = None  # with the line of its row
         self._synced = time.monotonic()
@@ -81,12 +81,12 @@ class ResultFile:
                 disk.close(self._file)
 
     def _read(self) -> int:
-        """Record which rows have results; return the size of all complete lines."""
+        """Record which rows have results; return the size of the complete lines in bytes."""
         whole = 0
         with self.path.open("rb") as file:
             begin = file.read(len(BEGIN))
             if not BEGIN.startswith(begin) and begin.strip(b"\0"):
-                raise self._other(1)  # before a line of it, which may be long
+                raise self._other(1)  # before reading a line, which may be very long
             file.seek(0)
             for number, line in enumerate(file, 1):
                 try:
@@ -126,7 +126,7 @@ class ResultFile:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Return True if this is the begin of a result without its end, or zeros from a power cut."""
+    """Return True if the line is an unfinished result, or zero bytes from a power cut."""
     if line.endswith(b"\n"):
         return False
     known = line.partition(b"\0")[0]
@@ -137,7 +137,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _open(path: Path) -> int:
-    """Open a file for appending, locked. Raises InputError, OSError."""
+    """Open a file for appending, create it if needed, and lock it. Raises InputError, OSError."""
     with suppress(FileExistsError):
         disk.close(disk.create(path))
     if not stat.S_ISREG(path.stat().st_mode):  # before opening, because opening a pipe may wait

@@ -16,12 +16,12 @@ from stem_edge.shown import one_line, shown
 MAX_ID_CHARS = 1024
 
 Id: TypeAlias = str | int
-Key: TypeAlias = Id | tuple[int]  # what tells rows apart: the id, or the line of a row without one
+Key: TypeAlias = Id | tuple[int]  # identifies a row: its id, or (line,) if its id is invalid
 Result: TypeAlias = Mapping[str, Any]  # JSON object of a row's answer or error
 
 
 class _Named(msgspec.Struct):
-    """Part of a row that is checked: a class, because msgspec drops a Ctrl-C while it hashes a union."""
+    """Checks a row's id. A class, because msgspec loses a Ctrl-C while it hashes a union type."""
 
     id: (
         Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
@@ -30,7 +30,7 @@ class _Named(msgspec.Struct):
 
 
 def key_of(id: Id | None, line: int) -> Key:
-    """Return the key that matches a row with its result: the id, or the line number."""
+    """Return the key by which a row and its result are matched."""
     return (line,) if id is None else id
 
 
@@ -38,7 +38,7 @@ def key_of(id: Id | None, line: int) -> Key:
 class Row:
     """One row of the input file.
 
-    id: the "id" of its JSON object, or its line if there is none; None if "id" is invalid. line:
+    id: the "id" of the JSON object; without "id", the line number; None if "id" is invalid. line:
     counted from 1. fields: the JSON object without "id". wrong: why the row is invalid, or None.
     """
 

@@ -1,1 +1,1 @@
-"""Knowledge editing: making edits, and describing them. Their files are in stem_edge.bundle.edit_files."""
+"""Knowledge editing: make and describe edits. Files of edits are in stem_edge.bundle.edit_files."""

@@ -25,21 +25,21 @@ def make_edit(
     scope: Scope = "positions",
     layers: Sequence[int] | None = None,
 ) -> Edit:
-    """Make an edit: tokens of `source` look up the rows of `target` (STEM paper, 3.3).
+    """Make an edit: tokens of `source` look up the table rows of `target` (STEM paper, 3.3).
 
-    The text itself is not changed.
+    The text of a prompt is not changed.
 
-    scheme: what each token of the source looks up, for lengths n_s and n_t in tokens: "swap" (n_s =
-        n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t), "subset" (n_s <= n_t),
-        "average"; see stem_edge.bundle.edit_files.schemes. Default: "auto", which is swap, copy or subset,
-        depending on the lengths.
+    scheme: which rows of the target each token of the source looks up. With n_s tokens in the source and
+        n_t in the target: "swap" (n_s = n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t),
+        "subset" (n_s <= n_t), "average" (any); see stem_edge.bundle.edit_files.schemes. Default: "auto",
+        which is swap, copy or subset, depending on n_s and n_t.
     scope: "positions": where the source occurs in a prompt, as whole words. "everywhere": at every
         token of the source, in prompt and answer, whatever text it is part of.
     layers: STEM layers that the edit applies to. Default: all.
 
-    Padding is the begin-of-text token, else the end-of-text token, because both are in training text.
-    Spaces around source and target are removed. Raises InputError for texts, layers or options that
-    do not fit, and BundleError.
+    The padding schemes pad with the begin-of-text token, or with the end-of-text token if the model has
+    no begin-of-text token. Spaces around source and target are removed. Raises InputError for texts,
+    layers or options that do not fit, and BundleError.
     """
     bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     _check_rows(bundle)
@@ -55,14 +55,14 @@ def make_edit(
     edit = Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope=scope)
     for text in (target, source):
         tokens_after(codec, " ", text)  # raises if the tokenizer cannot represent it
-    # Applied once to the source in a text, so that what does not fit is refused here.
+    # Apply the edit to a text with the source: raises if source and target do not fit.
     overlay = Overlay(codec, model, [edit])
     overlay.of_prompt(codec.encode(f" {source}", add_special_tokens=False))
     return edit
 
 
 def _check_rows(bundle: Bundle) -> None:
-    """Raise InputError for a bundle without rows of tokens."""
+    """Raise InputError if the bundle has no tables, or tables of n-grams."""
     if bundle.manifest.tables is None:
         raise InputError(f"{bundle.path}: a dense model has no rows that could be edited")
     if bundle.manifest.model.ngram_order:

@@ -1,4 +1,4 @@
-"""Description of an edit: what it replaces, and which rows each token looks up."""
+"""Describe an edit: what it replaces, and which rows each token looks up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.shown import printable
 from stem_edge.text_table import quoted
 
-# Text before the source -> where that is; a word may be split into other tokens in each place.
+# Text before the source -> description of the place. A word may have different tokens in each place.
 PLACES = {" ": "after a space", "": "at the start of a text", "\n": "at the start of a line"}
 WIDTH = 24  # columns of a token's text
 
@@ -35,7 +35,7 @@ def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
     shortest = min(map(len, sources), default=0)
     for source, before in sources.items():
         if edit.scope == "everywhere" and len(source) > shortest:
-            continue  # such an edit leaves longer ways to split the source as they are
+            continue  # this scope changes only the shortest split into tokens
         try:
             said = _looked_up(codec, change, source, before)
         except InputError as error:

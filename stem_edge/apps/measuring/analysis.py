@@ -23,9 +23,9 @@ from stem_edge.runtime.rows.table_arrays import Tables, open_tables
 from stem_edge.special import dense_twin, is_plain
 from stem_edge.text_table import table, wrapped
 
-USUAL_CONTEXT = 4096  # of the paper's saving fractions, and the most that `load` takes by default
+USUAL_CONTEXT = 4096  # of the paper's savings; also the most that `load` chooses by default
 FFN_MATRICES = ("gate", "up", "down", "project", "router")
-DENSE_MATRICES, STEM_MATRICES = 3, 2  # of d x d_ff in an FFN: gate, down, and up if it is dense
+DENSE_MATRICES, STEM_MATRICES = 3, 2  # d x d_ff matrices of an FFN: gate, down; up only if dense
 FLOPS_PER_PARAMETER = 2  # Table 3: a multiplication and an addition
 
 SAMPLE = 2048  # rows of a layer whose cosines are computed: 2 million pairs
@@ -52,24 +52,24 @@ MODEL_LABELS = {
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Widths of a layer whose costs are counted."""
+    """Sizes of one layer, from which its costs are computed."""
 
     dim: int  # d
     d_ff: int
     queries: int  # heads x head width
     keys: int  # key and value heads x head width; less than `queries` in grouped-query attention
-    stem_parameters: int  # in the FFN of a STEM layer without its row; the paper's: 2 d d_ff
-    row_values: int  # the paper's: d_ff
-    row_multiply_adds: int = 0  # of a row that is an expert's matrices, or of several mixed rows
+    stem_parameters: int  # of a STEM layer's FFN, without its row; in the paper: 2 d d_ff
+    row_values: int  # in the paper: d_ff
+    row_multiply_adds: int = 0  # if a row is an expert's matrices, or rows are mixed
 
     @classmethod
     def as_paper(cls, dim: int, d_ff: int) -> Self:
-        """Return the paper's layer: its attention is as wide as the model, 4 d^2 parameters."""
+        """Return the layer of the paper: attention is as wide as the model (4 d^2 parameters)."""
         return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
 
     @classmethod
     def of(cls, model: ModelConfig) -> Self:
-        """Return a model's layer as it is built."""
+        """Return the shape of the model's first STEM layer, or of a layer if all are dense."""
         queries, keys = (heads * model.head_dim for heads in (model.n_heads, model.n_kv_heads))
         layers = model.stem_layers
         if not layers:
@@ -81,10 +81,10 @@ class LayerShape:
         return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
 
     def costs(self, length: int) -> dict[str, tuple[int, int]]:
-        """Return label -> (cost with a dense FFN, cost with a STEM FFN) of a token after `length`.
+        """Return label -> (cost with a dense FFN, cost with a STEM FFN) of one token.
 
-        Counted for a batch of 1, by Table 1 and section 3.2.3. Every token attends to all `length`
-        tokens: the paper does not halve that for the causal mask. Loads count parameters and values
+        Counted for a batch of 1, by Table 1 and section 3.2.3. The token attends to `length` tokens:
+        the paper does not halve this number for the causal mask. Loads count parameters and values
         of the KV cache. Parameters are loaded once per batch.
         """
         dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
@@ -100,10 +100,10 @@ class LayerShape:
 
 
 def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
-    """Count parameters as the paper's Table 3 does, and as they are stored and used.
+    """Return parameter counts and GFLOP per token: as in the paper's Table 3, and as stored.
 
     The paper's total includes the up projections that tables replace, except in models with experts.
-    Its active parameters include the whole embedding, although a token uses one row of it.
+    The paper's active parameters include the whole embedding, although a token uses one row of it.
     """
     dense, backbone, tables = dense_twin(model), model.backbone_parameters, model.table_parameters
     twin = dense.backbone_parameters
@@ -120,7 +120,7 @@ def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
 
 
 def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
-    """Count the costs of a bundle as plain JSON values. Raises InputError."""
+    """Return the costs of a bundle as a JSON object. Raises InputError."""
     model = bundle.manifest.model
     if not is_plain(model):
         raise InputError(
@@ -151,7 +151,7 @@ def _saving(dense: int, stem: int) -> dict[str, float | None]:
 
 
 def cost_table(bundle: Bundle, context_length: int | None) -> str:
-    """Return the costs of a bundle for people. Raises InputError."""
+    """Return the costs of a bundle as a readable table. Raises InputError."""
     figures, model = cost_figures(bundle, context_length), bundle.manifest.model
     rows: list[tuple[str, ...]] = [("ONE LAYER", "dense FFN", "STEM FFN", "saved", "share")]
     for name, label in LAYER_LABELS.items():
@@ -174,10 +174,10 @@ def cost_table(bundle: Bundle, context_length: int | None) -> str:
 
 
 def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
-    """Measure the cosines between table rows of a bundle, and their norms, as plain JSON values.
+    """Measure norms of a bundle's table rows, and cosines between rows; return a JSON object.
 
     By section 5.1 of the paper, rows that are nearly orthogonal hardly disturb each other. Raises
-    InputError for a model without rows of tokens; BundleError for values that are not finite.
+    InputError unless the model has one row for each token; BundleError for values that are not finite.
     """
     bundle = open_or_make(path)
     _check_rows(bundle)
@@ -201,7 +201,7 @@ def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
 
 
 def geometry_table(found: dict[str, Any]) -> str:
-    """Format the result of `geometry` as a table for people."""
+    """Format the result of `geometry` as a readable table."""
     heading = (
         f"Cosines between rows of {found['width']} values ({found['row_type']}), all pairs of up to "
         f"{found['sample']:,} rows of a layer; lengths of all {found['tokens']:,} rows. A cosine near "
@@ -223,7 +223,7 @@ def geometry_table(found: dict[str, Any]) -> str:
 def layer_geometry(lengths: F32, sample: F32) -> dict[str, Any]:
     """Return statistics of a layer's row norms, and of the cosines between sampled rows.
 
-    lengths: L2 norms [tokens]. sample: nonzero rows [n, width]. With too few rows, values are None.
+    lengths: L2 norms [tokens]. sample: nonzero rows [n, width]. Statistics of too few rows are None.
     """
     present, cosines = lengths[lengths > 0], np.zeros(0, np.float32)
     if len(sample) > 1:
@@ -250,7 +250,7 @@ def row_lengths(rows: F32) -> F32:
 
 
 def _all_lengths(tables: Tables, count: int) -> F32:
-    """Return the L2 norms [layers, tokens] of all rows. Raises BundleError."""
+    """Return the L2 norms [layers, tokens] of all rows. Raises BundleError if one is not finite."""
     size = max(1, BATCH_NBYTES // max(tables.layout.record_nbytes, 4 * tables.layout.row_width))
     found = np.empty((len(tables.layers), count), np.float32)
     for at in range(0, count, size):

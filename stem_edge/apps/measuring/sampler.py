@@ -21,7 +21,7 @@ class PhaseMemory:
 
 
 class MemorySampler:
-    """Samples the peak of memory in a thread while a `phase` is open, one phase at a time."""
+    """Samples the memory of a process, in a thread, while a `phase` is open (one at a time)."""
 
     def __init__(self, reader: MemoryReader, interval: float = INTERVAL_SECONDS) -> None:
         self.reader, self.interval = reader, interval
@@ -30,7 +30,7 @@ class MemorySampler:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Sample while the body runs. Phases of the same name keep the higher peaks."""
+        """Context manager: sample while its body runs. A repeated name keeps the higher peak."""
         done = threading.Event()
         self._note(name)
         thread = threading.Thread(target=self._watch, args=(name, done), name="stem-edge-sampler")
@@ -41,12 +41,12 @@ class MemorySampler:
             done.set()
             thread.join()
         self._note(name)
-        # By kind at the end alone, because the system then walks every mapping, for tens of milliseconds.
+        # Memory by kind is read only here: the system walks every mapping, for tens of milliseconds.
         at_end = self.reader.memory()
         self.phases[name] = PhaseMemory(at_end, max(at_end.unevictable, self._peaks[name]))
 
     def _watch(self, name: str, done: threading.Event) -> None:
-        with suppress(OSError):  # it has ended; the caller that waits for its answer reports that
+        with suppress(OSError):  # the process has ended; whoever waits for its answer reports that
             while not done.wait(self.interval):
                 self._note(name)
 

@@ -1,6 +1,6 @@
 """Token ids of a real text, as input for measurements.
 
-Tokens decide which rows are read, and how often, so constants or noise would mislead.
+Tokens decide which rows are read, and how often: constant or random tokens would mislead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Workload:
 
     prompt: list[int]
     following: list[int]
-    source: str  # of the tokens, in words
+    source: str  # describes where the tokens come from
 
     @property
     def tokens(self) -> int:
@@ -44,9 +44,9 @@ def make_workload(
 ) -> Workload:
     """Return the workload of a file (see read_ids), or of the text inside this package.
 
-    Defaults are 512 and 128 tokens, or fewer in about the same ratio if context or text are too
-    short. If one number is given, the other gets what is left. Raises InputError if the numbers do
-    not fit.
+    By default, it has 512 prompt tokens and 128 new ones; fewer, in about the same ratio, if context
+    or text are too short. If one number is given, the other is its default, or as many as still fit.
+    Raises InputError if the numbers do not fit.
     """
     path = DEFAULT_TEXT if text is None else Path(text)
     ids = read_ids(path, bundle)
@@ -63,7 +63,7 @@ def make_workload(
 
 
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Return the numbers of prompt tokens and new tokens; a number that is None is at least 1."""
+    """Return the numbers of prompt and new tokens. None is replaced by what fits, at least 1."""
     if prompt is None and new is None:
         new = max(1, min(NEW_TOKENS, room // 5))
     if prompt is None:

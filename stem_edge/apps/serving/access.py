@@ -21,15 +21,15 @@ OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
 LOCALHOST = "localhost"
 TOGETHER_NBYTES = 24 << 20  # limit for the bodies and the JSON of all requests together
-SMALL_NBYTES = 64 << 10  # a request that takes less is never refused because of others
+SMALL_NBYTES = 64 << 10  # a smaller request is never refused because of other requests
 # What "localhost" means as an origin: pages of this machine, of whatever port.
 LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]+)?")
 
 
 class Access:
-    """Middleware that checks requests, and starts the service at the first one.
+    """Middleware that checks every request, and loads the model at the first one.
 
-    A program that is mounted in another one gets no startup event.
+    The server's startup loads it earlier, but a program that is mounted in another gets no startup.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -37,7 +37,7 @@ class Access:
         self._held = 0  # bytes of all requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on to the routes, or respond with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -94,7 +94,7 @@ def check(service: Service, path: str, headers: Headers) -> None:
             "this server needs its API key, as Authorization: Bearer KEY", status=401
         )
     if "transfer-encoding" in headers and "content-length" in headers:
-        # A proxy before this server may believe the other of the two.
+        # A proxy in front of this server may use the other header to find the end.
         raise RefusalError("the request has Content-Length beside chunks; send one of them")
     length = headers.get("content-length", "0")
     if length.isdecimal() and int(length) > service.body_nbytes:
@@ -116,7 +116,7 @@ def _is_ours(host: str, names: tuple[str, ...]) -> bool:
 
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
-    """Return True if an Origin header is that of this server's pages, or is allowed."""
+    """Return True if an Origin header names this server, or an allowed origin."""
     try:
         page = urlsplit(origin)
         own = page.netloc == host and page.scheme in ("http", "https")
@@ -128,7 +128,7 @@ def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
 
 def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    # In full, so that the time does not tell how much is right.
+    # In constant time, so that timing does not reveal how much of the key is right.
     return hmac.compare_digest(token.strip().encode(), key.encode()) and scheme.lower() == "bearer"
 
 

@@ -21,7 +21,7 @@ from stem_edge.system.memory import own_memory, return_freed_memory
 
 log = logging.getLogger(__name__)
 UNUSABLE = "the model cannot be used; the log of the server says why"
-REST_SECONDS = 0.2  # after the last answer, when its request has freed its objects
+REST_SECONDS = 0.2  # from the last answer until freed memory is returned
 END_SECONDS = 10.0  # wait for a model that is being loaded when the server ends
 REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the model
 
@@ -43,20 +43,20 @@ class Compute:
     ) -> None:
         self.sequences, self._waiting = sequences, waiting
         self._open_model, self._closes = open_model, closes
-        self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
-        # Answers that have not ended, and what delivers their chunks.
+        self._found: tuple[Model, Scheduler] | None = None  # None until the model is loaded
+        # Request whose answer has not ended -> function that delivers its chunks.
         self._deliver = dict[Request, Callable[[Chunk], None]]()
         self.failure: Exception | None = None  # why loading or computing failed for good
         self.memory_limit = 0  # of anonymous memory, for model and requests
-        self.counters = RowCounters()  # of all rows, after the last step
-        self._lock = threading.RLock()  # of accepted requests, so that `end` reaches all of them
+        self.counters = RowCounters()  # statistics of rows after the last step
+        self._lock = threading.RLock()  # while requests are accepted, so that `end` reaches all
         self._wake = threading.Event()
         self.draining = False  # True: refuse new requests, but answer accepted ones
-        self._ending, self._deadline = False, math.inf  # until which `end` waits
+        self._ending, self._deadline = False, math.inf  # deadline: of `end`
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, which loads the model, once."""
+        """Start the thread, which loads the model. Later calls do nothing."""
         with self._lock:
             if self._thread is None and not self._ending:
                 self._thread = threading.Thread(
@@ -71,7 +71,7 @@ class Compute:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler, for the compute thread. Raises RefusalError as `model` does."""
+        """The scheduler; only the compute thread may step it. Raises RefusalError like `model`."""
         return self._loaded()[1]
 
     @property
@@ -86,13 +86,13 @@ class Compute:
 
     @property
     def busy(self) -> int:
-        """Count of answers that have not ended."""
+        """Number of answers that have not ended."""
         return len(self._deliver)
 
     def check(self, more: int) -> tuple[Model, Scheduler]:
         """Return (model, scheduler) if there is room for `more` requests, else raise RefusalError.
 
-        Also called before requests are tokenized, so that no client can cause too much work.
+        Routes also call it before they tokenize, so that no client can cause too much work.
         """
         if self.draining:
             raise RefusalError("the server is ending; ask another, or later", status=UNAVAILABLE)
@@ -134,7 +134,7 @@ class Compute:
     def end(self, seconds: float | None = None) -> None:
         """Refuse new requests, end running ones with an error, and wait for the thread.
 
-        seconds: longest wait, over all calls together. A thread still running is left to the exit.
+        seconds: longest wait, over all calls together. A thread that still runs ends with the process.
         """
         self.draining = self._ending = True
         if seconds is not None:
@@ -170,7 +170,7 @@ class Compute:
             model.limit_texts(self.memory_limit)
             self.counters = model.engine.rows.counters()
             self._found = model, model.scheduler(self.sequences)
-            worked = False  # since what answers left behind was given back
+            worked = False  # True: freed memory of answers has not been returned yet
             while not self._ending:
                 if not self._wake.wait(REST_SECONDS if worked else None):
                     self.give_back()
@@ -178,10 +178,10 @@ class Compute:
                     continue
                 self._wake.clear()
                 while not self._ending and self._found[1].busy:
-                    self._turn(*self._found)
+                    self._step_all(*self._found)
                 worked = True
         except BaseException as error:
-            self._fail(error)  # first, so that nothing is taken on any more
+            self._fail(error)  # first, so that no new request is accepted
             told = failed()
         finally:
             with self._lock:
@@ -199,8 +199,8 @@ class Compute:
             exc_info=None if isinstance(error, StemEdgeError) else error,
         )
 
-    def _turn(self, model: Model, scheduler: Scheduler) -> None:
-        """Compute one step of all answers; end them all if it fails."""
+    def _step_all(self, model: Model, scheduler: Scheduler) -> None:
+        """Compute one step of all answers; if it fails, end all answers with the error."""
         told = None
         try:
             self._step(model, scheduler)
@@ -208,7 +208,7 @@ class Compute:
             raise
         except Exception as error:  # none of the answers can go on
             told = public(error).with_traceback(None)
-        if told is not None:  # not above, where the error would keep the memory of the batch
+        if told is not None:  # outside of `except`, where the error would hold the batch's memory
             with self._lock:  # until there is another scheduler
                 self._end_all(told)
                 model.engine.check_usable()

@@ -1,6 +1,6 @@
 """uvicorn with a limit on the number of connections, and on how long a connection may idle.
 
-By itself, uvicorn has no deadline for a request, and at its limit it refuses new requests, not idle connections.
+uvicorn alone has no deadline for a request. At its limit it refuses new requests; idle connections stay.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 1000
-OTHER_FILES = 96  # open files other than connections: of the model, templates, just accepted ones
-BACKLOG = 8  # connections that asyncio accepts at once, before those that make room have ended
-QUEUE = (
-    1024  # connections that wait to be accepted; one that finds no place tries again after a second
-)
+OTHER_FILES = 96  # open files in addition to connections: model, templates, new connections
+BACKLOG = 8  # connections that asyncio accepts in a row, before closed ones have freed their files
+QUEUE = 1024  # connections that wait to be accepted; a client beyond tries again after a second
 WAIT_SECONDS = 30.0  # for a client to send or to read WAIT_NBYTES
 WAIT_NBYTES = 1 << 10
 # Read at once, so that a read of tiny chunks does not hold up the event loop.
@@ -33,13 +31,13 @@ ENDING_SECONDS = 5  # for the last bytes of answers
 
 
 class Connection(H11Protocol):
-    """A connection, closed while idle if a new one needs its place. most: limit of connections."""
+    """An HTTP connection. If there are more than `most`, a new one closes an idle one."""
 
     def __init__(self, most: int, **given: Any) -> None:
         super().__init__(**given)
         self._most = most
         self._received = self._framing = 0  # bytes: in all, and of this request without its body
-        self._since, self._moved = 0.0, 0  # when it began to wait for WAIT_NBYTES, and bytes then
+        self._since, self._moved = 0.0, 0  # start of the wait for WAIT_NBYTES, and bytes then
 
     @property
     def waits(self) -> bool:
@@ -59,7 +57,7 @@ class Connection(H11Protocol):
             longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read more of a request; close the connection if headers and chunk sizes are too long."""
+        """Parse received bytes; close the connection if headers and chunk sizes are too long."""
         self._received += len(data)
         before = len(self.cycle.body) if self.cycle else 0
         super().data_received(data)
@@ -89,7 +87,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn with these limits. most: connections; by default as many as open files allow."""
+    """uvicorn with limits on connections. most: by default, as many as open files allow."""
 
     def __init__(self, program: ASGIApp, most: int | None = None) -> None:
         most = most or room()
@@ -113,7 +111,7 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and lengthen the queue of connections that are not accepted yet."""
+        """Begin to listen, with a longer queue of connections that are not accepted yet."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(QUEUE)
@@ -148,7 +146,7 @@ def room() -> int:
 def log_to_stderr() -> logging.Handler:
     """Let all libraries log to stderr, and return the handler.
 
-    One record a minute is written for each place and kind of error, so that clients cannot fill the log.
+    A line of code logs the same kind of error at most once a minute, so that clients cannot fill the log.
     """
     last = dict[tuple[object, ...], float]()
 

@@ -27,11 +27,11 @@ from stem_edge.errors import StemEdgeError
 T = TypeVar("T")
 CLIENT_LEFT = 499  # nginx's status; only a log sees it
 MOST_VALUES = 1 << 17  # of a request's JSON, roughly
-VALUE_NBYTES = 120  # that each takes at most, roughly
+VALUE_NBYTES = 120  # memory of one JSON value, at most, roughly
 # How messages of msgspec name a field.
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"missing required field `(.*?)`")
-FLOAT = "got `float`"  # in msgspec's words, where a whole number belongs
+FLOAT = "got `float`"  # msgspec's message if a field must be a whole number
 COMMENT = b":\n\n"  # an event that clients skip
 STREAM_HEADERS = {
     "cache-control": "no-cache",
@@ -40,7 +40,7 @@ STREAM_HEADERS = {
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """Return a request's body as a struct. Raises RefusalError that names the field at fault."""
+    """Return a request's body as a struct `kind`. Raises RefusalError for the field at fault."""
     body = await request.body()
     values = sum(map(body.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
@@ -52,14 +52,14 @@ async def read(request: Request, kind: type[T]) -> T:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Decode JSON into a struct; 40.0 counts as 40. Raises RefusalError that names the field."""
+    """Decode JSON into a struct; 40.0 counts as 40. Raises RefusalError for the field at fault."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
             if FLOAT not in str(error):
                 raise
-            # Clients that have floats alone write 40 as 40.0.
+            # Some clients have only floats, and write 40 as 40.0.
             return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
         place = PLACE.search(str(error)) or MISSING.search(str(error))
@@ -75,7 +75,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 async def respond(
     request: Request, service: Service, asked: AskedChat | Asked, replies: Replies
 ) -> Response:
-    """Respond with the answers as a stream of events, or as one object."""
+    """Respond with the answers: as a stream of events if the client asks for it, else as JSON."""
     if asked.body.stream:
         return EventStream(_chunks(service, asked, replies), replies)
     with closing(replies):
@@ -84,10 +84,10 @@ async def respond(
 
 
 async def _whole(service: Service, asked: AskedChat | Asked, replies: Replies) -> dict[str, Any]:
-    """Return all answers as one object."""
+    """Wait for all answers; return them as one JSON object."""
     found = await replies.whole()
     figures = {"timings": service.timings(replies[0])} if found else {}
-    # In a thread: thousands of tokens' texts, if log probabilities are asked for.
+    # In a thread, because log probabilities may need the texts of thousands of tokens.
     choices = await service.answers.run(lambda: asked.whole(found))
     body = {"choices": choices, "usage": asked.usage()}
     return asked.head(service.name, streamed=False) | body | figures
@@ -120,14 +120,14 @@ async def _chunks(
 async def _choices(
     service: Service, asked: AskedChat | Asked, number: int, piece: AnswerEvent
 ) -> list[dict[str, Any]]:
-    """Return the choices of a piece of an answer; log probabilities are formatted in a thread."""
+    """Convert an event to choices. A thread formats log probabilities, which may take long."""
     if asked.body.logprobs is None or asked.body.logprobs is False:
         return asked.choices(number, piece)
     return await service.answers.run(lambda: asked.choices(number, piece))
 
 
 def event(data: object) -> bytes:
-    """Return a server-sent event of JSON."""
+    """Encode data as JSON in a server-sent event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
@@ -169,7 +169,7 @@ async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
         if working.done():
             return working.result()
         raise ClientDisconnect
-    finally:  # what is cancelled gives back what it holds
+    finally:  # wait until both have freed what they hold
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
@@ -201,7 +201,7 @@ async def tell_error(request: Request, error: Exception) -> Response:
         response = error_response(_of_router(request, error))
         response.headers.update(error.headers or {})
         return response
-    # What is no StemEdgeError is logged by Starlette.
+    # Starlette logs all errors that are not a StemEdgeError.
     return error_response(public(error) if isinstance(error, StemEdgeError) else failed())
 
 

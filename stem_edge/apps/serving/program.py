@@ -23,9 +23,9 @@ from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.model import Model
 from stem_edge.shown import shown
 
-# Errors of routes; of all others the log has a traceback, too.
+# Errors that `tell_error` handles. Starlette also logs unexpected ones, with a traceback.
 TOLD = (StemEdgeError, ClientDisconnect, HTTPException, Exception)
-# As browsers name origins; one of another form would never be that of a page.
+# Origins as browsers send them. An origin in another form would never match a page.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#]+|null|localhost|\*")
 ROUTES = (*state.ROUTES, *chat.ROUTES, *completions.ROUTES, *pages.ROUTES)
 
@@ -54,13 +54,13 @@ def app(
         pages of this machine; "*": any page.
     body_nbytes: size limit of a request.
 
-    The model is loaded when the server starts, or at the first request if the program is mounted. It ends
-    with the server; if mounted, call `program.state.service.compute.end()`. Raises InputError.
+    The model is loaded when the server starts, or at the first request if the program is mounted. To end a
+    mounted program, call `program.state.service.compute.end()`. Raises InputError.
     """
     check_sequences(sequences)
     if waiting < 0:
         raise InputError(f"waiting is {waiting}; expected at least 0")
-    if api_key == "":  # such as a variable of the environment that is not set
+    if api_key == "":  # such as an environment variable that is not set
         raise InputError("api_key is empty; give a key, or None to let everybody ask")
     if isinstance(hosts, str) or isinstance(origins, str):
         raise InputError("hosts and origins are lists of names; put a single one into a list, too")
@@ -90,7 +90,7 @@ def _middleware(service: Service) -> list[Middleware]:
     access = Middleware(Access, service=service)
     if not service.origins:
         return [access]
-    # First, so that pages may read refusals, too.
+    # First in the list, so that web pages can also read responses with errors.
     elsewhere = Middleware(
         CORSMiddleware,
         allow_origins=service.origins,

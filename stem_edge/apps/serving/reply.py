@@ -19,7 +19,7 @@ class Reply(NamedTuple):
 
     request: Request
     events: AnswerEvents
-    counters: RowCounters  # of all rows, when it was submitted
+    counters: RowCounters  # statistics of rows when the request was submitted
 
 
 class Replies:

@@ -1,4 +1,4 @@
-"""State shared by all routes."""
+"""State that all routes share: the model, settings, and threads for work on requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RequestThreads:
 
         if self._inside >= self._room:
             raise RefusalError("too many requests wait for a thread; try again later", status=BUSY)
-        self._inside += 1  # the limiter's own count is late by a turn of the event loop
+        self._inside += 1  # the limiter itself counts later
         try:
             return await to_thread.run_sync(done, limiter=self._limiter)
         finally:
@@ -59,9 +59,9 @@ class Service:
     compute: Compute
     given_name: str | None = None  # of the model
     key: str | None = None  # API key; None: not needed
-    hosts: tuple[str, ...] = ()  # further names of this server than localhost; "*": any
+    hosts: tuple[str, ...] = ()  # names of this server in addition to localhost; "*": any
     origins: tuple[str, ...] = ()  # of other web pages that may send requests (CORS); "*": any
-    body_nbytes: int = 4 << 20  # of the largest request
+    body_nbytes: int = 4 << 20  # size limit of a request
     created: int = field(default_factory=unix_time)
 
     def __post_init__(self) -> None:
@@ -73,13 +73,13 @@ class Service:
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """Texts of single tokens."""
+        """Cached texts of single tokens."""
         return TokenTexts(self.model)
 
     def timings(self, reply: Reply) -> dict[str, float]:
-        """Return the figures of an answer so far: times in milliseconds, sizes in bytes.
+        """Return statistics of an answer so far: times in milliseconds, sizes in bytes.
 
-        Counts of rows and flash include all other answers since this one was submitted.
+        Counts of rows and flash also include other answers that were computed at the same time.
         """
         request, before, now = reply.request, reply.counters, self.compute.counters
         computed = request.prompt_tokens - request.cached_tokens

@@ -1,1 +1,1 @@
-"""OpenAI's completions and chat completions."""
+"""OpenAI's two interfaces: completions and chat completions."""

@@ -1,4 +1,4 @@
-"""Chat completions: request bodies, and answers in OpenAI's form."""
+"""OpenAI's chat completions: JSON of requests, responses and streamed chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ChatBody(Options, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def asked(self, model: Model, texts: TokenTexts) -> AskedChat:
-        """Tokenize the conversation. Raises InputError, or RefusalError with the field at fault."""
+        """Return the tokenized chat, ready to submit. Raises InputError, RefusalError."""
         choice, tool = self._choice()
         requests, reader = prepare(
             model,
@@ -47,7 +47,7 @@ class ChatBody(Options, kw_only=True):
         return AskedChat(self, texts, requests, reader)
 
     def _most(self, model: Model) -> int:
-        """Return the limit of the answer in tokens; by default what the context has room for."""
+        """Return the limit of answer tokens; default: the context length. Raises RefusalError."""
         most, name = self.max_completion_tokens, "max_completion_tokens"
         if most is None:
             most, name = self.max_tokens, "max_tokens"
@@ -85,19 +85,19 @@ class ChatBody(Options, kw_only=True):
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known fields of a message; clients send back all fields of an answer."""
+    """Return only the known fields of a message. Clients send answers back with all fields."""
     return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
 
 
 @dataclass(frozen=True)
 class AskedChat:
-    """A tokenized chat request, ready to submit."""
+    """A tokenized chat request, which also formats its answers as JSON."""
 
     body: ChatBody
     texts: TokenTexts
     requests: list[Request]
     reader: Callable[[], AnswerEvents]
-    begun: set[int] = field(default_factory=set)  # choices of which a piece was streamed
+    begun: set[int] = field(default_factory=set)  # indexes of choices that have begun to stream
     generates = True
 
     def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class AskedChat:
         return head(name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Return the streamed choices for an event of an answer; the first has only the role."""
+        """Convert an event to streamed choices; an answer's first choice has only the role."""
         found = (
             [] if number in self.begun else [_delta(number, {"role": "assistant", "content": None})]
         )
@@ -124,7 +124,7 @@ class AskedChat:
         return [*found, more]
 
     def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
-        """Return the choices of a response that is not streamed."""
+        """Return the choices of a response that is not streamed: one for each answer."""
         return [_choice(index, each, self.texts) for index, each in enumerate(answers)]
 
     def usage(self) -> dict[str, Any]:

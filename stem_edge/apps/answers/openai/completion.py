@@ -1,4 +1,4 @@
-"""Completions: request bodies, and answers in OpenAI's form."""
+"""OpenAI's completions: JSON of requests, responses and streamed chunks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CompletionBody(Options, kw_only=True):
     best_of: int | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts. Raises RefusalError."""
+        """Return the prompts, as texts or token ids. Raises RefusalError."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = [each for each in self.prompt if isinstance(each, int)]
@@ -43,7 +43,7 @@ class CompletionBody(Options, kw_only=True):
         return [ids] if ids else others
 
     def sampling(self, model: Model) -> SamplingParams | None:
-        """Return the sampling params; None if no new tokens are wanted. Raises RefusalError."""
+        """Return the sampling params; None if max_tokens is 0. Raises RefusalError."""
         if self.suffix:
             raise RefusalError("suffix is not supported: this model continues texts", "suffix")
         if self.best_of is not None and self.best_of > max(1, self.count):
@@ -62,28 +62,28 @@ class CompletionBody(Options, kw_only=True):
         return top
 
 
-# (prompt text, or "" if it is not echoed; its tokens, the first one without log probabilities).
+# (prompt text, "" if not echoed; log probabilities of the prompt's tokens, but the id of the first).
 Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A tokenized completion request, ready to submit: `count` answers to each prompt."""
+    """A tokenized completion request for `count` answers to each prompt; formats them as JSON."""
 
     body: CompletionBody
     texts: TokenTexts
     requests: list[Request]
-    echoes: list[Echo]  # of each prompt
+    echoes: list[Echo]  # one for each prompt
     count: int
-    generates: bool  # whether new tokens are asked for
-    offsets: dict[int, int] = field(default_factory=dict)  # characters so far of each begun choice
+    generates: bool  # False if max_tokens is 0
+    offsets: dict[int, int] = field(default_factory=dict)  # index of a choice -> characters so far
 
     def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
         """Return the first fields of the response, or of each chunk. name: name of the model."""
         return head(name, "cmpl", "text_completion")
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Return the streamed choice for an event of an answer; the first has the echoed prompt."""
+        """Convert an event to a streamed choice; an answer's first choice has the echoed prompt."""
         before, tokens = ("", []) if number in self.offsets else self.echoes[number // self.count]
         text, found = piece if isinstance(piece, Text) else ("", None)
         tokens, offset = [*tokens, *(found or ())], self.offsets.get(number, 0)
@@ -94,7 +94,7 @@ class Asked:
         return [choice | {"finish_reason": reason}]
 
     def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
-        """Return the choices of a response. answers: empty if no new tokens are wanted."""
+        """Return the choices of a response. answers: empty if max_tokens is 0."""
         pieces = [(Text(each.text, each.logprobs), each.reason) for each in answers]
         if not self.generates:
             pieces = [(Text(""), "length")] * len(self.requests)
@@ -116,7 +116,7 @@ def prepare(
     prompts: Sequence[str | list[int]],
     params: SamplingParams | None,
 ) -> Asked:
-    """Tokenize prompts and create requests. params: None for no new tokens. Raises InputError."""
+    """Tokenize prompts and create requests. params: None if max_tokens is 0. Raises InputError."""
     count, echoes, requests = body.count, list[Echo](), list[Request]()
     if params is not None:
         check_grammar(model, params, body.grammar_field)

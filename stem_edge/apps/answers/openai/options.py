@@ -17,12 +17,12 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scheduling.request import Request
 
-MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
+MOST_DIGITS = 10  # of a token id; Python refuses to parse much longer numbers
 MOST_ANSWERS = 128  # as OpenAI allows
 MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
-SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alone
-API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
-# Field -> what to give instead; refused, because an answer without it would be another one.
+SMALLEST_TOP_P = 1e-9  # in place of 0, which OpenAI allows: only the top token
+API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> its name in requests
+# Refused field -> what to give instead. To ignore these fields would change the answer.
 REFUSED = {
     **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "max_tokens"),
     "options": "its fields as fields of the request",
@@ -35,7 +35,7 @@ REFUSED = {
 }
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"
-# Field -> what makes a grammar of it.
+# Field of a request -> function that converts its value to a grammar.
 GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
     "grammar": Grammar.of_text,
     "json_schema": Grammar.of_schema,
@@ -52,7 +52,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Options(msgspec.Struct):
-    """Fields of both kinds of requests; unknown fields are ignored, as OpenAI does.
+    """Request fields that both interfaces share. Unknown fields are ignored, as by OpenAI.
 
     Fields after `stream_options` come from llama.cpp and vLLM, not from OpenAI.
     """
@@ -101,11 +101,11 @@ class Options(msgspec.Struct):
 
     @property
     def with_usage(self) -> bool:
-        """True if a stream ends with token counts."""
+        """True if the client wants token counts at the end of the stream."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Return sampling params; missing values are the model's own. Raises RefusalError."""
+        """Return sampling params; absent fields get the model's defaults. Raises RefusalError."""
         if self.stream_options is not None and not self.stream:
             raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
         for name, instead in REFUSED.items():
@@ -154,19 +154,19 @@ class Options(msgspec.Struct):
 
 
 def biases(given: Mapping[str, float]) -> dict[int, float]:
-    """Convert a logit_bias, whose keys are token ids as JSON strings. Raises RefusalError."""
+    """Convert the keys of a logit_bias from strings to token ids. Raises RefusalError."""
     if wrong := [key for key in given if not key.isdecimal() or len(key) > MOST_DIGITS]:
         raise RefusalError(f"logit_bias has {wrong[0][:80]!a}; expected token ids", "logit_bias")
     return {int(key): value for key, value in given.items()}
 
 
 def _schema_of(given: Mapping[str, Any]) -> object:
-    """Return the JSON Schema that a response_format asks for; None if it allows any text. Raises RefusalError."""
+    """Return the JSON Schema of a response_format, None for any text. Raises RefusalError."""
     match given:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return schema
         case {"type": "json_object"}:
-            return given.get("schema") or {"type": "object"}  # llama.cpp's clients give one
+            return given.get("schema") or {"type": "object"}  # llama.cpp's clients send a schema
     if not given or given.get("type") == "text":
         return None
     raise RefusalError(
@@ -179,7 +179,7 @@ def _schema_of(given: Mapping[str, Any]) -> object:
 def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
     """Return the fields that begin every response and every streamed chunk.
 
-    name: of the model.
+    name: of the model. prefix: start of the response's id. kind: OpenAI's object type.
     """
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",
@@ -191,7 +191,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return token counts; a prompt counts once. count: answers to each prompt."""
+    """Return token counts in OpenAI's form. A prompt with `count` answers is counted once."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)
@@ -204,5 +204,5 @@ def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
 
 
 def unix_time() -> int:
-    """Return the current time in seconds since 1970. Do not measure durations with it: it may jump."""
+    """Return the time in seconds since 1970. It may jump, so do not measure durations with it."""
     return int(datetime.now(UTC).timestamp())

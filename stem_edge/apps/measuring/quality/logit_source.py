@@ -1,4 +1,4 @@
-"""Sources of logits: a loaded bundle, or a checkpoint through the plain reference model."""
+"""Sources of logits: a loaded bundle, or a checkpoint computed by the float32 reference model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stem_edge.system.memory import own_memory
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
-# Logits of the reference model at a time; not fewer, because its head is read anew for each piece.
+# Size of a piece of the reference model's logits; each piece reads the weights of the head again.
 PIECE_NBYTES = 128 << 20
 
 
@@ -43,7 +43,7 @@ def open_sources(
     """Load a bundle and its reference, if any; return engines (None: checkpoint) and logit sources.
 
     stack: closes the models. options: for loading the bundle; a reference bundle gets half of the memory.
-    Prompts are computed by the graphs that decode. Raises what stem_edge.load raises.
+    Both models compute prompts with their decode graphs. Raises what stem_edge.load raises.
     """
     engines, references = list[str | None](), list[Logits]()
     if isinstance(reference, Bundle):
@@ -56,8 +56,8 @@ def open_sources(
         )
         other = stack.enter_context(load_with(reference.path, usual))
         other.engine.uses_prefill = False
-        # The bundle is planned with this process's memory as it is, so only what the reference has
-        # planned and not yet taken must be left out.
+        # The plan of the bundle counts the memory that this process has now. So subtract only the
+        # memory that the reference has planned but not yet allocated.
         taken = max(0, other.plan.total - own_memory())
         options = replace(options, memory=limit and limit - taken)
         engines, references = [other.plan.engine], [partial(bundle_logits, other)]
@@ -70,7 +70,7 @@ def open_sources(
 
 
 def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F32]:
-    """Yield logits of a loaded bundle. Raises BundleError for NaN and infinity."""
+    """Yield a bundle's logits [n, V] from position `first` on. Raises BundleError if not finite."""
     for piece in model.logits_chunks(token_ids):
         if not np.isfinite(piece).all():
             raise BundleError(
@@ -84,10 +84,10 @@ def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F3
 
 
 def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> Iterator[F32]:
-    """Yield logits of a checkpoint, computed by the float32 reference model as in the exporter.
+    """Yield a checkpoint's logits [n, V] from position `first` on, by the float32 reference model.
 
-    The backbone is read once for each window of tokens; of the tables, only the rows of the tokens.
-    Raises CheckpointError for NaN and infinity.
+    Each call reads the whole backbone, but only the table rows of its tokens. Raises CheckpointError
+    for NaN and infinity.
     """
     from stem_edge.export.checkpoints.checkpoint import check_finite
 
@@ -99,9 +99,9 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
 
 
 def open_reference(path: str | Path, bundle: Bundle, task: ScoringTask) -> Bundle | Checkpoint:
-    """Open the reference, a bundle or a checkpoint. path may be hf:org/name, which is fetched.
+    """Open the reference: a bundle or a checkpoint. A path like hf:org/name is downloaded.
 
-    Raises InputError if their distributions cannot be compared; HubError, BundleError, CheckpointError.
+    Raises InputError if it cannot be compared with the bundle; HubError, BundleError, CheckpointError.
     """
     reference = _open(path)
     found = reference.manifest.model if isinstance(reference, Bundle) else reference.config

@@ -38,9 +38,9 @@ class Divergence:
     median: float
     percentile_99: float
     greatest: float
-    agreement: float  # share of tokens where the same one is the most probable to both
-    # Mean of log P(bundle) - log P(reference) of the text's tokens, in nats, and its standard error
-    # if tokens were independent (None for a single token).
+    agreement: float  # share of positions where both have the same most probable token
+    # Mean of log P(bundle) - log P(reference) over the text's tokens, in nats; and its standard error,
+    # as if tokens were independent (None for a single token).
     log_likelihood_difference: float
     standard_error: float | None
 
@@ -83,10 +83,10 @@ def evaluate(
         begin-of-text token if the model was trained with it.
     window: tokens seen at once. Windows overlap by half. Default: the model's context, up to 2048.
     against: reference to compare distributions with: a bundle, or a checkpoint that can be exported.
-        A checkpoint is computed in float32 by numpy: slowly, and its backbone is read once a window.
-    edits: edits of the bundle with scope everywhere, to see their side effects. None apply to `against`.
+        numpy computes a checkpoint in float32, which is slow: each window reads the backbone again.
+    edits: edits of the bundle with scope everywhere, to see their side effects. `against` gets no edits.
     options: options of stem_edge.load, for the bundle; `against` runs on the CPU with defaults. memory
-        limits both together. Logits, and the arrays of a window for a checkpoint, need more memory.
+        limits both together; logits, and the arrays of a checkpoint's window, need memory in addition.
 
     Raises InputError for a text of fewer than two tokens, a window out of range, or a reference with
     another vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.

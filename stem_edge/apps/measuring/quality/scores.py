@@ -1,7 +1,7 @@
-"""Scores of models on a text, split into documents and windows; every token counts once.
+"""Score models on a text that is split into documents and windows; every token counts once.
 
-Models are scored side by side and piece by piece, because the logits of a whole text can take a
-thousand times the memory of the text.
+All models compute the same few positions before the next ones, because the logits of a whole text
+can take a thousand times the memory of the text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ScoringTask:
 
 
 def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> ScoringTask:
-    """Split a text into documents and set the window. Raises InputError if these do not fit."""
+    """Split a text into documents and set the window. Raises InputError if either does not fit."""
     context = bundle.manifest.model.max_context
     asked = min(context, LONGEST_WINDOW) if window is None else window
     if not 0 < asked <= context:
@@ -64,7 +64,7 @@ def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> 
 def split(bundle: Bundle, text: str, *, lines: bool) -> list[tuple[str, list[int]]]:
     """Return (text, token ids) of each document: each nonblank line, or the whole text.
 
-    The end-of-text token is appended to each line, and a line break to its text.
+    With `lines`, the ids of a line end with the end-of-text token, which stands for its line break.
     Raises InputError if there is nothing to predict.
     """
     codec, closing, end = TextCodec(bundle.file(TOKENIZER)), list[int](), ""
@@ -95,21 +95,21 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-# (tokens, first) -> logits [n, V] at the positions from `first` on, from an empty context, in pieces,
-# each of which must be used before the next one, which may overwrite it.
+# (tokens, first) -> logits [n, V] of the tokens from position `first` on, computed from an empty
+# context. They come in pieces: use a piece before the next one, which may overwrite it.
 Logits: TypeAlias = Callable[[list[int], int], Iterator[F32]]
 
 
 class Window(NamedTuple):
-    """Tokens that a model sees at once, and which of its predictions count."""
+    """Tokens that a model sees at once, and the positions whose predictions count."""
 
     start: int  # first token of the document in the window
     stop: int  # one past the last
-    first: int  # first position that counts, for its prediction of the next token; all after it do
+    first: int  # first position whose prediction of the next token counts; all later ones do, too
 
 
 def windows(tokens: int, window: int, stride: int) -> list[Window]:
-    """Return windows over a document that predict every token but the first once.
+    """Return windows of a document. Together they predict each token once, except the first token.
 
     Each window starts `stride` tokens after the one before it, so a token is predicted from at least
     window - stride + 1 tokens, or from all before it.
@@ -121,7 +121,7 @@ def windows(tokens: int, window: int, stride: int) -> list[Window]:
 
 
 class Scores(NamedTuple):
-    """Predictions of a model, in the order of the text."""
+    """A model's scores of a text's tokens: arrays with an element for each predicted token."""
 
     likelihood: F64  # natural log of the probability of the text's token
     top: I64  # the most probable token
@@ -130,9 +130,9 @@ class Scores(NamedTuple):
 def score(
     task: ScoringTask, sources: Sequence[Logits], advance: Callable[[int], object]
 ) -> tuple[list[Scores], F64]:
-    """Return the scores by each source, and KL(second source || first) in nats at each token.
+    """Return each source's scores, and KL(second source || first source) in nats at each token.
 
-    advance: called with the number of tokens just done.
+    The KL array is empty if there is only one source. advance: called with the number of tokens scored.
     """
     found, nats = [list[Scores]() for _ in sources], [np.zeros(0)]
     for ids in task.token_ids:
@@ -152,7 +152,7 @@ def score(
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
-    """Yield the logits of all streams for the same positions, a limited number at a time."""
+    """Yield the logits [n, V] of all streams for the same n positions; n is limited by memory."""
     held = [next(stream) for stream in streams]
     most = positions_at_once(held[0].shape[1])
     while True:

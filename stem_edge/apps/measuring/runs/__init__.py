@@ -1,1 +1,1 @@
-"""Time and memory of runs, each in a process of its own: the command measure."""
+"""The command `measure`: time and memory of runs, each in a process of its own."""

@@ -1,4 +1,4 @@
-"""llama.cpp as a measured subject, through llama-cpp-python: a prompt, then one token at a time.
+"""llama.cpp for measurements, through llama-cpp-python: a prompt, then one token at a time.
 
 Needs pip install 'stem-edge[bench]'.
 """
@@ -21,7 +21,7 @@ BATCH = 512
 class LlamaModel:
     """A loaded GGUF file with one context; both are freed when this object is garbage-collected.
 
-    lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default:
+    lazy: True: read rows of per-layer embeddings when they are needed; False: load all rows. Default:
         llama.cpp decides by their size.
     repack: rearrange weights for this processor, which copies them to anonymous memory.
     """
@@ -59,7 +59,7 @@ class LlamaModel:
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
 
     def counters(self) -> dict[str, float]:
-        """Return nothing, because llama.cpp counts nothing of its own."""
+        """Return an empty dict, because llama.cpp has no counters."""
         return {}
 
     def clear(self) -> None:
@@ -67,11 +67,11 @@ class LlamaModel:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
     def choose(self, token_ids: list[int]) -> int:
-        """Process ids after the earlier ones, and return the most probable next token."""
+        """Append ids to the context, and return the most probable next token."""
         return int(self.process(token_ids).argmax())
 
     def process(self, token_ids: list[int]) -> np.ndarray:
-        """Process ids and return the logits [V] of the last; the next call overwrites them."""
+        """Append ids to the context; return the logits [V]. The next call overwrites them."""
         self._check(token_ids)
         ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
         batch = llama_cpp.llama_batch_get_one(ids, len(token_ids))
@@ -81,7 +81,7 @@ class LlamaModel:
         return np.ctypeslib.as_array(logits, (self.vocab_size,))
 
     def _check(self, token_ids: Iterable[int]) -> None:
-        """Raise BackendError for ids that would end the process."""
+        """Raise BackendError for ids out of range, with which llama.cpp would abort the process."""
         if (greatest := max(token_ids)) >= self.vocab_size:
             raise BackendError(
                 f"token id {greatest} is out of range; llama.cpp's model has 0 to "

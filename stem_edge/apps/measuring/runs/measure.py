@@ -1,7 +1,7 @@
-"""Time and memory of a bundle, alone or against other ways of running, on the same tokens.
+"""Measure time and memory of a bundle, alone or against other subjects, on the same tokens.
 
-Each run has a process of its own, which is watched from here. Subjects alternate, A B A B, so that
-other load on the machine meets all of them; ratios are medians over the rounds.
+Each run has a process of its own, whose memory this process samples. Subjects take turns, A B A B, so
+that other load on the machine affects all of them. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
 ) -> Report:
-    """Measure time and memory of loading a bundle, a prompt and decoding, each round in a new process.
+    """Measure a bundle: time and memory of loading, prompt and decoding; a new process each round.
 
     text: a text in UTF-8, or token ids (.npy, .int32). The first tokens are the prompt; the next ones are
         decoded one by one. Default: a text in this package.
@@ -61,8 +61,8 @@ def measure(
     notify: called with a line about each run; at the end with an empty text.
     options: of stem_edge.load, for every bundle; `cases` override them.
 
-    A comparison that fails keeps its earlier rounds; a bundle that fails raises. Raises InputError,
-    BackendError, and what loading raises.
+    A subject that fails is reported with its earlier rounds, except the bundle in its first round: its
+    error is raised. Raises InputError, BackendError, and what loading raises.
     """
     given = LoadOptions.public(options)
     opened = open_or_make(bundle, given)
@@ -120,7 +120,8 @@ def _rounds(
 ) -> dict[str, SubjectResult]:
     """Run all rounds; return results by subject.
 
-    cold: with no file in the page cache. Raises what the first subject raises in its first round.
+    cold: drop files from the page cache before each run. A subject that fails keeps its earlier rounds.
+    Raises InputError, and any error of the first subject in its first round.
     """
     found = {subject.name: SubjectResult() for subject in subjects}
     for number, subject in product(range(1, rounds + 1), subjects):
@@ -161,7 +162,7 @@ def _round(
 
 
 def machine() -> str:
-    """Describe this machine's processor and memory, if the system reveals them."""
+    """Return a description of this machine: number and name of processors, and memory."""
     told = cpu_info()
     name = " ".join(told.get("model name", [])) or platform.processor() or platform.machine()
     flags = told.get("flags", [])

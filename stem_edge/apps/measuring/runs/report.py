@@ -19,7 +19,7 @@ LABELS = {
     "other_files": "mapped: other files",
     "shared": "shared",
 }
-# Title, unit, name of the figure, digits, factor from the figure to the unit.
+# Title, unit, name of the metric, digits, factor from the metric to the unit.
 COLUMNS = (
     ("prompt", "tok/s", "prompt", 0, 1.0),
     ("decode", "tok/s", "decode", 1, 1.0),
@@ -45,7 +45,7 @@ NO_COMPARISON = (
 
 
 def to_dict(report: Report) -> dict[str, object]:
-    """Return everything measured, for JSON. Sizes in bytes, times in seconds."""
+    """Return the whole report as a JSON object. Sizes in bytes, times in seconds."""
     ratios = {
         name: {rate: asdict(spread) for rate, spread in rates.items()}
         for name, rates in report.ratios().items()
@@ -59,7 +59,7 @@ def to_dict(report: Report) -> dict[str, object]:
 
 
 def report_table(report: Report) -> str:
-    """Return the report for people, 80 columns wide where that is enough."""
+    """Return the report as readable tables, 80 columns wide if possible."""
     sections = [_head, _phases, _subjects, _ratios, _end]
     texts = ("\n".join(section(report)) for section in sections)
     return "\n\n".join(text for text in texts if text)

@@ -1,4 +1,4 @@
-"""Results of a measurement: phases of each run, medians over the rounds, ratios within them."""
+"""Results of a measurement: phases of each run, medians over the rounds, ratios of subjects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Phase:
 
     @property
     def mapped(self) -> int | None:
-        """Bytes mapped from backbone and tables at the end of the phase; None if unknown."""
+        """Mapped bytes of backbone and tables at the end of the phase; None if unknown."""
         at_end = self.memory.at_end
         return None if at_end.backbone is None else at_end.backbone + (at_end.tables or 0)
 
@@ -39,7 +39,7 @@ class Round:
     phases: list[Phase]
     steps: list[float]  # seconds of each decode step
     before: dict[str, float]  # counters before decoding
-    counters: dict[str, float]  # after it
+    counters: dict[str, float]  # counters after decoding
 
     @cached_property
     def figures(self) -> dict[str, float]:
@@ -100,7 +100,7 @@ class SubjectResult:
 
 @dataclass(frozen=True)
 class Report:
-    """Results of a measurement. Sizes in bytes, times in seconds, rates a second."""
+    """Results of a measurement. Sizes in bytes, times in seconds, rates per second."""
 
     bundle: str
     machine: str
@@ -109,7 +109,7 @@ class Report:
     subjects: dict[str, SubjectResult]  # the first one is the bundle
 
     def ratios(self) -> dict[str, dict[str, Spread]]:
-        """Return subject -> metric -> ratio of the bundle to the subject, round by round."""
+        """Return subject -> metric -> spread of the ratio bundle / subject over the rounds."""
         (_, bundle), *others = self.subjects.items()
         return {
             name: {rate: _spread(bundle, other, rate) for rate in RATES}

@@ -1,4 +1,4 @@
-"""stem-edge as a measured subject that processes the tokens of a real text."""
+"""stem-edge for measurements: a prompt, then one token of a real text at a time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stem_edge.runtime.loading import load_with
 
 
 class StemEdge:
-    """A loaded bundle that is fed with given tokens; its own answer might repeat a few rows."""
+    """A loaded bundle that is fed a given text, because its own answer might repeat a few rows."""
 
     def __init__(self, path: str, context: int, threads: int, **options: Any) -> None:
         given = LoadOptions(context_length=context, threads=threads, **options)
         self._model = load_with(path, given)
         self._engine, self._length, self._options = self._model.engine, context, options
         self._context = self._engine.open_context(1)
-        # What the first prompt opens counts as loading, so that prompts are timed alone.
+        # Open the prefill graph now, so that this counts as loading and not as prompt time.
         if (loaded := getattr(self._engine.backend, "loaded", None)) is not None:
             loaded.later.find(PREFILL)
 
@@ -36,7 +36,7 @@ class StemEdge:
         return int(logits[0].argmax())
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of the rows, and the sizes of plan and caches in bytes."""
+        """Return row counters, and sizes of memory plan, row cache and KV cache in bytes."""
         plan, rows = self._model.plan, self._engine.rows
         cache = getattr(rows, "cache", None)
         filled = 0 if cache is None else cache.filled

@@ -1,4 +1,4 @@
-"""Subjects of a measurement: bundles, a bundle with other options, GGUF files on llama.cpp."""
+"""What `measure` can run: a bundle, the same with other options, other bundles, GGUF files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import open_or_make
 
-# Options of load that a dense model has no use for, and those that every subject has apart.
+# Options of load that a dense model does not use; and options that all subjects share.
 OF_ROWS = ("memory", "slots", "resident", "emulate_flash")
 APART = ("threads", "context_length")
 GGUF_SUFFIX = ".gguf"
-# Words that may follow a file of llama.cpp after commas, and the options of LlamaModel.
+# MODE in an argument FILE.gguf,MODE -> options of LlamaModel.
 LLAMA_MODES = {
     "lazy": {"lazy": True},
     "no-lazy": {"lazy": False},
@@ -32,7 +32,7 @@ LLAMA_MODES = {
 def make_subjects(
     bundle: Bundle, options: LoadOptions, cases: Iterable[str], against: Iterable[str]
 ) -> list[Subject]:
-    """Return the measured subjects without duplicates: the bundle, its cases, and `against`.
+    """Return what to measure, without duplicates: the bundle, its cases, and `against`.
 
     Raises InputError for an unknown name, BackendError if llama.cpp is not installed.
     """
@@ -59,7 +59,7 @@ def _changed(words: str, options: LoadOptions) -> LoadOptions:
 
 
 def _other(words: str, options: LoadOptions) -> Subject:
-    """Parse an `against`: a bundle, or a GGUF file with modes of llama.cpp. Raises InputError."""
+    """Return the subject of an --against: a bundle, or a GGUF file. Raises InputError."""
     path, *modes = words.split(",")
     if path.endswith(GGUF_SUFFIX):
         return _llama(words, Path(path), modes)

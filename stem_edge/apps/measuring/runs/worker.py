@@ -1,6 +1,6 @@
 """Worker process of a measured subject: it reads requests and writes answers as JSON lines.
 
-The process imports only one engine, whose memory is measured. It is started by workers.py.
+The process imports only the engine whose memory is measured. workers.py starts it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KINDS = {
 
 
 def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[float]]:
-    """Carry out a request; return the model (None before it is loaded) and seconds of each step."""
+    """Carry out a request; return the model (None if not loaded) and each decode step's seconds."""
     steps = list[float]()
     match do:
-        case "import":  # before loading, so that both are timed apart
+        case "import":  # a request of its own, to time it apart from loading
             import_module(request["module"])
         case "load":
             module, name = KINDS[request.pop("kind")]
@@ -52,10 +52,10 @@ def main() -> None:
                 request = json.loads(line)
                 model, steps = carry_out(model, request.pop("do"), request)
                 answer = {"steps": steps, "counters": {} if model is None else model.counters()}
-            except Exception as error:  # any error: the other end must hear of it
+            except Exception as error:  # any error, because the parent process must learn of it
                 answer = {"error": str(error), "type": type(error).__name__}
             print(json.dumps(answer), file=out, flush=True)
-    except BrokenPipeError:  # the other end was killed
+    except BrokenPipeError:  # the parent was killed
         os._exit(1)
     os._exit(0)
 

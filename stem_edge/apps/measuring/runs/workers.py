@@ -1,4 +1,4 @@
-"""Worker processes: start one, send it requests, and watch its memory meanwhile."""
+"""Start worker processes, send them requests, and sample their memory meanwhile."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from stem_edge.system.child import SIGKILL, code_command
 from stem_edge.system.page_cache import files_in
 from stem_edge.system.process_memory import MemoryReader
 
-# Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
-# something; it also ends them.
+# Ctrl-C reaches every process of the terminal. Workers ignore it, so that only the parent prints; the
+# parent then ends its workers.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from stem_edge.apps.measuring.runs.worker import main; main()"
@@ -32,7 +32,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Subject:
-    """A measured engine, with the file or folder that it loads and the options of load."""
+    """What is measured: an engine, the bundle or file that it loads, and its options."""
 
     name: str
     kind: str  # key of KINDS
@@ -53,7 +53,7 @@ class Subject:
 
     @property
     def prepared(self) -> Path:
-        """Folder of prepared backbones, whose files are mapped, too."""
+        """Folder of prepared backbones, from which the worker may map files into its memory."""
         return cache_folder(self.options.get("cache_dir")) / PREPARED
 
     def files(self) -> list[Path]:
@@ -67,15 +67,15 @@ class Subject:
 class WorkerAnswer:
     """Answer of a worker to one request."""
 
-    seconds: float  # until it came
+    seconds: float  # from the request to the answer
     steps: list[float] = field(default_factory=list)  # seconds of each decode step
     counters: dict[str, float] = field(default_factory=dict)
 
 
 class WorkerProcess:
-    """A worker and a sampler of its memory.
+    """A worker process, and a sampler of its memory.
 
-    Requests raise what the engine raised, or StemEdgeError if the process died.
+    A request raises the engine's error, or StemEdgeError if the process died.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -96,9 +96,9 @@ class WorkerProcess:
             raise
 
     def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
-        """Send a request to stem_edge.apps.measuring.runs.worker, and wait for the answer.
+        """Send request `do` with arguments `what` to the worker; wait for the answer.
 
-        The first request is timed from the start of the process.
+        Memory is sampled as `phase`. The first request is timed from the start of the process.
         """
         began, self._began = self._began or time.perf_counter(), 0.0
         try:
@@ -118,8 +118,8 @@ class WorkerProcess:
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, StemEdgeError):
             return known(words)
-        # Name the class, because messages of other exceptions may be empty, as MemoryError's, and
-        # join their lines, of which there may be many.
+        # Name the class, because the message may be empty, like that of MemoryError. Join the lines of
+        # the message, which may be many.
         return StemEdgeError(
             f"{self.subject.name} failed in phase {phase}: {' '.join([kind, *words.split()])}; "
             "if it needs more memory than there is, give it a shorter context"
@@ -166,7 +166,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an error it may be busy for minutes with a request that is not needed any more.
+        # After an error, the worker may be busy for minutes with a request that nobody needs.
         if kind is not None:
             self._process.kill()
         self.close()

@@ -1,1 +1,1 @@
-"""The paths of the server, a file for each kind: its requests and answers."""
+"""HTTP paths of the server, one module for each kind."""

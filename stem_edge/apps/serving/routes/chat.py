@@ -1,4 +1,4 @@
-"""Chat completions."""
+"""Route of chat completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stem_edge.apps.serving.service import service_of
 
 
 async def chat(request: Request) -> Response:
-    """Answer a conversation."""
+    """Respond to a chat completion request."""
     service = service_of(request)
     body = await read(request, ChatBody)
     service.compute.check(body.count)

@@ -1,4 +1,4 @@
-"""Completions of prompts, and log probabilities of the prompts' own tokens."""
+"""Route of completions, which can also return log probabilities of the prompts' tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _score(service: Service, asked: Asked) -> None:
-    """Compute the log probabilities of the prompts' tokens, into `asked`."""
+    """Compute the log probabilities of the prompts' tokens, and append them to `asked.echoes`."""
     pairs = zip(asked.echoes, asked.requests[:: asked.count], strict=True)
     scored = [
         service.model.request(
@@ -45,7 +45,7 @@ async def _score(service: Service, asked: Asked) -> None:
 def _add(
     asked: Asked, found: list[TokenLogprobs | int], prompt: Sequence[int], logits: F32
 ) -> None:
-    """Append the log probability of the next prompt token to `found`, for each row of logits."""
+    """For each row of logits [n, V], append the next prompt token's log probability to `found`."""
     rows = zip(logits, prompt[len(found) :], strict=False)
     found.extend([token_logprobs(row, token, asked.body.logprobs or 0) for row, token in rows])
 

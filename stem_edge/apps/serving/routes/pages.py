@@ -1,4 +1,4 @@
-"""The chat page: its files, which are part of the package."""
+"""Routes of the chat page, whose files are part of this package."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TYPES = {
     ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, no script or style inside the page, no frames around it: text of a model
-# cannot run or send anything out.
+# Only files of this server, no inline scripts or styles, no frames around the page: text of a model
+# cannot run code or send data out.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "cache-control": "no-cache",  # kept, but asked about each time, because a newer version may run
+    "cache-control": "no-cache",  # cached, but checked each time, because the server may be newer
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",

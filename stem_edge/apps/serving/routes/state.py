@@ -1,4 +1,4 @@
-"""Health, properties of the model, and the list of models."""
+"""Routes of health, properties of the model, and the list of models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Describe the model. Raises RefusalError if the requested name is another one."""
+    """Describe the model. Raises RefusalError if the path names another model."""
     service, name = service_of(request), request.path_params["name"]
     if name != service.name:
         told = f"there is no model {name!r} here; this is {service.name!r}"
