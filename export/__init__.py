@@ -1,4 +1,4 @@
-"""Exports checkpoints to bundles."""
+"""Exports checkpoints to bundles, the folders that the runtime loads."""
 
 from stem_edge.export.exporter import export_bundle
 

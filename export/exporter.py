@@ -54,7 +54,7 @@ from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
 NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
-KEPT_NBYTES = 32 << 20  # of freed arrays; with 4 MB, new pages take twice the time
+KEPT_NBYTES = 32 << 20  # freed memory to keep for reuse; with 4 MB, new pages take twice the time
 
 
 def export_bundle(
@@ -97,7 +97,7 @@ def export_bundle(
         On ggml, it measures how important the channels of quantized matrices are.
         Default: a mixed text of 50 kB.
     max_kl: largest mean divergence from the checkpoint, in nats, on the last 512 tokens of the
-        calibration text. If a graph diverges more, the export fails and leaves `out` as it was.
+        calibration text. If the bundle diverges more, the export fails and leaves `out` as it was.
         Default: 0.5.
     prefill_graph: add int8 matrices for prompts, which take one byte per parameter of the layers.
         Default: True for a quantized backbone, if these matrices are at least as exact.
@@ -124,7 +124,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
     check_apart(out, [checkpoint, recipe.lora, recipe.assistant])
     ggml = recipe.engine == GgufFormat.engine
     if ggml:
-        Ggml(installed_library())  # before gigabytes are read
+        Ggml(installed_library())  # raises an error before gigabytes are read
     source = read_checkpoint(checkpoint)
     if recipe.lora is not None:
         source = merge_lora(source, recipe.lora)
@@ -155,7 +155,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
 
 
 def _on_disk(footprint: Footprint) -> str:
-    """Describe a bundle's size on disk, and what its first load adds, in one line."""
+    """Return a phrase with a bundle's size on disk, and the size that its first load adds."""
     sizes = (footprint.backbone_nbytes, footprint.prefill_nbytes, footprint.tables_nbytes)
     named = zip(sizes, ("weights", "weights for prompts", "tables"), strict=True)
     said = ", ".join(f"{format_size(nbytes)} of {what}" for nbytes, what in named if nbytes)
@@ -167,7 +167,7 @@ def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> Exported
     wanted = source.tokenizer
     if override is not None:
         wanted = TokenizerSource("json", Path(override), wanted.add_bos)
-    return_freed_memory()  # else lists of a large vocabulary stay with this process
+    return_freed_memory()  # else the lists of a large vocabulary stay allocated
     converted = convert_tokenizer(wanted.kind, wanted.path, add_bos=wanted.add_bos)
     return_freed_memory()
     if converted.vocab_size > source.config.vocab_size:
@@ -180,7 +180,7 @@ def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> Exported
 
 
 def _footprint(plan: Plan) -> Footprint:
-    """Return the sizes that the new bundle will have. Raises GraphError."""
+    """Return the sizes of the new bundle's parts, before they are written. Raises GraphError."""
     config, format = plan.source.config, plan.format
     tables = plan.tables.format if plan.tables else None
     if plan.recipe.engine == GgufFormat.engine:
@@ -218,6 +218,6 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
         write_assistant(plan.assistant, plan, out)
     if exact is not None:
         bar.begin("comparing with the checkpoint")
-    return_freed_memory()  # of the pieces, before the engine takes as much
+    return_freed_memory()  # memory of the writers, because the engine needs as much
     manifest = accept(plan, out, written, ids, exact)
     write_file(out.folder / MANIFEST, encode_manifest(manifest))

@@ -1,6 +1,6 @@
 """Exports only a model's n-gram tables, for a server that runs the backbone elsewhere.
 
-Pages are written piece by piece, so that exporting 100 GB of rows needs some MB of memory.
+Pages are written piece by piece: an export of 100 GB of rows needs only some MB of memory.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def export_rows(
 
 
 def _stored(table: NgramTable, rows: RowsStored) -> NgramTable:
-    """Return the table's description with the type in which the export stores its rows."""
+    """Return a table's description as exported: with the row type that `rows` selects."""
     if rows not in ROWS_STORED:
         raise ExportError(f"rows of n-grams as {rows!r}; expected {', '.join(ROWS_STORED)}")
     if rows == "keep":
@@ -92,7 +92,7 @@ def _write(
     class_of: I32 | None,
     threads: int,
 ) -> None:
-    """Write the pages and metadata of every table. class_of: class of each token id, if any."""
+    """Write all tables. class_of: token id -> token class, if n-grams are of classes; else None."""
     root = out.folder
     files = {root / "zarr.json": encode_metadata(group_document(format))}
     if class_of is not None:

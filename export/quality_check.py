@@ -36,7 +36,7 @@ from stem_edge.numerics.quantize import F32
 if TYPE_CHECKING:
     from stem_edge.runtime.model import Model
 
-PREPARED = ".prepared"  # folder beside the files of a bundle that is compared
+PREPARED = ".prepared"  # temporary folder in the bundle, for a prepared backbone
 # Few digits, so that reports agree across processors, whose sums differ in the last digits.
 DIGITS = 3
 # Number of tokens on which the graph for prompts is compared with the decoding graph.
@@ -51,8 +51,8 @@ def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 
     """Compare the new bundle with its checkpoint, and return its manifest.
 
     A prefill graph that is less exact than the decoding graph is deleted, unless the recipe asks for it.
-    written: format with the prefill graph; ids: tokens to compare on; exact: the checkpoint's hidden
-        states [T, hidden_width] before the head; None: do not compare.
+    written: format of the backbone as written, with its prefill graph if any. ids: tokens to compare on.
+    exact: the checkpoint's hidden states [T, hidden_width] before the head; None: do not compare.
     Raises FarError if the bundle diverges from its checkpoint by more than recipe.bound.
     """
     format, notes, prefill, apart = plan.format, plan.source.notes, None, None
@@ -105,7 +105,7 @@ def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
 
 @contextmanager
 def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Model]:
-    """Load the bundle for `tokens` tokens; prepare a large one in temporary files to save memory."""
+    """Load the bundle for a context of `tokens` tokens. A large one is prepared to save memory."""
     # Imported only here, because an export needs nothing else of the runtime.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
@@ -144,9 +144,9 @@ def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
 
 
 def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare a bundle's logits with the checkpoint's; return report fields and the first logits.
+    """Compare a bundle's logits with the checkpoint's; return report fields and first logits [n, V].
 
-    exact: see accept. The checkpoint's logits are computed for few tokens at a time, to save memory.
+    exact: as in accept. The checkpoint's logits are computed for few tokens at a time, to save memory.
     """
     each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
     step = max(1, EXACT_VALUES // plan.source.config.vocab_size)
@@ -174,12 +174,12 @@ def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, f
 
 
 def _rounded(value: float | np.floating[Any]) -> float:
-    """Round to the number of digits in a quality report."""
+    """Round to DIGITS significant digits, as all numbers of a quality report."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manifest:
-    """Return the manifest of the bundle so far. measured: fields of the quality report."""
+    """Return a manifest for the files written so far. measured: fields of its quality report."""
     formats: dict[str, Any] = {format.field: format}
     engine, files = plan.recipe.engine, out.files
     tables = plan.tables.format if plan.tables else None

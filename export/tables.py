@@ -1,7 +1,7 @@
 """Writes the table store of a bundle, piece by piece, from a checkpoint's tables.
 
-The zarr library does not write the shards, because it makes a chain of Python calls for each record
-and holds whole shards in memory. The files are valid zarr; a test reads them with the library.
+The shards are valid zarr (a test reads them with the zarr library), but this module writes them itself:
+the library makes many Python calls for each record, and holds whole shards in memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def write_shard(
     threads: int,
     work: Callable[[int, int], U8],
 ) -> None:
-    """Write one shard of an array. work: thread-safe; returns the bytes of records start..stop."""
+    """Write a shard of an array. work(start, stop): returns the records' bytes; thread-safe."""
     start = shard * grid.records_per_shard
     stop = start + grid.shard_records(shard)
     spans = ((at, min(at + step, stop)) for at in range(start, stop, step))
@@ -84,7 +84,7 @@ def _records(
     start: int,
     stop: int,
 ) -> U8:
-    """Return the bytes of records start..stop of an array. first: number of the array's record 0."""
+    """Return an array's records start..stop as bytes. first: number of its record 0 in the plan."""
     start, stop = first + start, first + stop
     out.bar.advance(4 * (stop - start) * layout.row_width * len(layout.layers))
     if (kept := _kept(plan, tables, layout, start, stop)) is not None:
@@ -100,7 +100,7 @@ def _records(
 def _kept(
     plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
 ) -> U8 | None:
-    """Return records with the checkpoint's own codes and scales; None if rows must be quantized."""
+    """Return records made of the checkpoint's codes and scales; None if rows must be quantized."""
     scaled = [
         codes
         for layer in layout.layers
@@ -119,9 +119,9 @@ def _kept(
 
 
 def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> F32:
-    """Read the rows of records start..stop from a table. plan.order maps records to rows if they differ."""
+    """Read a table's rows for records start..stop; plan.order, if any, maps records to rows."""
     runs = [(start, stop)]
-    if plan.order is not None:  # ascending numbers, in runs without gaps
+    if plan.order is not None:  # sorted row numbers, read in runs without gaps
         numbers = plan.order[start:stop]
         cut = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
         runs = [(int(piece[0]), int(piece[-1]) + 1) for piece in cut]
@@ -131,6 +131,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Divide the records at `root` into shards of about `nbytes` bytes, and each record into pieces for prompts."""
+    """Return the grid of an array: shards of about `nbytes` bytes, and pieces of a record."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

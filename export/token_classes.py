@@ -1,7 +1,7 @@
-"""Classes of token ids. Tokens are in one class if they differ only in case, accents or space.
+"""Computes classes of token ids: tokens of a class differ only in case, accents or space.
 
-DeepSeek-V4.1 looks up n-grams of classes. No checkpoint stores the classes; they follow from its
-tokenizer, numbered in the order of ids (the model's reference code; docs/formats.md).
+DeepSeek-V4.1 looks up n-grams of classes. No checkpoint stores the classes. They are
+computed from the tokenizer and numbered in the order of ids, as in the model's code (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.numerics.quantize import I32
 from stem_edge.text.tokenizer_gate import check_json
 
-REPLACED = "\ufffd"  # what a token that is a part of a character decodes to
+REPLACED = "\ufffd"  # decoded text of a token that is only a part of a character
 SPACE = "\ue000"  # private-use character that replaces a lone space while ends are stripped
 # Normalization after which tokens of one class are equal.
 STEPS = [

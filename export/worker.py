@@ -1,8 +1,8 @@
 """Worker process in which `load` exports a checkpoint, or fetches one from a hub.
 
 Not a command for users: stem_edge.runtime.first_load.making starts it, and explains why. Progress goes to
-stderr. If the work fails, the last line on stdout is "ErrorClass: message". The worker ends when stdin is
-closed, because its parent was then killed.
+stderr. If the work fails, the last line on stdout is "ErrorClass: message". The worker ends when its stdin
+is closed, which happens when the parent is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stem_edge.system.child import INTERRUPTED, REFUSED, end_with_parent
 def main() -> int:
     """Export a checkpoint. Arguments: CHECKPOINT OUT ENGINE SHOW; SHOW is True, False or None.
 
-    SHOW is as for Progress. If OUT is empty, only fetch the checkpoint, and print its path.
+    SHOW is the option `progress` of export_bundle. If OUT is empty, only fetch the checkpoint and print its path.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # because the parent decodes UTF-8
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

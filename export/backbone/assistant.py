@@ -1,4 +1,4 @@
-"""Reads the assistant (draft model) of a Gemma 4 and writes it into the bundle, for onnxruntime."""
+"""Writes the assistant (draft model) of Gemma 4 into a bundle. Only onnxruntime runs assistants."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stem_edge.graph.special.assistant import ORDER, drafting
 
 
 def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
-    """Read an assistant. Raises CheckpointError, or ExportError if it does not fit the model."""
-    # Only onnxruntime drafts.
+    """Open an assistant's folder. Raises CheckpointError; ExportError if it does not fit the model."""
+    # The cast is safe: a recipe for ggml cannot have an assistant.
     target, format = plan.source.config, cast(BackboneFormat, plan.format)
     measured = plan.nats is not None or plan.own_types
     stored = plain_format("int8" if measured else format.weights)
@@ -34,7 +34,7 @@ def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
 
 
 def write_assistant(own: AssistantCheckpoint, plan: Plan, out: Output) -> None:
-    """Write an assistant's weights. The report does not include their quantization errors."""
+    """Write an assistant's weights. The export report leaves out their quantization errors."""
     format, order = own.described.format, {ORDER: own.order}
     target = plan.source.config, cast(BackboneFormat, plan.format)
     weights = drafting(own.described, *target)[1]

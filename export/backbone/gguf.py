@@ -1,4 +1,4 @@
-"""Writes the backbone for ggml: a GGUF file as stem_edge.ggml.gguf_schema describes."""
+"""Writes the backbone for ggml: a GGUF file with the keys and tensors of ggml/gguf_schema.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_runnable(source: Checkpoint) -> None:
 
 
 def write_gguf_backbone(plan: Plan, out: Output) -> None:
-    """Write backbone.gguf. It holds a hash of the tables, so write the tables first."""
+    """Write backbone.gguf. The tables must be written before, because the file holds their hash."""
     source, config, ggml = plan.source, plan.source.config, Ggml(installed_library())
     weights = cast(GgufFormat, plan.format).weights
     importance = _importance_by_text(plan, out.bar)
@@ -63,7 +63,7 @@ def write_gguf_backbone(plan: Plan, out: Output) -> None:
 
 
 def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, gguf_schema.Value]:
-    from gguf import LlamaFileType as Mixture  # which takes longer than all of this package
+    from gguf import LlamaFileType as Mixture  # imported only here, because the import takes long
 
     own = Mixture.GUESSED if weights != "f32" else Mixture.ALL_F32
     return {
@@ -77,7 +77,7 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
 
 
 def _importance_by_text(plan: Plan, bar: Progress) -> dict[str, F32]:
-    """Return importance_vectors on the calibration text; empty if the types ignore importance."""
+    """Return importance_vectors of the calibration text; {} if the types make no use of them."""
     if not plan.format.importance:
         return {}
     source, layers = plan.source, plan.source.config.n_layers

@@ -1,4 +1,4 @@
-"""Encodes rows of a matrix in a type of ggml: float32, float16, or a quantized type."""
+"""Encodes matrix rows in one of ggml's types: float32, float16, or a quantized type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stem_edge.ggml.types import F32 as FLOAT32
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 
-# Bound of values in all types but float32, because quantized blocks have float16 scales.
+# Largest value in all types except float32, because the scales of quantized blocks are float16.
 GREATEST = float(np.finfo(np.float16).max)
 EVERY = 4  # the error of every 4th row is measured
 
@@ -37,9 +37,9 @@ class TensorSource:
 def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F32], U8]:
     """Return a thread-safe function that encodes float32 rows [n, K] of the tensor as bytes.
 
-    Each row is encoded by itself, so the split into pieces does not matter. The meter gets the error
+    Each row is encoded by itself, so callers may pass any number of rows. `meter` collects the errors
     of every fourth row, because measuring all rows would double the time of the fast types. The gguf
-    package decodes the measured rows, because it shares no code with ggml.
+    package decodes these rows: it shares no code with ggml, so it also finds errors of ggml's encoder.
     """
     type = tensor.type
     if type == FLOAT32:

@@ -25,7 +25,7 @@ from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import U8
 
 MAGIC, VERSION = b"GGUF", 3
-# GGUF's numbers of the value types that this writer supports.
+# GGUF's numbers for the types of metadata values that this writer supports.
 UINT32, FLOAT, STRING, ARRAY = 4, 6, 8, 9
 
 
@@ -36,9 +36,9 @@ def write_gguf(
     tensors: Sequence[TensorSource],
     weights: MatrixReader,
 ) -> None:
-    """Write a complete GGUF file.
+    """Write a complete GGUF file: header, metadata and all tensors.
 
-    metadata: keys -> values in file order, general.architecture first. Raises CheckpointError for
+    metadata: key -> value, in file order, general.architecture first. Raises CheckpointError for
     weights that are not finite, ExportError for weights that the type cannot hold.
     """
     file.write(encode_header(metadata, tensors))
@@ -50,7 +50,7 @@ def write_gguf(
 
 
 def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator[U8]:
-    """Yield the bytes of a tensor in file order, in pieces [n]."""
+    """Yield the encoded bytes of a tensor, piece by piece in file order."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
         weights.count(tensor.name, values.nbytes)
@@ -58,14 +58,14 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
         return
     stored = tensor.matrix.stored if isinstance(tensor.matrix, Tensor) else None
     if stored is not None and stored.type == tensor.type:
-        yield from _kept(tensor, stored, weights)  # copied, because it has the wanted type already
+        yield from _copied(tensor, stored, weights)  # it already has the wanted type
         return
     work = encoder(ggml, tensor, weights.meter)
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
-def _kept(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
-    """Yield the bytes of a matrix as its GGUF checkpoint stores them, in file order."""
+def _copied(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
+    """Yield the bytes of a matrix unchanged from a GGUF checkpoint, piece by piece in file order."""
 
     def read(span: RowSpan) -> U8:
         codes = stored.read(*span[1:])
@@ -89,7 +89,7 @@ def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]
 
 
 def _typed(key: str, value: Value) -> bytes:
-    """Encode a metadata value, with GGUF's number for its type in front."""
+    """Encode a metadata value: GGUF's number of its type, then the value."""
     match value:
         case int() if 0 <= value < 1 << 32:
             return struct.pack("<II", UINT32, value)

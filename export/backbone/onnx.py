@@ -1,4 +1,4 @@
-"""Writes the backbone for onnxruntime: weights for decoding, for prompts, and an ONNX graph."""
+"""Writes the backbone for onnxruntime: weights for decoding, weights for prompts, an ONNX graph."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PREFILL = "prefill"  # part of a bundle that quality_check may delete
 
 
 def onnx_nbytes(plan: Plan) -> tuple[int, int]:
-    """Return the bytes of the weights for decoding and of those for prompts. Raises GraphError."""
+    """Return two sizes in bytes: weights for decoding, weights for prompts. Raises GraphError."""
     described = plan.source.config, plan.layout, _planned_format(plan, {})
     prefill = prompts(*described).plan.nbytes if plan.prefill else 0
     return decoding(*described).plan.nbytes, prefill
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the plan's format with the matrix products to balance. Raises GraphError."""
+    """Return the plan's format, with inputs to balance in a prefill graph. Raises GraphError."""
     format = cast(BackboneFormat, plan.format)
     if not plan.prefill:
         return format
@@ -41,8 +41,8 @@ def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
 def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat:
     """Write the weights for decoding, an ONNX graph for other tools, and the weights for prompts.
 
-    Returns the format of the backbone, which says if there are weights for prompts.
-    peaks: input -> greatest magnitude of each of its channels [K], as calibration.observe returns.
+    Returns the format of the backbone. It records whether there are weights for prompts.
+    peaks: name of a matrix input -> greatest magnitude of each channel [K] (calibration.observe).
     """
     format = _planned_format(plan, peaks)
     described = plan.source.config, plan.layout, format
@@ -53,7 +53,7 @@ def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat
         reader = MatrixReader(plan.recipe.cpus, out.meter(part), out.bar.advance)
         with out.file(weights.file) as data:
             rounded = part == PREFILL or format.quantizer == "rtn"
-            same = rounded and not format.asymmetric  # as the blocks of a GGUF file
+            same = rounded and not format.asymmetric  # codes as in a GGUF file's blocks
             file = WeightFile(data, tensors, reader, quantizer, peaks, keeps_blocks=same)
             file.write(weights)
 

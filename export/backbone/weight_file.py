@@ -1,6 +1,7 @@
 """Writes a weight file for onnxruntime, with each item at its offset in the WeightPlan.
 
-Weights for prompts are balanced with their input channels (SmoothQuant, arXiv 2211.10438).
+Weights for prompts are balanced: inputs with outliers are divided by a factor for each channel, and the
+weights multiplied by it (SmoothQuant, arXiv 2211.10438).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from stem_edge.numerics.quantize import F32, U8, pack_codes, zero_points
 from stem_edge.numerics.quantizing import Rounded as Quantized
 from stem_edge.numerics.quantizing import dequantize_blocks
 
-# A channel is an outlier if its peak is this many times the median peak. Balancing smaller outliers
-# gains less than its pass over the inputs costs.
+# A channel is an outlier if its peak is this many times the median peak. For smaller outliers,
+# balancing gains less exactness than the pass over the inputs costs time.
 OUTLIER = 8.0
 
 
@@ -69,11 +70,11 @@ class PaddedTensors(Mapping[str, Matrix]):
 
 
 class WeightFile:
-    """Weight file that is being written; quantizes matrices on the way.
+    """Writer of a weight file. It quantizes matrices while it writes them.
 
-    keeps_blocks: True if quantized blocks of a GGUF checkpoint are copied, because the quantizer would
-    return the same codes. peaks: product of the prefill graph -> greatest magnitudes of its input [K].
-    `peaks` also has the arrays to write for KV-cache scales and an assistant's token order.
+    peaks: matrix product of the prefill graph -> greatest magnitude of each input channel [K]; also the
+    arrays to write for KV-cache scales and an assistant's token order. keeps_blocks: copy the quantized
+    blocks of a GGUF checkpoint, because the quantizer would return the same codes.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class WeightFile:
     def _part(self, name: str) -> F32:
         try:
             return check_finite(name, 0, whole(self._tensors[name]))
-        except KeyError:  # the bias is missing, but biases stacked with it have values
+        except KeyError:  # no bias, but other matrices of the same product have one
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, consumer: str) -> F32:
@@ -150,7 +151,7 @@ class WeightFile:
         matrices: Sequence[Matrix] = [self._tensors[part] for part in item.parts]
         if kept := [one for one in matrices if codes_of(one)] or self._stored(item):
             matrices = kept
-            work: Callable[[RowSpan], Quantized] = partial(self._kept_rows, item)
+            work: Callable[[RowSpan], Quantized] = partial(self._stored_rows, item)
         else:
             work = self._quantized(item)
         for piece in item.pieces:
@@ -181,7 +182,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
-        """Return the item's matrices as stored codes, if all have the planned format; else ()."""
+        """Return the item's matrices with their GGUF codes; () unless all have the planned format."""
         parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
         same = [
             part
@@ -193,8 +194,8 @@ class WeightFile:
         ]
         return same if len(same) == len(item.parts) else ()
 
-    def _kept_rows(self, item: Blocks, span: RowSpan) -> Quantized:
-        """Read the stored codes and scales of some rows, in the layout of the plan."""
+    def _stored_rows(self, item: Blocks, span: RowSpan) -> Quantized:
+        """Read the checkpoint's codes and scales of some rows; return them in the plan's layout."""
         matrix, start, stop = span
         if (stored := codes_of(matrix)) is None:
             raise TypeError(f"{item.name} has no codes")
@@ -249,14 +250,14 @@ class WeightFile:
 
 
 def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:
-    """Yield the codes of each piece, and append the piece without its codes to `made`."""
+    """Yield the codes of each piece; append its scales, zero points and offsets to `made`."""
     for blocks in stream:
         made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
         yield blocks.codes
 
 
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
-    """Return balancing factors [K]: sqrt(input peak / matrix peak); 1 if no input was observed."""
+    """Return factors [K], sqrt(input peak / matrix peak), for balancing; all 1 without input peaks."""
     width = matrices[0].shape[1]
     if peaks is None or len(peaks) != width:
         return np.ones(width, np.float32)
@@ -268,8 +269,7 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """List the matrix products to balance by a pass over their inputs: those with outliers in the
-    input and no norm that could absorb the factors."""
+    """List the matrix products whose inputs have outliers, and no norm that can absorb factors."""
     plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
     seen = {item.name: peaks[item.name] for item in plain if item.name in peaks}
     return tuple(

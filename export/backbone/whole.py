@@ -1,8 +1,8 @@
 """Builds backbone.onnx: the whole backbone as one ONNX graph, for other tools.
 
-It joins the runtime's graphs embed, early, late, rest and head (graph.names). Their inputs for each
-other's results are gone. Table rows are inputs row.<l>, float32 [1, T, row width], instead of slots of
-a row cache. The batch size is 1, and layers with a window cache the whole context.
+The runtime runs the graphs embed, early, late, rest and head (graph.names) in sequence; this graph joins
+them. Table rows of layer l are the input row.<l>, float32 [1, T, row width], not slots of a row cache.
+The batch size is 1. All layers, also those with sliding-window attention, cache the whole context.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from stem_edge.tables.rows import RecordLayout
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
     """Build one graph from token ids to logits, which uses the weight file for decoding.
 
-    Every value has a shape, and the default domain has only ONNX's own operators, not those that
-    onnxruntime adds. Experts are inputs in slots, as at runtime.
+    Every value has a shape. All operators of the default domain are in the ONNX standard; onnxruntime
+    adds operators to this domain, which other tools lack. Experts are inputs in slots, as at runtime.
     """
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format)
@@ -40,7 +40,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
         start = start._replace(hidden=x)
         x = layers_in_order(products, config, layout, cache, rest, start, f"{io.REST}.{io.HIDDEN}")
     head(products, config, x, "T")
-    if format.tied:  # built after the head, because it takes its weights, but computed first
+    if format.tied:  # built after the head, whose weights it uses, but computed first
         later, graph.nodes = graph.nodes, []
         embedding(products, config, io.HIDDEN)
         graph.nodes += later
@@ -51,7 +51,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 
 
 def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
-    """Adapt a runtime graph for other tools: rows become inputs, norms become ONNX operators."""
+    """Adapt the graph to other tools: table rows become inputs, norms become standard operators."""
     nodes, graph.nodes = graph.nodes, []
     # Value gathered from slots -> the input that replaces it; cache -> cache after its update.
     other: dict[str, str] = {}
@@ -69,5 +69,5 @@ def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
             other[node.outputs[0]] = other[source]
         else:
             graph.nodes.append(node)
-            # For layers that borrow K and V: nothing binds both names to the same memory here.
+            # Layers that use an earlier layer's K and V must read its cache after the update.
             other |= updated_caches(node)

@@ -1,4 +1,4 @@
-"""Reads an assistant (draft model) of Gemma 4 from a Hugging Face folder."""
+"""Reads Gemma 4's assistant (a draft model) from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stem_edge.numerics.matrix import whole
 
 
 class AssistantCheckpoint(NamedTuple):
-    """Assistant as the exporter sees it: tensors by this project's names, read when needed."""
+    """Gemma 4's draft model in a checkpoint. Tensors have this project's names, and are lazy."""
 
     described: Assistant
     tensors: Mapping[str, Tensor]
@@ -39,7 +39,7 @@ class AssistantCheckpoint(NamedTuple):
 def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantCheckpoint:
     """Open the folder of an assistant. Raises CheckpointError.
 
-    dim: width of the model that it drafts for; format: how the bundle stores the assistant.
+    dim: hidden width of the main model; format: how the bundle stores the assistant.
     """
     config, decoder, _, packed = read_config(path / CONFIG, {KIND: Gemma4Assistant})
     files = TensorFiles(path, open_folder(path))
@@ -59,7 +59,7 @@ def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantChe
 
 
 def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[int, ...]]:
-    """Return an assistant's tensors: name -> shape. dim: width of the model that it drafts for."""
+    """Return tensor name -> shape of an assistant. dim: hidden width of the main model."""
     shapes: dict[str, tuple[int, ...]] = {
         "embedding": (config.vocab_size, config.dim),
         "norm": (config.dim,),
@@ -75,7 +75,7 @@ def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[i
 
 
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return a tensor's name in Hugging Face's files, which number layers from 0."""
+    """Return the name of an assistant's tensor in Hugging Face's files, which number layers from 0."""
     if name.startswith("layers."):
         _, number, part = name.split(".", 2)
         name = f"layers.{int(number) - config.own_kv_layers}.{part}"
@@ -83,7 +83,7 @@ def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
 
 
 def _order(path: Path, files: TensorFiles, tokens: int, clusters: int) -> npt.NDArray[np.int32]:
-    """Read the token ids of each cluster [clusters, tokens per cluster]. Raises CheckpointError."""
+    """Read the token ids in each cluster [clusters, tokens per cluster]. Raises CheckpointError."""
     if not clusters:
         return np.empty((0, 0), np.int32)
     given = whole(files.take(TOKENS, INTEGERS)) if TOKENS in files else np.empty(0)

@@ -1,7 +1,7 @@
 """Reads checkpoints of BlaGPT's trainer: state_step*.pt and best_model*.pt.
 
-Such a file holds the model's options, its tensors, and the trainer's source code, which is not read.
-Comments below note facts about the trainer that no option states.
+Such a file holds the model's options and tensors, and the trainer's source code, which is not read.
+Comments below state what the trainer always does, because no option in the file says so.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Options(msgspec.Struct):
     use_top: bool = False
 
     def stem(self) -> tuple[int, ...]:
-        """Return the layers with a table, by stem_layers or stem_ratio; never the first layer."""
+        """Return the layers with a table, by stem_layers or stem_ratio. Layer 0 has none."""
         if not self.use_stem:
             return ()
         span = SPANS.get(self.stem_ratio or "", self.n_layer + 1)
@@ -103,7 +103,7 @@ class Options(msgspec.Struct):
 
 
 def find_states(path: Path) -> list[Path]:
-    """Return the state files in a folder, or [path] for a file. The last one is to be exported."""
+    """List the state files in a folder, or [path] if it is such a file. The last one is exported."""
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
     return [p for glob in STATES for p in sorted(path.glob(glob)) if p.is_file()]
@@ -160,7 +160,7 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def _convert(
     config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Return backbone and tables by our names. check_shapes refuses unknown names later."""
+    """Return backbone tensors by our names, and tables by layer. Unknown tensors are not renamed."""
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
     names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)

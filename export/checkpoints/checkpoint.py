@@ -1,4 +1,4 @@
-"""Checkpoint of any trainer as the exporter sees it, and checks of its tensors."""
+"""One description for the checkpoints of all trainers, and checks of their tensors."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class TokenizerSource:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint with tensors by this project's names; their values are read when needed.
+    """Opened checkpoint: config, lazy tensors by this project's names, and the tokenizer's source.
 
-    backbone: tensors with the names and shapes of ModelConfig.backbone_shapes(). tables: STEM layer ->
-    its table [records, row width] (ModelConfig.records, row_parts).
+    backbone: tensors with the names and shapes of ModelConfig.backbone_shapes(). tables: number of a
+    STEM layer -> its table [records, row width] (ModelConfig.records, row_parts).
     """
 
     path: Path
@@ -52,14 +52,14 @@ class Checkpoint:
 
     @property
     def rows(self) -> Mapping[int, Matrix]:
-        """STEM layer -> table with a row for each token [vocab_size, row width]."""
+        """Number of a STEM layer -> its table with one row per token [vocab_size, row width]."""
         if self.index is None:
             return self.tables
         return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all tensors take in the checkpoint."""
+        """Size of all tensors in the checkpoint, in bytes."""
         matrices = [*self.backbone.values(), *self.tables.values()]
         return sum(matrix.nbytes for matrix in matrices)
 
@@ -67,9 +67,9 @@ class Checkpoint:
 def module_names(
     inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Map the trainer's module names to this project's names of their weights.
+    """Return the trainer's name of each module -> this project's name of its weight.
 
-    inside: prefix of names in a layer, with {} for its number; top, parts: names outside and in layers.
+    inside: prefix in a layer, with {} for its number. top, parts: names outside the layers, in a layer.
     """
     return dict(top) | {
         inside.format(layer) + theirs: f"layers.{layer}.{ours}"
@@ -79,7 +79,7 @@ def module_names(
 
 
 def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
-    """Raise CheckpointError if the tensors do not fit the config; else return the checkpoint."""
+    """Return the checkpoint. Raises CheckpointError if its tensors do not fit its config."""
     config = checkpoint.config
     expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
     table = (config.records, config.record_values // max(1, len(config.row_layers)))
@@ -101,7 +101,7 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
-    """Return `values`. Raises CheckpointError for NaN or inf. start: row number of the first row."""
+    """Return `values`, rows of a tensor from row `start`. Raises CheckpointError for NaN or inf."""
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(np.argwhere(bad)[0][0]) + start

@@ -36,10 +36,10 @@ def checkpoint_folder(
     progress: bool | None = None,
     tensors: Callable[[str], bool] = lambda name: True,
 ) -> Path:
-    """Return the local path of a checkpoint; one on a hub is first fetched into the hub's cache.
+    """Return a checkpoint's local path. A checkpoint on a hub is first downloaded to its cache.
 
-    path: local path, or hf:org/name or hf:org/name:FILE.gguf for a hub. tensors: returns True for names of
-    needed tensors; files without any are not fetched. Raises HubError, CheckpointError, InputError.
+    path: local path, or hf:org/name or hf:org/name:FILE.gguf for a hub. tensors: True for the name
+    of a needed tensor; other files are not downloaded. Raises HubError, CheckpointError, InputError.
     """
     named = ON_HUB.fullmatch(str(path))
     name = hub_name(path if named is None else named[1])
@@ -70,7 +70,7 @@ def _ggufs(listing: Iterable[str]) -> list[str]:
 
 
 def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
-    """Choose the files to fetch from a hub's listing. Raises CheckpointError."""
+    """Choose from a hub repository's file names which files to download. Raises CheckpointError."""
     files = set(listing)
     if MANIFEST in files:
         raise CheckpointError(
@@ -90,7 +90,7 @@ def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
             f"{snapshot.name}: has neither {CONFIG} nor {PARAMS} nor {STATES[1]}, found {one_line(found)}; give a "
             "model with safetensors, or of the public STEM trainer or BlaGPT"
         )
-    if WEIGHTS in chosen and INDEX in chosen:  # the reader prefers the one file
+    if WEIGHTS in chosen and INDEX in chosen:  # the reader needs no index then
         chosen.remove(INDEX)
     return chosen + _matching(files - {*chosen}, TOKENIZERS)
 
@@ -105,7 +105,7 @@ def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _fetch(snapshot: Snapshot, files: list[str]) -> None:
-    """Fetch files, and verify the sha256 of large ones, which is their name in the cache."""
+    """Download files. Large files have their sha256 as their name in the cache; it is verified."""
     fetch(snapshot, files)
     links = [file for file in files if (snapshot.folder / file).is_symlink()]
     blobs = {file: (snapshot.folder / file).readlink().name for file in links}

@@ -1,9 +1,9 @@
 """Reads a checkpoint from llama.cpp's GGUF file, or from the files of a split model.
 
 Keys and tensor names are translated to those of Hugging Face (gguf_keys.py), so that hugging_face/ alone
-describes each family. For llama, rows of q and k are read in Hugging Face's order, where RoPE rotates
-halves. The model is then the same on both engines, adapters for the original fit, and onnxruntime runs
-its fastest RoPE. Reordering keeps the quantized codes, because blocks lie within rows.
+describes each family. For llama, rows of q and k are reordered as in Hugging Face's files, where
+RoPE rotates halves of a head. The model is then the same on both engines, LoRA adapters fit, and
+onnxruntime runs its fastest RoPE. Quantized codes do not change, because blocks lie within rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ALTUP = {
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Open a GGUF file. Raises CheckpointError."""
+    """Open a checkpoint in a GGUF file. Raises CheckpointError."""
     file = open_gguf(path)
     found, content = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if content != "model":
@@ -89,7 +89,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _read_keys(file: GgufFile, architecture: str) -> Keys:
-    """Read an architecture's keys. Raises CheckpointError if an unknown key has a value."""
+    """Read the keys of `architecture`. Raises CheckpointError if an unknown key has a value."""
     at, known = f"{architecture}.", IGNORED.union(Keys.__struct_encode_fields__)
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)
@@ -104,7 +104,7 @@ def _read_keys(file: GgufFile, architecture: str) -> Keys:
 
 
 def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
-    """Split each tensor [E, N, K] of all AltUp streams into E matrices [N, K], in place."""
+    """In `tensors`, replace stacked AltUp tensors [E, N, K] by E matrices [N, K] each."""
     shape = config.streams - 1, config.dim, config.dim
     for name in STREAMS.values():
         found = tensors.pop(f"{name}.weight", None)
@@ -118,7 +118,7 @@ def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
 def _renamed(
     path: Path, decoder: Decoder, config: ModelConfig, tensors: Tensors, *, pairs: bool
 ) -> TensorFiles:
-    """Return a file's tensors with Hugging Face's names and order of rows.
+    """Return a file's tensors under Hugging Face's names, with rows in Hugging Face's order.
 
     pairs: True if RoPE rotates adjacent rows of a head in the file, as for llama.
     """

@@ -1,7 +1,7 @@
 """Translates the keys of a GGUF file to those that Hugging Face's config.json would have.
 
-For Gemma 3, the file's norms include the 1 that Hugging Face adds. No key holds the factor of attention
-scores; it is chosen as in llama.cpp. The factor of embeddings is not rounded to the weights' type.
+In Gemma 3's GGUF files, norm weights include the 1 that transformers adds, and no key holds the factor
+of attention scores. It is chosen as in llama.cpp. The factor of embeddings is not rounded here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tensors: TypeAlias = dict[str, Tensor]  # tensors that have not been taken
 
 
 class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", ".")):
-    """Keys of all architectures, without the prefix "<architecture>."."""
+    """Keys of a GGUF file of any architecture, without the prefix "<architecture>."."""
 
     context_length: int
     embedding_length: int
@@ -83,16 +83,16 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
 
     @property
     def head_dim(self) -> int:
-        """Width of a head in layers with full attention."""
+        """Values per attention head in layers with full attention."""
         return self.attention__key_length or self.embedding_length // self.attention__head_count
 
     @property
     def window_width(self) -> int:
-        """Width of a head in layers with a window."""
+        """Values per attention head in layers with sliding-window attention."""
         return self.attention__key_length_swa or self.head_dim
 
     def each(self, given: Any) -> Sequence[Any]:
-        """Return one value per layer, from a list or a single value. Raises ValueError."""
+        """Return one value per layer. given: a list, or one value for all. Raises ValueError."""
         if not isinstance(given, list):
             return [given] * self.block_count
         if len(given) != self.block_count:
@@ -141,7 +141,7 @@ def _dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 def _llama3(keys: Keys, tensor: Tensor, other: dict[str, Any]) -> dict[str, Any]:
-    """Return Llama 3's rope_scaling from its factors [head_dim / 2]. Raises ValueError."""
+    """Return Llama 3's rope_scaling. tensor: RoPE factors [head_dim / 2]. Raises ValueError."""
     width = keys.head_dim
     if tensor.shape != (width // 2,) or other:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")
@@ -182,7 +182,7 @@ def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
 
 
 def _of_full(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """Return rope_parameters of the layers with full attention. Raises ValueError."""
+    """Return rope_parameters of config.json for layers with full attention. Raises ValueError."""
     factors, scaling = tensors.pop(ROPE_FACTORS, None), keys.rope()
     if factors is None:
         return scaling
@@ -250,7 +250,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Keys, Tensors], dict[str, Any]]]] 
 
 
 def described(architecture: str, keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """Return the keys that a config.json of this model would have. Raises ValueError."""
+    """Return key -> value as in the config.json of the same model. Raises ValueError."""
     said = {
         "vocab_size": _found(tensors, gguf_name("embedding")).shape[0],
         "hidden_size": keys.embedding_length,

@@ -1,4 +1,4 @@
-"""Pads attention heads with zeros, or reorders their rows, as an engine needs them."""
+"""Pads attention heads with zeros to the width that an engine needs, or reorders their rows."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def pad_heads(
 
 
 def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F32:
-    """Pad a vector that has a value for each row of "wq", "wk" or "wv", like that matrix."""
+    """Pad a vector as pad_heads pads the rows of `matrix`, which is "wq", "wk" or "wv"."""
     layer = config.layer(number)
     return _padded(layer, _parts(config, layer)[matrix], vector)
 
 
 def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
-    """Return tensor name -> number of equal parts, each of which gets zeros at its end."""
+    """Return tensor name -> number of parts to divide its rows into; each part is padded."""
     # If RoPE pairs a value of a head's first half with one of its second half, pad both halves.
     halves = 1 if config.rope_interleaved else 2
     parts = {
@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Divide rows [heads * head_dim, ...] into `parts` parts and pad the end of each with zeros."""
+    """Pad rows [heads * head_dim, ...] to the width of the graph: zeros at the end of each part."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

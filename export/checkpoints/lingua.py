@@ -2,8 +2,8 @@
 
     params.json  consolidated.pth  consolidated_stem.pth, or stem_shards/stem_model_mp<n>.pt
 
-Comments below note the trainer's defaults: its transformer arguments, its rule for the FFN width, and
-interleaved RoPE.
+Comments below state the trainer's defaults that the files do not: transformer arguments, the rule for
+the FFN width, and interleaved RoPE.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Open the backbone's tensors by our names. Unknown tensors keep the trainer's names."""
+    """Open the backbone's tensors, and rename them to this project's names if these are known."""
     path = folder / BACKBONE
     if not path.is_file():
         listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
@@ -152,7 +152,7 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
-    """Open the table of each STEM layer. order: stem_layers, by which the trainer numbers tables."""
+    """Return STEM layer -> table. order: stem_layers of params.json; table i is of layer order[i]."""
     whole = folder / TABLES
     files = [whole] if whole.is_file() else _shard_files(folder)
     states = [_table_shards(path, len(order)) for path in files]
@@ -168,7 +168,7 @@ def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
 
 
 def _table_shards(path: Path, count: int) -> list[Tensor]:
-    """Open one file of tables: for each of `count` tables, all columns or a shard of them."""
+    """Open a file that holds `count` tables, each with all columns or one shard of them."""
     found = named_tensors(path, load_tensors(path))
     names = [f"stem_embeddings.{number}.weight" for number in range(count)]
     if missing := [name for name in names if name not in found or len(found[name].shape) != 2]:
@@ -229,7 +229,7 @@ def _config(
 
 
 def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:
-    """Return the tokenizer of params.json: the file at its path, or else in the checkpoint's folder."""
+    """Return the tokenizer that params.json names: at its path, or else in the checkpoint's folder."""
     path = Path(data.tokenizer.path) if data.tokenizer.path else None
     if path is not None and not path.is_file():
         path = folder / path.name if not (folder / path).is_file() else folder / path

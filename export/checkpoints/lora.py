@@ -2,7 +2,7 @@
 
     adapter_config.json  adapter_model.safetensors
 
-The sums are computed in float32, whatever the stored types are. The checkpoint's files do not change.
+Sums are computed in float32, whatever the stored types are. The checkpoint's files do not change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PART = re.compile(rf"(.+?)\.({re.escape(A)}|{re.escape(B)})")
 EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # Other methods subtract the initial B A from W, so the checkpoint's W is not their base.
+    # With other methods, PEFT changes W before training, so the checkpoint's W is not the base.
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
 # Not needed: the tensors show which modules are adapted, and the other options are for training.

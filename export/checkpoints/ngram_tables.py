@@ -1,4 +1,4 @@
-"""Opens the n-gram tables in a large model's checkpoint, and nothing else of it.
+"""Opens only the n-gram tables in the checkpoint of a large model.
 
 | model | tensors of a table |
 |---|---|
@@ -88,7 +88,7 @@ def is_table(name: str) -> bool:
 
 
 def _stored(folder: Path, table: NgramTable, tensors: dict[str, Tensor]) -> StoredRows:
-    """Return a table's rows, from its tensors among `tensors`."""
+    """Return the stored rows of `table`. tensors: name -> all n-gram tensors of the checkpoint."""
     parts = dict[int, Tensor]()
     for name, tensor in tensors.items():
         if (found := WEIGHTS.fullmatch(name)) is None:
@@ -128,7 +128,7 @@ def _with_scales(
     stored, scale, block = STORED[weights[0].dtype], 1.0, 0
     scales = [s for tensor in weights if (s := _scale_of(tensor, tensors)) is not None]
     shared = len({one.name for one in scales}) == 1 and scales[0].shape in ((), (1,))
-    if shared:  # one for the whole table
+    if shared:  # one scale for the whole table
         scale, scales = float(scales[0].rows(0, 1).reshape(-1)[0]), []
     elif scales:
         block = table.width // max(1, scales[0].shape[-1])

@@ -25,7 +25,7 @@ from stem_edge.files.checkpoint_files import SUFFIX, is_checkpoint
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 MOST_SHOWN = 8  # names of files in a message
-# Ends of names -> what to do about such a file in a folder without a known one.
+# Suffix of a file name -> advice, for a folder without a file that is read.
 ADVICE: dict[tuple[str, ...], str] = {
     (".safetensors",): f", and no {CONFIG}; copy that file, too",
     (SUFFIX,): "; give one of these files itself",
@@ -45,7 +45,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def _open(path: Path) -> Checkpoint:
     if not path.exists():
         hint = ""
-        with suppress(InputError):  # if the path looks like no name of a model on a hub
+        with suppress(InputError):  # if the path cannot be the name of a model on a hub
             hint = f"did you mean {hub_name(PREFIX + path.as_posix())}? else "
         raise CheckpointError(
             f"{path}: no such checkpoint; {hint}give a folder that training wrote, a "
@@ -60,11 +60,11 @@ def _open(path: Path) -> Checkpoint:
     if find_states(path):
         return read_blagpt(path)
     _refuse(path)
-    return read_lingua(path)  # only to say what is missing
+    return read_lingua(path)  # raises an error that says what is missing
 
 
 def _refuse(path: Path) -> None:
-    """Raise CheckpointError with advice, for files that are often mistaken for a checkpoint."""
+    """Raise CheckpointError with advice if `path` is often mistaken for a checkpoint."""
     if path.is_file():
         what = looks_like(SourceFile(path).head)
         if path.name.lower().endswith(ARCHIVES):

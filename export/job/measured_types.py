@@ -15,17 +15,17 @@ from stem_edge.export.quantization.sensitivity import Cost, costs
 from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind
 from stem_edge.progress import Progress
 
-# Share of the cost of rounding that remains with GPTQ. Measured with SmolLM2-135M-Instruct, on other text.
+# Share of the cost of rounding to nearest that remains with GPTQ. Measured with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
-# Tokens of the text that costs are measured on, in pieces, one after the other.
+# Costs are measured on this many tokens: pieces from the whole text, joined to one sequence.
 COST_TOKENS, PIECE_TOKENS = 128, 8
 
 
 def choose_types(plan: Plan) -> Plan:
-    """Return the plan with a type for every matrix; measure costs if the recipe leaves a choice."""
+    """Return the plan with a type for every matrix; types that are open are chosen by their cost."""
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
-        format = cast(BackboneFormat, format)  # the only one whose matrices are chosen
+        format = cast(BackboneFormat, format)  # `nats` is None for ggml
         layers, context = source.config.n_layers, source.config.max_context
         pieces = sequences(plan.text_ids, COST_TOKENS, context, PIECE_TOKENS)
         ids = list(chain(*pieces))[:context]
@@ -48,12 +48,12 @@ def _costly(
     fixed: Collection[MatrixKind],
     most_nats: float,
 ) -> list[str]:
-    """List the matrix products that need 8 bits, so that 4 bits in the others cost little enough.
+    """List the matrix products to store with 8 bits, until the cost of 4 bits is at most `most_nats`.
 
-    found: product -> its cost at 4 bits; fixed: kinds whose type is given; most_nats: greatest total cost.
+    found: product -> its cost at 4 bits; fixed: kinds of matrices whose type is not chosen here.
     """
     if format.tied and "head" in found:
-        # One matrix, which costs in both places.
+        # Embedding and head are one matrix, so their costs add up.
         head = found["head"]
         found["head"] = head._replace(nats=head.nats + found.pop("embedding").nats)
     open_ = {name: cost for name, cost in found.items() if cost.kind not in fixed}

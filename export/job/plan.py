@@ -1,4 +1,4 @@
-"""Plan of an export: the checkpoint to read, and the formats in which the bundle stores it."""
+"""Plan of an export: the checkpoint to read, and the formats of the bundle to write."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts, count_tokens
 
-# Type of a backbone -> size of its blocks. With 4 bits, blocks of 64 are as fast as 128; with 8 bits,
-# what blocks of 32 save in errors of the activations is worth their scales.
+# Type of a backbone -> values per block. With 4 bits, blocks of 64 are as fast as 128. With 8 bits,
+# blocks of 32 need more scales, but reduce the errors of activations.
 BLOCK_SIZES: dict[WeightType, int] = {"int4": 64, "int8": 32, "fp32": 64}
 TYPE_OF_BITS = {bits: name for name, bits in WEIGHT_BITS.items()}
-# Name that both engines know -> the engine's type.
+# Name that both engines know -> type of onnxruntime; type of ggml.
 WEIGHTS: dict[str, WeightType] = {SMALL: "int4", BALANCED: "int4", LOSSLESS: "int8", KEEP: "int4"}
 MIXTURES: dict[str, GgufType] = {
     SMALL: "q4_0", BALANCED: "q4_k_m", LOSSLESS: "q8_0", KEEP: "q4_k_m",
 }  # fmt: skip
-# Divergence in nats that the 4-bit matrices of a type may cost.
-# With 0.033, SmolLM2-135M-Instruct is 4 % further off than with llama.cpp's Q4_K_M, in 1 % fewer bytes (docs/results.md).
+# Type -> largest divergence in nats that its 4-bit matrices may cause.
+# With 0.033, SmolLM2-135M-Instruct diverges 4 % more than with llama.cpp's Q4_K_M, in 1 % fewer bytes (docs/results.md).
 NATS = {SMALL: 0.1, BALANCED: 0.033, KEEP: 0.033}
 # ggml's quantizers of these types ignore the importance of channels.
 UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
-# Most tokens that guide the quantizer: of the user's text, of the shipped text, and for a large model.
+# Most tokens to guide the quantizer: of a user's text, and of the shipped text for small and large models.
 OWN_TOKENS, SHIPPED_TOKENS, LARGE_MODEL_TOKENS = 16384, 8192, 4096
 LARGE = 500_000_000  # parameters of a backbone
 Format: TypeAlias = BackboneFormat | GgufFormat
@@ -53,7 +53,7 @@ Format: TypeAlias = BackboneFormat | GgufFormat
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of an export. Starts from the recipe; the checkpoint and the calibration refine it."""
+    """What to export and how. plan_of makes a first plan; later steps replace parts of it."""
 
     source: Checkpoint
     recipe: Recipe
@@ -69,13 +69,13 @@ class Plan:
 
     @property
     def judged(self) -> bool:
-        """True if the bundle is compared with its checkpoint: by default unless it keeps types."""
+        """True if the bundle is compared with its checkpoint; by default, if it is quantized anew."""
         asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
         return not self.own_types or asked or bool(self.recipe.prefill_graph)
 
     @property
     def prefill(self) -> bool:
-        """True if int8 matrices for prompts are written; quality_check may delete them again."""
+        """True if int8 matrices for prompts are written; quality_check may delete them later."""
         if self.recipe.prefill_graph is not None:
             return self.recipe.prefill_graph
         return self.format.for_prompts and not self.own_types  # own types are more exact
@@ -91,13 +91,13 @@ class Plan:
 
     @property
     def counts(self) -> Counts:
-        """How often each token [V] occurs in the user's calibration text; 0 without such a text."""
+        """Number of uses of each token [V] in the user's calibration text; all 0 without a text."""
         given = self.text_ids if self.recipe.calibration is not None else self.text_ids[:0]
         return count_tokens(given, self.source.config.vocab_size)
 
     @property
     def layout(self) -> RecordLayout | None:
-        """Layout of table rows in the slots of the row cache; None for a dense model."""
+        """Layout of a table record in a slot of the row cache; None for a dense model."""
         return self.tables.format.tables if self.tables else None
 
 
@@ -137,7 +137,7 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
 
 
 def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
-    """Start a progress bar over the tensors of all layers, in bytes as float32."""
+    """Start a progress bar for work on all layers. It counts each tensor's bytes as float32."""
     shapes = config.backbone_shapes().items()
     values = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
     bar.begin(what, 4 * values, layers=config.n_layers)

@@ -4,8 +4,8 @@ A new bundle grows in a working folder beside its target. It takes the target's 
 its files and folders have been fsynced. A killed export leaves the working folder; the next
 export to the same target removes it and begins again.
 
-A power cut may lose or mix whatever was not synced, names included. So the order is: contents of
-files, names in their folders, the new name, its parent folder. Only then is the old bundle deleted.
+A power cut may lose file contents and names that were not fsynced. Therefore each step is synced before
+the next one: contents of files, their names, the new folder's name. Then the old bundle is deleted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def publish(
 ) -> Iterator[Path]:
     """Yield a new folder. It becomes `out` if the `with` block succeeds; else it is deleted.
 
-    is_ours: returns True for a folder that force may replace; default: for bundles.
+    is_ours: returns True for a folder that `force` may replace. Default: for bundles only.
 
     Raises ExportError if `out` exists and `force` is not set, if `out` is not a bundle (it is then not
     deleted, even with force), if another export to it is running, or if the disk is full or fails.
@@ -47,11 +47,11 @@ def publish(
     _check_target(out, force, kind, ours)
     with _locked(out), _explained(out):
         _recover(out)
-        # Checked again because `out` may have been recovered, or made by others, since.
+        # Checked again, because _recover or another process may have created `out` since.
         _check_target(out, force, kind, ours)
         work = out.with_name(WORKING + out.name)
         if work.is_dir():
-            # It may be the replaced bundle. A power cut could give it its name back until this sync.
+            # It may be an old bundle. Until this sync, a power cut could rename it back to `out`.
             disk.sync_folder(out.parent)
             remove_tree(work, out.parent)
         make_folders(work)
@@ -59,9 +59,9 @@ def publish(
         try:
             yield work
             below = sorted(path for path in work.rglob("*") if path.is_dir())
-            for folder in (*below, work):  # for the names; files were synced when they were closed
+            for folder in (*below, work):  # file contents are synced already; this syncs names
                 disk.sync_folder(folder)
-            unfinished = False  # must not be deleted: from here on it may be the old bundle
+            unfinished = False  # from here on, `work` may name the old bundle: do not delete it
             _take_place(work, out)
         finally:
             if unfinished:
@@ -71,7 +71,7 @@ def publish(
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Lock out other exports to `out` during the `with` block, and make its parent folder.
+    """Lock out other exports to `out` during the `with` block; create its parent folder.
 
     Raises ExportError if another export is running. The system frees the lock of a killed process.
     """
@@ -86,7 +86,7 @@ def _locked(out: Path) -> Iterator[None]:
             "folder"
         ) from error
     try:
-        if not lock(descriptor) or not os.fstat(descriptor).st_nlink:  # or it just ended
+        if not lock(descriptor) or not os.fstat(descriptor).st_nlink:  # no link: it just ended
             raise ExportError(
                 f"{out}: another export to it is running; wait for it, or choose another folder"
             )
@@ -94,14 +94,14 @@ def _locked(out: Path) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(OSError):  # Windows cannot delete a file that is open
-                file.unlink()  # before it is closed, else it could be that of another export
+                file.unlink()  # before closing; later, the name may be another export's
     finally:
         disk.close(descriptor)
 
 
 @contextlib.contextmanager
 def _explained(out: Path) -> Iterator[None]:
-    """Convert an OSError of the `with` block to an ExportError that says what to do."""
+    """Convert an OSError in the `with` block to an ExportError with advice for the user."""
     try:
         yield
     except OSError as error:
@@ -132,7 +132,7 @@ def check_free(out: Path, needed: int) -> None:
 
 
 def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
-    """Raise ExportError if an existing `out` is, or contains, one of the paths to read."""
+    """Raise ExportError if replacing `out` would delete one of the input `paths`."""
     place = Path(out).resolve()
     if not place.exists():
         return
@@ -165,11 +165,11 @@ def _is_bundle(path: Path) -> bool:
 
 
 def _recover(out: Path) -> None:
-    """Finish or undo the replacement of `out`, if an export was killed in the middle of it."""
+    """Finish or undo a replacement of `out` that a killed export began."""
     aside = _aside(out)
     if not aside.is_dir():
         return
-    disk.sync_folder(out.parent)  # otherwise a power cut could take back the name that we see
+    disk.sync_folder(out.parent)  # otherwise a power cut could undo the rename that we see
     if out.exists():
         remove_tree(aside, out.parent)
         return
@@ -182,7 +182,7 @@ def _aside(out: Path) -> Path:
 
 
 def _make_durable(folder: Path) -> None:
-    """Make a folder and its missing parents, so that they survive a power cut."""
+    """Create a folder and its missing parents, and fsync their names."""
     if not folder.is_dir():
         _make_durable(folder.parent)
         make_folders(folder)
@@ -196,7 +196,7 @@ def _take_place(new: Path, out: Path) -> None:
     neither folder, because after a power cut either one may have the name `out`.
     """
     old, done = _aside(out) if out.exists() else None, list[tuple[Path, Path]]()
-    # The old one first, because a folder cannot replace another.
+    # The old folder is renamed first, because a rename cannot replace a folder.
     names = [(new, out)] if old is None else [(out, old), (new, out)]
     try:
         for source, target in names:

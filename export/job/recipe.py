@@ -1,4 +1,4 @@
-"""Recipe of an export: the options of export_bundle as one object that checks them."""
+"""Recipe of an export: one object that holds and checks the options of export_bundle."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from stem_edge.graph.formats import GGUF_TYPES, BackboneFormat, EngineName, Gguf
 from stem_edge.system.memory import check_threads, usable_cpus
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
-# Names of types on both engines, by how close they come to the checkpoint.
+# Names of types that both engines have, by how close the bundle comes to its checkpoint.
 SMALL, BALANCED, LOSSLESS, KEEP = "small", "balanced", "near-lossless", "keep"
-# Engine -> types to choose from. "int2" is not one: it is only kept if a checkpoint has it.
+# Engine -> types that users can choose. "int2" is missing: bundles have it only from checkpoints.
 TYPES: dict[EngineName, tuple[str, ...]] = {
     BackboneFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, "int4", "int8", "fp32"),
     GgufFormat.engine: (SMALL, BALANCED, LOSSLESS, KEEP, *GGUF_TYPES),
 }
-EXACT = {BackboneFormat.engine: "fp32", GgufFormat.engine: "f32"}  # types that round nothing
+EXACT = {BackboneFormat.engine: "fp32", GgufFormat.engine: "f32"}  # types without rounding
 BETTER = {
     BackboneFormat.engine: "--type near-lossless or fp32, --rows int8",
     GgufFormat.engine: "--type q6_k or near-lossless, --rows int8, --calibration FILE",
 }
 LACKS = {BackboneFormat.engine: (), GgufFormat.engine: ("assistant", "prefill_graph")}
-# Mean divergence in nats of a bundle that is as good as its checkpoint, and of one that is just the same model.
+# Mean divergence in nats: at most NEAR is as good as the checkpoint; above FAR is another model.
 # At 0.05 to 0.13, 84 to 92 % of the checkpoint's first choices remain (SmolLM2-135M-Instruct); at 1.16, 44 %.
 NEAR, FAR = 0.1, 0.5
 File: TypeAlias = str | Path | None
@@ -34,7 +34,7 @@ File: TypeAlias = str | Path | None
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Options of an export; export_bundle explains them. None: the default for the checkpoint.
+    """Options of an export, explained at export_bundle. None: use the default for the checkpoint.
 
     Raises ExportError for values that do not exist or cannot be combined.
     """

@@ -28,17 +28,17 @@ from stem_edge.tables.codecs import CODECS
 
 # GGUF types that 4 bits with an offset store without loss. Q4_0 needs no offset.
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
-# 8 bits store Q8_0 without loss, and the other types with a smaller error than their own.
+# 8 bits store Q8_0 without loss. For the other types, the added error is smaller than their own.
 EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 FLOATS = ("F32", "F16", "BF16")
-BLOCK = 32  # values, of Q4_0, Q4_1 and Q8_0, and the smaller blocks of Q4_K
-PACKED_BLOCK = 128  # values; kernels for 2 bits do not support larger blocks, or are slow
+BLOCK = 32  # values per block in Q4_0, Q4_1 and Q8_0, and per sub-block in Q4_K
+PACKED_BLOCK = 128  # values per block; kernels for 2 bits lack larger blocks, or are slow with them
 
 
 def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
     """Return a plan that keeps a quantized checkpoint's types, unless the recipe names a type.
 
-    Matrices that an adapter changed have no stored type, so such a model is quantized as usual.
+    Matrices changed by an adapter have no stored type, so a model with an adapter is quantized as usual.
     """
     plan = plan_of(source, recipe)
     if recipe.rows is None:
@@ -68,7 +68,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
-    """Return the ggml format with these types: one of llama.cpp's mixtures if it fits."""
+    """Return the ggml format for these types: a mixture of llama.cpp if it has just these types."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -77,7 +77,7 @@ def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
 
 
 def _stored_rows(source: Checkpoint) -> RowStorage | None:
-    """Return how the checkpoint stores quantized table rows; None if its rows are not quantized."""
+    """Return the type of a checkpoint's quantized table rows; None for float or mixed types."""
     found = {
         (codes.bits, codes.group_size, codes.scale_type)
         for table in source.tables.values()
@@ -91,7 +91,7 @@ def _stored_rows(source: Checkpoint) -> RowStorage | None:
 
 
 def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
-    """Return the onnxruntime format that keeps stored codes. bits: matrix -> bits of a code."""
+    """Return the onnxruntime format for packed matrices. bits: matrix name -> bits of a code."""
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     for name, shape in config.backbone_shapes().items():
         if len(shape) != 2 or (kind := kind_of(name)) not in MATRIX_KINDS:
@@ -131,7 +131,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
 
 
 def _product(config: ModelConfig, name: str) -> str:
-    """Return the name of the matrix product that contains a matrix; wq, wk and wv may share one."""
+    """Return the name of a matrix's product in the graph; wq, wk and wv may share the product qkv."""
     at, _, part = name.rpartition(".")
     if part not in ("wq", "wk", "wv"):
         return name
@@ -140,7 +140,7 @@ def _product(config: ModelConfig, name: str) -> str:
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
-    """Return the onnxruntime format that keeps these GGUF types; None if none comes close."""
+    """Return the onnxruntime format for GGUF types; None if all are floats, or some below 4 bits."""
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet
@@ -171,6 +171,6 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
 
 
 def _padded(config: ModelConfig, layer: int) -> bool:
-    """Return True if graphs pad this layer's heads with zeros; these would be in blocks of `wo`."""
+    """Return True if graphs pad the heads of a layer, which puts zeros into the blocks of wo."""
     own = config.layer(layer)
     return head_width(own) != own.head_dim

@@ -20,15 +20,15 @@ from stem_edge.tables.token_counts import Counts, counts_of_records
 
 ExportRows = Literal["fp32", "fp16", "int8", "int4", "mixed"]
 EXPORT_ROWS: tuple[ExportRows, ...] = get_args(ExportRows)
-# Share of the records that mixed tables store with 8 bits. Smaller groups would gain less exactness
-# for the same bytes (docs/results.md).
+# Share of the records that mixed tables store with 8 bits, those of the most frequent tokens. For the
+# same bytes, smaller groups of values would gain less exactness (docs/results.md).
 FREQUENT = 0.05
 # Half the bytes of float32 scales; no loss of exactness was measured.
 MIXED_SCALES: ScaleType = "fp16"
 
 
 class RowStorage(NamedTuple):
-    """Type of the table rows, with the group size and type of their scales."""
+    """How table rows are stored: their type, the size of a group, and the type of its scale."""
 
     kind: ExportRows | RowType
     group_size: int  # values that share a scale
@@ -37,17 +37,17 @@ class RowStorage(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Format and order of records in the table store of a new bundle."""
+    """Plan of a bundle's table store: its format, and the order of its records."""
 
     format: TableFormat
-    # Record -> row of the checkpoint's tables, ascending in each array; None: row i is record i.
+    # Record -> row in the checkpoint's tables, ascending in each array; None: record i is row i.
     order: I64 | None = None
     index: I32 | None = None  # token -> record; None: token i has record i
     prompt_rows: int = 0  # rows of a record that every token of a prompt needs
 
 
 def plan_tables(source: Checkpoint, rows: RowStorage, counts: Counts) -> TablePlan | None:
-    """Plan the table store of a checkpoint. Returns None for a dense model.
+    """Plan the table store for a checkpoint. Returns None for a dense model (one without tables).
 
     counts: uses of each token [V] in a text. Raises ExportError for row types that do not fit the model.
     """
@@ -89,7 +89,7 @@ def _mixed(source: Checkpoint, layout: RecordLayout, counts: Counts) -> TablePla
     kept = min(layout.records - 1, max(1, round(FREQUENT * layout.records)))
     uses = counts_of_records(counts, source.index, layout.records)
     best = np.argsort(-uses.astype(np.int64), kind="stable")
-    # Each part ascending, so that the checkpoint is read from front to back.
+    # Both parts are sorted, so that the checkpoint is read from front to back.
     order = np.concatenate([np.sort(best[:kept]), np.sort(best[kept:])])
     record_of = np.empty(layout.records, np.int32)
     record_of[order] = np.arange(layout.records, dtype=np.int32)
@@ -104,5 +104,5 @@ def _mixed(source: Checkpoint, layout: RecordLayout, counts: Counts) -> TablePla
 
 
 def scaling_of(layout: RecordLayout) -> Scaling:
-    """Return the function that computes scales of rows: by search, or by range for 8 bits."""
+    """Return the function that computes row scales: from the range for 8 bits, else by search."""
     return least_error_scales if layout.bits < 8 else range_scales

@@ -1,7 +1,7 @@
 """Detects weights that were trained for 4 bits (QAT), and stores them without loss.
 
-Such checkpoints hold weights in wider types, but as multiples of a scale that a block of values shares.
-Blocks of the same size keep these weights exactly. Other block sizes would round them again.
+Such a checkpoint stores floats, but all values of a block are multiples of one scale. With blocks of the
+same size, 4 bits store these values exactly. Other block sizes would round them again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from stem_edge.numerics.quantizing import cut, extremes
 
 BLOCKS = (128, 64, 32, 16)
 ROWS = 8  # rows to read, spread over a matrix
-ENOUGH = 0.99  # share of blocks; a few may have clipped values
+ENOUGH = 0.99  # share of blocks that must fit; the other blocks may have clipped values
 
 
 def keep_trained_grid(plan: Plan) -> Plan:
-    """Return a plan that keeps weights trained for 4 bits exactly, if the recipe allows 4 bits.
+    """Return a plan that stores weights trained for 4 bits exactly, if the recipe allows 4 bits.
 
-    Such matrices and table rows get 4 bits, in blocks of the size in training. The checkpoint's notes
-    tell the user.
+    These matrices and table rows get 4 bits, in blocks of the size used in training. A note for the user
+    says so.
     """
     said, source, recipe = list[str](), plan.source, plan.recipe
     chosen = recipe.type is None or isinstance(recipe.type, str)
@@ -62,9 +62,9 @@ def keep_trained_grid(plan: Plan) -> Plan:
 
 
 def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
-    """Return the kinds of matrices that were trained for 4 bits: kind -> size of its blocks.
+    """Detect the kinds of matrices that were trained for 4 bits; return kind -> values per block.
 
-    Reads some rows of some layers. Matrices that an adapter changed do not count as trained for 4 bits.
+    Reads only some rows of three layers. Matrices that an adapter changed do not count as trained for 4 bits.
     """
     matrices: dict[str, list[Matrix]] = {}
     for name, shape in source.config.backbone_shapes().items():
@@ -79,7 +79,7 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
 
 
 def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
-    """Return the matrices of the first layer, the last, and one between."""
+    """Return the first, middle and last of `matrices`."""
     last = len(found := list(matrices)) - 1
     return [found[at] for at in sorted({0, last // 2, last}) if found]
 
@@ -89,7 +89,7 @@ def _block(matrix: Matrix) -> int:
     count, width = matrix.shape
     starts = range(0, count, max(1, count // ROWS))[:ROWS]
     rows: F32 = np.concatenate([matrix.rows(at, at + 1) for at in starts])
-    finite = np.isfinite(rows).all()  # others are refused, by their name, when the model is run
+    finite = np.isfinite(rows).all()  # NaN and inf are reported later, with the tensor's name
     for block in BLOCKS:
         if finite and width % block == 0:
             blocks = cut(rows, block)

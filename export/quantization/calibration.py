@@ -30,7 +30,7 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
     """
     path = SHIPPED if file is None else Path(file)
     try:
-        if not path.is_file():  # also a pipe, because reading one could wait for ever
+        if not path.is_file():  # refuses pipes, too: reading one could wait for ever
             raise ValueError("no such file")
         if path.suffix == ".npy":
             # Mapped first, so that memory is taken only for what the file holds.
@@ -54,7 +54,7 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
 
 
 def _encode(tokenizer: Tokenizer, path: Path) -> I64:
-    """Encode a text file in pieces of whole lines; tokenizers use 100 bytes per character."""
+    """Encode a text file, some lines at a time: tokenizers need 100 bytes of memory per character."""
     ids: list[I64] = [np.zeros(0, np.int64)]
     with path.open(encoding="utf-8") as file:
         while lines := file.readlines(READ_CHARS):
@@ -72,7 +72,7 @@ def judged_ids(text_ids: I64, max_context: int) -> list[int]:
 def sequences(
     text_ids: I64, tokens: int, max_context: int, each: int = SEQUENCE_TOKENS
 ) -> list[list[int]]:
-    """Return about `tokens` tokens of a text, as sequences spread over it without overlap."""
+    """Return sequences of about `tokens` tokens in all, spread over a text without overlap."""
     if len(text_ids) >= 2 * JUDGED_TOKENS:  # a shorter text is used as a whole
         text_ids = text_ids[:-JUDGED_TOKENS]
     length = min(each, max_context, tokens, len(text_ids))
@@ -87,10 +87,10 @@ def observe(
     texts: Iterable[list[int]] = (),
     threads: int = 1,
 ) -> tuple[F32, dict[str, F32]]:
-    """Run the checkpoint on `token_ids`; return hidden states and the peaks of all channels.
+    """Run the checkpoint on `token_ids`; return its last hidden states and the peaks of channels.
 
-    The hidden states [T, hidden_width] are those before the head. Peaks are greatest magnitudes, over
-    `texts` too: of matrix inputs [K], named as in numerics.reference.Observer, and of keys and values.
+    The hidden states are [T, hidden_width], before the head. Peaks are greatest magnitudes, also over
+    `texts`: name of a matrix input (numerics.reference.Observer), or of keys or values -> peaks [K].
     """
     peaks, config = dict[str, F32](), checkpoint.config
 

@@ -12,9 +12,9 @@ from stem_edge.numerics.quantize import F32
 
 
 class ErrorMeter:
-    """Collects |stored - original| / greatest magnitude in the row, for each kind of tensor.
+    """Collects quantization errors of each kind of tensor: |stored - original| / row's peak.
 
-    The error is relative to the row. Relative to the whole matrix, errors of small rows would not show.
+    A row's peak is its greatest magnitude. Relative to a matrix's peak, errors of small rows would not show.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class ErrorMeter:
 
 
 def errors(meters: Iterable[ErrorMeter]) -> dict[str, KindError]:
-    """Return kind of tensor -> its worst and mean error, over all meters."""
+    """Combine the meters' errors: kind of tensor -> worst and mean error."""
     kinds = dict[str, list[tuple[float, float, int]]]()
     for meter in meters:
         for kind, worst, summed, count in meter.parts:

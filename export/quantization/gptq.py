@@ -4,8 +4,8 @@ Let H be the sum of x x^T over typical inputs, L its lower Cholesky factor, and 
 a row. The output error is then |L^T e|^2. Columns are rounded from the last to the first. Before column
 j is rounded, the errors of the columns k > j are added to it, times L[k, j] / L[j, j]; this minimizes
 entry j of L^T e. It is the paper's method without an inverse (arXiv 2507.18553). Columns with large
-inputs are rounded first, because the other columns can then correct their errors. Scales are chosen
-before, from the blocks of the original matrix.
+inputs are rounded first, because the other columns can then correct their errors. Scales are not changed:
+they are computed from the blocks of the original matrix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
 # text, errors of products are 8 % larger (SmolLM2-135M-Instruct).
 DAMPING = 0.1
 DAMPING_STEP = 10.0  # factor of more damping when rounding errors leave no Cholesky factor
-PANEL = 256  # columns that are factored at once; products do the rest
+PANEL = 256  # columns factored at once; matrix products update the other columns
 # Channels of one Hessian: memory grows with the square of their number, and time with the cube.
 MOST_CHANNELS, CHANNELS_STEP = 3072, 256
 TILE_COLUMNS = 128  # columns per tile; errors of later tiles are added to the whole tile at once
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
 
 
 def typical_inputs(hessian: F32) -> Inputs:
-    """Return the statistics of inputs from H [K, K], the sum of x x^T over these inputs.
+    """Return the statistics of a matrix's inputs x from H [K, K], the sum of x x^T.
 
     Needs as much memory as H. Raises ExportError if H is not finite.
     """
@@ -92,7 +92,7 @@ def solve(
 ) -> Rounded:
     """Quantize rows [n, K] by GPTQ. inputs: statistics for each slice of channels (`parts`).
 
-    Blocks that were trained for 4 bits are kept. Each row's result is independent of the other rows.
+    Blocks that were trained for 4 bits are stored exactly. A row's codes do not depend on other rows.
     """
     weights = cut(np.concatenate([part.weights for part in inputs])[None], block)[0]
     scales, zeros, kept = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
@@ -118,7 +118,7 @@ class _Scales(NamedTuple):
     kept: F32  # 1 for blocks that are rounded without corrections, else 0
 
     def round(self, exact: F32, groups: npt.NDArray[np.intp], factor: F32, bits: int) -> U8:
-        """Return codes of columns [k, n]. groups: block of each column; factor: Inputs.factor."""
+        """Return codes of columns `exact` [k, n]. groups: block of each column; factor: Inputs.factor."""
         lost, codes = np.empty_like(exact), np.empty(exact.shape, np.uint8)
         for start in reversed(range(0, len(exact), TILE_COLUMNS)):
             stop = min(start + TILE_COLUMNS, len(exact))
@@ -130,7 +130,7 @@ class _Scales(NamedTuple):
         return codes
 
     def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
-        """Return the codes of a column [n], and the values that these codes decode to."""
+        """Return the codes nearest to a column [n], and the values that these codes decode to."""
         if self.kept[group].any():
             column = np.where(self.kept[group] != 0, exact, column)
         code = column * self.inverse[group]

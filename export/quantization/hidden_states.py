@@ -1,7 +1,7 @@
 """Runs a calibration text through the checkpoint, with only one layer in memory at a time.
 
-The mean square of an input channel is the importance of its weights. ggml calls such vectors an
-importance matrix; its quantizers round the weights of large inputs most exactly.
+Mean squares of input channels are their importance: ggml's quantizers round the weights of important
+channels most exactly. llama.cpp calls all these vectors of a model an importance matrix.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class HiddenStates:
 
 def layer_weights(source: Checkpoint, layer: int) -> dict[str, Matrix]:
     """Read all tensors of a layer into memory as float32: name -> matrix."""
-    return_freed_memory()  # of threads that worked on the layer before: hundreds of MB
+    return_freed_memory()  # hundreds of MB, of threads that worked on the previous layer
     names = [f"layers.{layer}.{name}" for name in source.config.layer_shapes(layer)]
     return {name: ArrayMatrix(whole(source.backbone[name])) for name in names}
 
 
 def _ends(source: Checkpoint) -> dict[str, Matrix]:
-    """Return the tensors after the layers, with a dummy head, because no logits are needed."""
+    """Return the tensors after the last layer. The head is a dummy, because no logits are needed."""
     row = ArrayMatrix(np.zeros((1, source.config.dim), np.float32))
     bias = ArrayMatrix(np.zeros(1, np.float32))
     ends = {n: m for n, m in source.backbone.items() if n == "norm" or n.endswith(".altup_out")}
@@ -97,7 +97,7 @@ def importance_vectors(
     layer_done: Callable[[], object] = lambda: None,
     threads: int = 1,
 ) -> dict[str, F32]:
-    """Return backbone matrix -> importance of its input channels [width], float32, positive.
+    """Return name of a matrix -> importance of its input channels [width], float32, positive.
 
     Routers are left out, and so is an embedding that is not also the head. sequences: token ids that run
     through the checkpoint. Needs memory for one layer and the hidden states.

@@ -1,7 +1,7 @@
-"""Peaks (greatest magnitudes) of keys and values, for the scales of a quantized KV cache.
+"""Computes peaks (greatest magnitudes) of keys and values, for scales of a quantized KV cache.
 
-RoPE rotates pairs of key channels by an angle that depends on the position. Both channels therefore
-get the peak of the pair's norm.
+RoPE rotates a pair of key channels by an angle that depends on the position, so at some position either
+channel may reach the pair's norm. Both channels therefore get the peak of this norm.
 """
 
 from __future__ import annotations

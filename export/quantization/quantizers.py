@@ -1,4 +1,4 @@
-"""Quantizers for the backbone on onnxruntime: to the nearest code, or GPTQ on a calibration text.
+"""Quantizers for onnxruntime's backbone: round to the nearest code, or GPTQ with calibration text.
 
 For GPTQ, the text runs through the model layer by layer while the matrices are quantized. Blocks of
 4 bits with a float offset hold the values of GGUF's Q4_1 and Q4_K exactly.
@@ -31,8 +31,8 @@ from stem_edge.numerics.quantizing import (
 )
 
 TOP, MIDDLE = 15, 8  # the highest code, and the code whose value is the offset
-# Greatest distance of a value from its level, in steps between levels. 32 random values hardly ever
-# pass. Rounding to float32 moves values by less, unless the offset is 10,000 steps.
+# Largest distance of a value from its level, in steps between levels. Blocks of 32 random values are
+# hardly ever so close. Float32 rounding moves values by less, unless the offset is 10,000 steps.
 NEAR = 1e-2
 TILE_VALUES = 1 << 18  # at a time, so that they stay in the CPU's cache
 
@@ -85,8 +85,8 @@ Quantize: TypeAlias = Callable[[F32], Rounded]  # rows [n, K] of a matrix -> the
 SHARED = {"up": "gate", "v": "qkv"}  # product of a layer -> product with the same input
 
 
-# Name, kind, bits and block of a product -> a function that quantizes rows of it, in any thread. It is asked
-# for one product after the other, in the order of the data flow through the model.
+# Name, kind, bits and block of a matrix product -> thread-safe function that quantizes rows of its matrix.
+# Callers ask for one product after the other, in the order of the data flow through the model.
 Quantizer: TypeAlias = Callable[[str, str, int, int], Quantize]
 
 
@@ -105,7 +105,7 @@ def nearest(format: BackboneFormat) -> Quantizer:
 
 def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat) -> Quantizer:
     """Return a quantizer that uses GPTQ for 4 bits, and rounds to nearest for 8 bits."""
-    # Input of the last layer -> for each part of its channels, sum of x x^T [k, k].
+    # Input x of a matrix in the current layer -> for each part of its channels, sum of x x^T [k, k].
     moments = dict[str, list[F32]]()
     inputs, asymmetric, usual = dict[str, list[Inputs]](), format.asymmetric, nearest(format)
 
@@ -124,7 +124,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             moments[name] = list(each)
 
     def typical(source: str, layer: int) -> list[Inputs]:
-        """Run the text through all layers up to `layer`, and return the statistics of one input."""
+        """Run the text up to and including `layer`; return the statistics of the input `source`."""
         while states.layer <= layer:
             moments.clear()
             for each in inputs.values():
@@ -140,7 +140,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
     def quantizer(name: str, kind: str, bits: int, block: int) -> Quantize:
         if bits == 8:
             return usual(name, kind, bits, block)
-        if kind in ("embedding", "altup_in"):  # before the layers, and before anything is seen
+        if kind in ("embedding", "altup_in"):  # before the layers, without statistics
             return lambda rows: search_blocks(rows, bits, block, asymmetric=asymmetric)
         at, _, part = name.rpartition(".")
         source, layer = f"{at}.{SHARED.get(part, part)}", config.n_layers

@@ -1,8 +1,8 @@
-"""Measures on a text what 4 bits cost in each matrix of a model.
+"""Measures how much each matrix of a model loses if it is stored with 4 bits.
 
-The cost of a layer is the divergence of the model when only this layer is rounded. It is divided
-among the layer's matrices by how much rounding each one changes the layer's output. Nothing is
-written, and only one layer is in memory at a time.
+The cost of a layer is the divergence, on a text, of a model in which only this layer is rounded. The
+cost is divided among the layer's matrices: each is rounded alone, and its share is proportional to the
+change of the layer's output. Only one layer is in memory at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cost(NamedTuple):
     """Cost of storing one matrix product (such as qkv) at 4 bits."""
 
     kind: MatrixKind
-    values: int  # of the matrix, or of those that it stacks
+    values: int  # in all matrices of the product
     nats: float  # mean divergence from the checkpoint with this product at 4 bits
 
 
@@ -47,7 +47,7 @@ def costs(
     layer_done: Callable[[], object] = lambda: None,
     threads: int = 1,
 ) -> dict[str, Cost]:
-    """Measure what 4 bits cost in each matrix product of the layers, the embedding and the head.
+    """Measure the cost of 4 bits for each matrix product of the layers, the embedding and the head.
 
     token_ids: text to measure on; block: largest number of values that share a scale. Products whose
     width is not a multiple of a block are left out, and so are small ones (formats.SMALL_KINDS).
@@ -60,7 +60,7 @@ def costs(
 
 
 class _Walk:
-    """Hidden states of the exact model, and of models with one layer rounded, while layers run."""
+    """Runs the exact model, and models with one rounded layer each, layer by layer."""
 
     def __init__(
         self, source: Checkpoint, token_ids: Sequence[int], block: int, threads: int
@@ -100,7 +100,7 @@ class _Walk:
         )
 
     def costs(self) -> dict[str, Cost]:
-        """Compare the models' logits, and divide each layer's cost among its matrix products."""
+        """Compare the models' logits; return the cost of each matrix product."""
         backbone, config = self._source.backbone, self._config
         x, _ = self._states.pop("")
         expected = exact_logits(self._source, x)
@@ -134,7 +134,7 @@ class _Walk:
 
 
 def _branch(tokens: Tokens) -> Tokens:
-    """Return a copy with separate keys and values, for a model that differs from here on."""
+    """Return a copy of a model's keys and values, for a model that differs from this layer on."""
     other = copy(tokens)
     other.kv = dict(tokens.kv)
     return other
@@ -146,7 +146,7 @@ def _rounded_rows(matrix: Tensor, block: int) -> Tensor:
 
 
 def _rounded(values: F32, block: int) -> F32:
-    """Return a matrix after rounding to 4 bits; works on few rows at a time for the CPU's cache."""
+    """Round a matrix to 4 bits and decode it; a few rows at a time, to stay in the CPU's cache."""
     found, step = np.empty_like(values), max(1, TILE_VALUES // values.shape[1])
     with np.errstate(all="ignore"):  # no warnings, since the states are checked
         for start in range(0, len(values), step):
@@ -159,14 +159,14 @@ def _rounded(values: F32, block: int) -> F32:
 
 
 def _counts(name: str, matrix: Matrix, block: int) -> bool:
-    """Return True if a tensor is a matrix that can have 4 or 8 bits."""
+    """Return True if a tensor is a matrix for which 4 or 8 bits can be chosen."""
     shape = matrix.shape
     chosen = len(shape) == 2 and name.rpartition(".")[2] in _PARTS
     return chosen and fitting_block(shape[1], block) > 0
 
 
 def _products(names: Sequence[str]) -> dict[str, list[str]]:
-    """Map each matrix product to the names of its matrices, among `names`."""
+    """Group names of matrices by matrix product: product -> names of its matrices."""
     found: dict[str, list[str]] = {}
     for name in names:
         at, _, part = name.rpartition(".")

@@ -14,9 +14,9 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
 
-PIECE_VALUES = 1 << 21  # of a piece, one in each thread: 8 MiB of float32
+PIECE_VALUES = 1 << 21  # float32 values of a piece, 8 MiB; each thread holds one piece
 
-ROWS = 16  # piece sizes are multiples, so that the measured rows do not depend on threads
+ROWS = 16  # pieces are multiples, so that threads do not change which rows are measured
 OF_LAYERS = ("layers.", "blk.")  # prefixes of tensors in layers, here and in ggml
 
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
@@ -48,7 +48,7 @@ def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
 class MatrixReader:
     """Reads matrices in pieces of rows, and processes the pieces on several threads.
 
-    meter: collects quantization errors; progress: is called with the bytes read, counted as float32.
+    meter: collects quantization errors; progress: called with the number of bytes read, as float32.
     """
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
@@ -59,7 +59,7 @@ class MatrixReader:
         return in_order(self._threads, work, items)
 
     def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
-        """Divide spans of rows into pieces: small enough for memory, and enough for all threads."""
+        """Divide spans of rows into pieces that fit into memory and are enough for all threads."""
         for matrix, first, end in parts:
             step = min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads))
             step = -(-max(1, step) // ROWS) * ROWS

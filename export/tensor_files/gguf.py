@@ -26,9 +26,9 @@ ALIGNMENT, ALIGNMENTS = 32, tuple(1 << n for n in range(3, 17))
 MAX_HEADER_NBYTES = 1 << 28  # a header with 260,000 tokens has 12 MB
 MAX_TENSORS, MAX_KEYS, MAX_AXES = 1 << 16, 1 << 14, 4
 MAX_NAME_NBYTES, MAX_TEXT_NBYTES = 1 << 10, 1 << 24
-MAX_VALUES = 1 << 22  # in arrays of a file, because each text takes about a hundred bytes
+MAX_VALUES = 1 << 22  # in all arrays of a file; a string takes about a hundred bytes of memory
 PIECE_NBYTES = 1 << 20  # read at a time
-# Number of a type -> numpy's name of it.
+# GGUF's number of a value type -> numpy's name of the type.
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1"}
 NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 FLOAT, BOOL, TEXT, ARRAY = 6, 7, 8, 9
@@ -114,11 +114,11 @@ class _Header:
             raise ValueError(f"its header is larger than {MAX_HEADER_NBYTES} bytes")
 
     def number(self, format: str) -> Any:
-        """Return the next number. format: its type, as for the struct module."""
+        """Read the next number. format: its type, as for the struct module."""
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
     def count(self, what: str, most: int, nbytes: int) -> int:
-        """Return the next count of `what`, at most `most`; each item has at least `nbytes` bytes."""
+        """Read the next count, at most `most`, of items (`what`) with at least `nbytes` bytes each."""
         found: int = self.number("<Q")
         if found > most:
             raise ValueError(f"{found} {what}; expected at most {most}")
@@ -126,14 +126,14 @@ class _Header:
         return found
 
     def text(self, what: str, most: int) -> str:
-        """Return the next string, which has at most `most` bytes. what: name for messages."""
+        """Read the next string, of at most `most` bytes. what: its name, for messages."""
         length = int.from_bytes(self.take(8), "little")
         if length > most:
             raise ValueError(f"{what} of {length} bytes at byte {self.at}; expected at most {most}")
         return self.take(length).decode()
 
     def value(self, key: str) -> Value:
-        """Return the next value, with its type and length; `key` is for messages."""
+        """Read the next value: its type, its length if any, and its content. key: for messages."""
         kind: int = self.number("<I")
         if kind != ARRAY:
             return self._values_of(key, kind, 1)[0]

@@ -1,4 +1,4 @@
-"""Lazy tensors of GGUF files: stored bytes of rows, float values, and codes of simple blocks."""
+"""Lazy tensors of GGUF files: read as stored bytes, as floats, or as codes of 4 and 8 bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 
 NUMBERS = {"F32": "<f4", "F16": "<f2"}
-TILE_NBYTES = 1 << 18  # of codes that are decoded at once, so that they stay in the CPU's cache
+TILE_NBYTES = 1 << 18  # bytes decoded at once, so that they stay in the CPU's cache
 # Bits of a code in block types that consist of a float16 scale, an offset (Q4_1 only) and codes.
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 OFFSET = "Q4_1"
@@ -43,7 +43,7 @@ def gguf_tensor(
 
 
 def stacked_matrix(tensor: Tensor, number: int) -> Tensor:
-    """Return matrix [N, K] number `number` of a tensor [E, N, K]."""
+    """Return one matrix [N, K] of a tensor [E, N, K]: index `number` of the first axis."""
 
     def change(read: Read[Any]) -> Read[Any]:
         return lambda start, stop: read(number, number + 1)[0][start:stop]
@@ -88,7 +88,7 @@ def with_codes(matrix: Matrix) -> Tensor | None:
 
 
 def coded_rows(table: Tensor, width: int) -> Tensor:
-    """Return a GGUF table as codes if its blocks align with `width` columns; else unchanged."""
+    """Return a GGUF table with codes, if parts of `width` columns consist of whole blocks."""
     codes = None if (coded := with_codes(table)) is None else coded.codes
     fits = codes is not None and codes.offsets is None and width % codes.group_size == 0
     return coded if fits and coded is not None else table
@@ -100,13 +100,13 @@ def decoded(codes: U8, type: TensorType) -> F32:
         return np.asarray(codes.view(NUMBERS[type.name]), np.float32)
     if type.name == "BF16":  # the upper half of a float32
         return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    import gguf  # which takes longer than all of this package, and only such types need it
+    import gguf  # imported only here, because the import takes long
 
     number = gguf.GGMLQuantizationType(type.number)
     step = max(1, TILE_NBYTES // codes.shape[1])
     tiles = [codes[start : start + step] for start in range(0, len(codes), step)] or [codes]
     with np.errstate(all="ignore"):  # check_finite refuses infinite values later
-        # A tile as one row, because gguf goes through rows in a loop of Python.
+        # Each tile is passed as one row, because gguf loops over rows in Python.
         values = [
             gguf.quants.dequantize(tile.reshape(1, -1), number).reshape(len(tile), -1)
             for tile in tiles

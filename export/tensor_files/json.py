@@ -1,4 +1,4 @@
-"""Reads JSON files and options of a checkpoint strictly, up to a limit of size."""
+"""Reads JSON files of a checkpoint, and checks their size and the options in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 MAX_NBYTES = 1 << 24  # indexes of large models have a few megabytes
 MOST_SHOWN = 8  # problems in a message
-MAX_VALUES = 1 << 22  # must be limited, because each takes about a hundred bytes once decoded
+MAX_VALUES = 1 << 22  # limited, because a decoded value takes about a hundred bytes
 # Options that are used as list sizes or divisors before ModelConfig checks them.
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
 Heads: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
@@ -89,7 +89,7 @@ def read_options(
 
 
 def convert_options(path: Path, options: Mapping[str, object], type: type[T]) -> T:
-    """Convert options to `type`; options without a field are dropped. Raises CheckpointError."""
+    """Convert options to the struct `type`; drop options without a field. Raises CheckpointError."""
     try:
         return msgspec.convert(options, type)
     except (ValueError, re.error, ArithmeticError, RecursionError) as error:
@@ -99,7 +99,7 @@ def convert_options(path: Path, options: Mapping[str, object], type: type[T]) ->
 
 
 def some(problems: Sequence[str], shown: int = 80) -> str:
-    """Return the first problems as one line, and the number of the rest."""
+    """Join the first problems to one line, which also says how many more there are."""
     more = f" (and {len(problems) - MOST_SHOWN} more)" if len(problems) > MOST_SHOWN else ""
     return "; ".join(one_line(each, shown) for each in problems[:MOST_SHOWN]) + more
 

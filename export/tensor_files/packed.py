@@ -1,6 +1,6 @@
 """Decodes matrices that transformers' gemma quantization packs: codes of 2, 4 or 8 bits with scales.
 
-Codes lie low bits first in bytes; those of 8 bits are signed. A scale belongs to a row, or to a part of it.
+The first code of a byte is in its low bits; 8-bit codes are signed. A row has one scale or several.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BITS = 8, 4, 2  # of a code
 
 
 def packed(stored: Tensor, scales: Tensor, width: int) -> Tensor:
-    """Return the matrix [N, width] of codes packed in bytes. Raises CheckpointError."""
+    """Return a lazy matrix [N, width] from packed codes and their scales. Raises CheckpointError."""
     rows, nbytes = (*stored.shape, 0, 0)[:2]
     sizes = {-(-width * bits // 8): bits for bits in BITS}
     bits = sizes.get(nbytes, 0)
@@ -44,7 +44,7 @@ def packed(stored: Tensor, scales: Tensor, width: int) -> Tensor:
         factors, found = scales.rows(start, stop), read(start, stop)
         blocks = found.reshape(*factors.shape, codes.group_size).astype(np.float32)
         blocks -= np.uint8(1 << (bits - 1))
-        # No warning of what is not finite, because check_finite refuses it later.
+        # No numpy warnings for NaN and inf, because check_finite refuses them later.
         with np.errstate(over="ignore", invalid="ignore"):
             blocks *= factors[:, :, None]
         return blocks.reshape(len(found), width)

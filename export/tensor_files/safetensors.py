@@ -32,12 +32,12 @@ MAX_HEADER_NBYTES = 100_000_000  # limit of the format
 
 
 class TensorFiles:
-    """Tensors of a checkpoint by name. Each can be taken once; the rest are unused tensors."""
+    """Tensors of a checkpoint by name. Readers take each tensor once; the rest is unused."""
 
     def __init__(
         self, path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None
     ) -> None:
-        """names: name -> the tensor's name in its file if different, for messages."""
+        """Hold `tensors`. names: name -> the tensor's name in its file, for messages, if different."""
         self._path, self._left, self._names = path, dict(tensors), names or {}
 
     def __contains__(self, name: str) -> bool:
@@ -49,7 +49,7 @@ class TensorFiles:
         return sorted(self._left)
 
     def own(self, name: str) -> str:
-        """Return a tensor's name in its file, for messages. The tensor must not have been taken."""
+        """Return a tensor's name in its file, for messages. Call this before the tensor is taken."""
         return self._left[name].name
 
     def take(
@@ -77,7 +77,7 @@ class TensorFiles:
 def open_folder(
     folder: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> dict[str, Tensor]:
-    """Open the tensors of a folder for whose names `wanted` returns True: name -> tensor.
+    """Open a folder's tensors for whose names `wanted` returns True; return name -> tensor.
 
     Files without such tensors may be missing. Raises CheckpointError.
     """
@@ -99,7 +99,7 @@ class _Index(msgspec.Struct):
 
 
 def indexed_files(folder: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """Return the files that hold wanted tensors, by a folder's index. Raises CheckpointError."""
+    """Return names of the files that hold wanted tensors, from the index. Raises CheckpointError."""
     return {file for name, file in _places(folder, "").items() if wanted(name)}
 
 
@@ -186,7 +186,7 @@ def _header(data: bytes) -> dict[str, _Tensor]:
 
 
 def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:
-    """Check a header's entry and return its tensor. at: end of the tensor before it."""
+    """Check a header's entry and return its tensor. at: offset where the previous tensor ends."""
     shown = one_line(name)
     if entry.dtype not in VALUE_NBYTES:
         raise ValueError(f"tensor {shown} has the unknown type {one_line(entry.dtype)}")

@@ -1,7 +1,7 @@
 """Opens files of a checkpoint, and reads values by position when they are needed.
 
-Files are not mapped, because the system would kill the process if a mapped file were truncated. With
-reads, this is only an error.
+Files are not mapped, because the system would kill the process if a mapped file were truncated. A read
+of a truncated file only raises an error.
 """
 
 from __future__ import annotations

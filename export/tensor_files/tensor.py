@@ -1,4 +1,4 @@
-"""Lazy tensors of a checkpoint: shapes, and functions that read rows when they are needed.
+"""Lazy tensors of a checkpoint: each has a shape and functions that read its rows when needed.
 
 Only plain numbers are read. The code that opens a file checks that its tensors lie within it.
 """
@@ -26,7 +26,7 @@ from stem_edge.tables.rows import ScaleType
 # Type -> bytes of a value.
 FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 INTEGERS = {"I32": 4, "I64": 8}
-# Types that are never read, but must be known, because files may hold such tensors, too.
+# Types that are not read. Their sizes are needed, because files may hold such tensors, too.
 OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8, "C128": 16}
 OTHERS |= {f"F8_{kind}": 1 for kind in ("E4M3", "E5M2", "E8M0", "E4M3FNUZ", "E5M2FNUZ")}
 VALUE_NBYTES = FLOATS | INTEGERS | OTHERS
@@ -34,7 +34,7 @@ _NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4",
 _NUMPY |= {"U8": "|u1", "I8": "|i1", "F8_E4M3": "|u1", "F8_E8M0": "|u1"}
 MAX_VALUES = 1 << 48  # of one tensor, more than any file holds
 MAX_AXES = 8
-# Rows are read in pieces of so many float32 bytes when columns are cut, as tables.py reads them.
+# To cut columns, rows are read in pieces of this many float32 bytes, the pieces of tables.py.
 PIECE_NBYTES = 16 << 20
 
 Rows = TypeVar("Rows", bound=npt.NDArray[Any])
@@ -43,7 +43,7 @@ Read: TypeAlias = Callable[[int, int], Rows]  # rows start..stop
 
 @dataclass(frozen=True)
 class Codes:
-    """Quantized codes of a matrix [N, K], with a scale for each row and group of columns."""
+    """Quantized codes of a matrix [N, K], with one scale for each group of columns in a row."""
 
     bits: int
     group_size: int
@@ -79,7 +79,7 @@ class Tensor:
         return f"a tensor {list(self.shape)} of {self.dtype}"
 
     def numbers(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Read rows (default: all) in the file's type. Raises TypeError for computed tensors."""
+        """Read rows (default: all) as the file's dtype. Raises TypeError for computed tensors."""
         if self.raw is None:
             raise TypeError(f"{self.name} is computed")
         found: npt.NDArray[Any] = self.raw(start, self.shape[0] if stop is None else stop)
@@ -91,9 +91,9 @@ class Tensor:
         return replace(self, shape=shape, rows=rows, raw=None, codes=None, stored=None)
 
     def reread(self, count: int, change: Callable[[Read[Any]], Read[Any]]) -> Tensor:
-        """Return a tensor of `count` rows with other reading functions, for rows, codes and blocks.
+        """Return a tensor of `count` rows whose reading functions are replaced.
 
-        change: maps each reading function to the function that replaces it.
+        change: called with each reading function (rows, codes, stored bytes); returns its replacement.
         """
         codes, stored = self.codes, self.stored
         if codes is not None:
@@ -119,7 +119,7 @@ class Tensor:
         return self.reread(count, lambda read: lambda a, b: read(start + a, start + min(b, count)))
 
     def columns(self, width: int) -> list[Tensor]:
-        """Divide the matrix into matrices of `width` columns each; a row is read once for all.
+        """Divide the matrix into matrices of `width` columns. They share one read of each row.
 
         Raises CheckpointError if a group of columns with one scale would be divided.
         """

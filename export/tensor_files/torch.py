@@ -79,7 +79,7 @@ def load_tensors(path: Path) -> dict[Any, Any]:
 
 
 def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Return name -> tensor of a state dict. Prefixes such as "module." are removed from names.
+    """Return name -> tensor of a state dict `state`, without prefixes such as "module." in names.
 
     skipped: prefixes of tensors to leave out. Raises CheckpointError.
     """
@@ -117,18 +117,18 @@ def _check_archive(path: Path) -> None:
                     raise ValueError(
                         f"{member.filename} is compressed, which torch.save never does"
                     )
-                with archive.open(member) as data:  # which compares checksums at the end
-                    while member.CRC and data.read(PIECE_NBYTES):  # 0: was not computed
+                with archive.open(member) as data:  # compares the checksum when all is read
+                    while member.CRC and data.read(PIECE_NBYTES):  # 0: torch did not compute it
                         pass
 
 
 def _mapped(path: Path) -> Any:
-    """Load a file of torch.save with mapped tensors. Raises any error of torch."""
+    """Load a file of torch.save; map its tensors into memory. Raises any error of torch."""
     torch = _import_torch(path)
     with torch.serialization.safe_globals([(Unread, name) for name in ARRAYS]):
         state = torch.load(path.resolve(), weights_only=True, mmap=True)
 
-    def opened(value: Any, depth: int = 2) -> Any:  # of a model in a trainer's state
+    def opened(value: Any, depth: int = 2) -> Any:  # depth 2: a model inside a trainer's state
         if isinstance(value, dict) and depth:
             return {key: opened(inner, depth - 1) for key, inner in value.items()}
         return _opened(path, value) if isinstance(value, torch.Tensor) else value
@@ -155,7 +155,7 @@ def _import_torch(path: Path) -> Any:
 
 
 def _opened(path: Path, tensor: Any) -> Any:
-    """Convert a torch tensor to a Tensor; return it unchanged if its type is not supported."""
+    """Convert a torch tensor to a lazy Tensor; return it unchanged if its dtype is not supported."""
     dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or str(tensor.layout) != "torch.strided":
         return tensor

@@ -61,7 +61,7 @@ PRE = {
 
 
 AT = "tokenizer.ggml."
-# Sum over tokens of length * ways to cut a token; a vocabulary of 256,000 has 20 million.
+# Limit of the sum, over all tokens, of length * ways to cut; 256,000 tokens have 20 million.
 MAX_COMPARED = 1 << 27
 BYTE_LEVEL, SENTENCEPIECE, GEMMA4 = "gpt2", "llama", "gemma4"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -70,12 +70,12 @@ ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<
         "<end_of_turn>", "<turn|>")  # fmt: skip
 
 
-# Name of BOS, name of EOS, True if BOS is added to a text, and the chat template.
+# Settings in a file: name of BOS, name of EOS, True if BOS is added to a text, chat template.
 Said: TypeAlias = tuple[str | None, str | None, bool, str | None]
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
-    """Read a file's tokenizer and the ids that end a text. Raises CheckpointError, ValueError."""
+    """Return tokenizer, settings and end ids from a GGUF file. Raises CheckpointError, ValueError."""
     keys = open_gguf(path).keys
     kind = keys.get(AT + "model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
@@ -143,21 +143,21 @@ def _byte_level(keys: dict[str, Value], names: list[str], pre: Pre) -> Tokenizer
 
 
 def _merges(keys: dict[str, Value]) -> list[tuple[str, str]]:
-    """Return the merges as pairs, and remove them from `keys` to save memory."""
+    """Return the file's BPE merges as pairs, and delete them from `keys` to save memory."""
     texts = _texts(keys, "merges")
     del keys[AT + "merges"]
-    texts.reverse()  # so that each is freed once it is cut
+    texts.reverse()  # and popped from the end, so that each string is freed when it is split
     cut = (texts.pop().partition(" ") for _ in range(len(texts)))
     known = {name: name for name in _texts(keys, "tokens")}  # shares strings, to save memory
     return [(known.get(first, first), known.get(second, second)) for first, _, second in cut]
 
 
 def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> list[tuple[str, str]]:
-    """Return the merges that lead to known tokens, in the order of the tokens' scores."""
+    """Return BPE merges whose results are normal tokens, in the order of the results' scores."""
     scores = keys.get(AT + "scores")
     if not isinstance(scores, list) or len(scores) != len(names):
         raise ValueError(f"{AT}scores is not a list of {len(names)}, as {AT}tokens is")
-    # Merging never makes other tokens, because they are split off the text first.
+    # Only normal tokens: others, such as special tokens, are split off the text before merging.
     normal = [number for number, type in enumerate(types) if type == NORMAL]
     ranked = [names[number] for number in sorted(normal, key=lambda n: scores[n], reverse=True)]
     return _pairs(ranked, set(ranked))

@@ -3,8 +3,8 @@
 A token's id selects its table row, so the converted tokenizer must return the trainer's own ids. Tests
 compare both tokenizers.
 
-Names of special tokens in a prompt become special tokens, as Hugging Face users expect; the trainer
-reads them as ordinary text. With `Tokenizer.encode_special_tokens = True` they are ordinary text.
+If a prompt contains the name of a special token, it is encoded as this token, as Hugging Face users
+expect. The trainer encodes it as ordinary text; so does `Tokenizer.encode_special_tokens = True`.
 """
 
 import json
@@ -38,13 +38,13 @@ class ExportedTokenizer:
     vocab_size: int  # 1 + the greatest id
     bos_id: int | None
     eos_ids: tuple[int, ...]
-    notes: tuple[str, ...] = ()  # on what was changed
+    notes: tuple[str, ...] = ()  # for the user, about changes to the tokenizer
 
 
 def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
     """Convert a tokenizer of the kind "json", "gguf" or "bytes". Raises CheckpointError.
 
-    path: its file; none for "bytes". add_bos: whether BOS comes before each text; None: as in the file.
+    path: the tokenizer's file; None for "bytes". add_bos: True: BOS comes before each text; None: as in the file.
     """
     if kind == "json":
         return _convert_json(_file(kind, path), add_bos)
@@ -52,7 +52,7 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
         file = _file(kind, path)
         with _reading(file, "a tokenizer as llama.cpp reads it"):
             tokenizer, said, ends = read_gguf_tokenizer(file)
-        return_freed_memory()  # of its lists, before the library takes as much
+        return_freed_memory()  # frees the reader's lists, because _finish needs as much memory
         return replace(_finish(file, tokenizer, *said), eos_ids=ends)
     if kind == "bytes":
         return _finish(Path("bytes"), _of_bytes(), BOS, EOS, bool(add_bos))
@@ -75,7 +75,7 @@ def _of_bytes() -> Tokenizer:
 
 
 def _byte_chars() -> list[str]:
-    """List the characters by which ByteLevel represents the bytes 0 to 255."""
+    """List the 256 characters with which ByteLevel represents the bytes 0 to 255."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = {ord(char): char for char in alphabet if ord(char) < 256}
     others = iter(char for char in alphabet if ord(char) >= 256)
@@ -99,7 +99,7 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
         yield
     except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # since a panic in Rust code is not an Exception
+    except BaseException as error:  # a panic in Rust code is not an Exception
         found = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(f"{path}: {found}; expected {expected}; {_HINT}") from error
 

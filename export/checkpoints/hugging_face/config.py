@@ -54,30 +54,30 @@ class Decoder(msgspec.Struct, kw_only=True):
     rope_parameters: dict[str, Any] | None = None
 
     def read_rope(self) -> tuple[float, RopeScaling | None]:
-        """Read the values of ModelConfig's fields rope_theta and rope_scaling from config.json. Raises ValueError."""
+        """Return ModelConfig's rope_theta and rope_scaling. Raises ValueError."""
         return read_rope(
             self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
         )
 
     def extras(self) -> dict[str, Any]:
-        """Return the fields of ModelConfig that are special to this family: name -> value."""
+        """Return ModelConfig fields that only this family sets, or sets differently: name -> value."""
         return {}
 
     @classmethod
     def text(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of config.json that describe the text model, which may be nested."""
+        """Return the keys that describe the text model; `given` (config.json) may nest them."""
         return given
 
     def outer(self, given: dict[str, Any]) -> tuple[str, ...]:
-        """Read the keys of config.json outside the text model; return notes for the user."""
+        """Read the keys of config.json that are not of the text model; return notes for the user."""
         return ()
 
     def names(self) -> Names:
-        """Return Hugging Face's names of this family's modules."""
+        """Return the names of this family's modules in Hugging Face's files."""
         return NAMES
 
     def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
-        """Take the backbone's tensors from `files`, by names of ModelConfig.backbone_shapes()."""
+        """Take the backbone's tensors from `files`; return name (backbone_shapes()) -> tensor."""
         return {name: files.take(self.tensor(name)) for name in config.backbone_shapes()}
 
     def tensor(self, name: str) -> str:
@@ -85,13 +85,13 @@ class Decoder(msgspec.Struct, kw_only=True):
         return tensor_name(name, self.names())
 
     def widths(self, config: ModelConfig) -> dict[str, int]:
-        """Return Hugging Face's name of each matrix -> its number of columns."""
+        """Return the number of columns of each matrix, by its name in Hugging Face's files."""
         shapes = config.backbone_shapes().items()
         found = {self.tensor(name): shape[1] for name, shape in shapes if len(shape) == 2}
         return found | {tensor_name("head"): config.dim}
 
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
-        """Take the tables from `files`; return STEM layer -> table."""
+        """Take the tables from `files`; return number of a STEM layer -> its table."""
         return {}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
@@ -99,7 +99,7 @@ class Decoder(msgspec.Struct, kw_only=True):
         return None
 
     def unused(self, name: str) -> bool:
-        """Return True if a tensor that was not read is known to be unnecessary for this family."""
+        """Return True for the name of a tensor that models of this family never need."""
         return False
 
     def model(self) -> ModelConfig:
@@ -152,7 +152,7 @@ class Windowed(Decoder, kw_only=True):
     layer_types: list[str] | None = None
 
     def windows(self, default: list[str]) -> dict[str, Any]:
-        """Return ModelConfig's window fields. default: layer_types if config.json has none."""
+        """Return ModelConfig's window fields. default: used if layer_types is missing."""
         types = self.layer_types or default
         if len(types) != self.num_hidden_layers or set(types) - {FULL, SLIDING}:
             raise ValueError(
@@ -203,7 +203,7 @@ def read_config(
 ) -> tuple[ModelConfig, Decoder, tuple[str, ...], bool]:
     """Read a config.json whose model_type is in `kinds`. Raises CheckpointError.
 
-    Returns the model, its decoder, notes for the user, and True if matrices are packed codes (packed.py).
+    Returns the config, its decoder, notes for the user, and True if matrices are packed codes (packed.py).
     """
     whole = read_json(path, "a model's configuration", dict[str, Any])
     kind = whole.get("model_type")
@@ -234,7 +234,7 @@ def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
     """Raise CheckpointError if config.json says that the model is already quantized."""
     for key in QUANTIZERS:
         if (found := given.get(key)) is not None:
-            # Only mlx writes no quant_method.
+            # Only mlx's files have no quant_method.
             method = found.get("quant_method", "mlx") if isinstance(found, dict) else found
             raise CheckpointError(
                 f"{path}: {key}: the model is already quantized ({one_line(method)}); "

@@ -1,4 +1,4 @@
-"""Config that Gemma 3, 3n and 4 share: text inside multimodal models, norms, windows, factors."""
+"""Reads what the config.json files of Gemma 3, 3n and 4 have in common."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ TOWERS = re.compile(
 class Gemma(Windowed, kw_only=True, dict=True):
     """Keys of config.json, or of its text_config. Missing keys get the defaults of transformers."""
 
-    # What differs between the families.
+    # Values that differ between the families.
     family: ClassVar[str]
     multimodal: ClassVar[str]  # model_type of a multimodal model
-    # What a placeholder token stands for -> (key of config.json with its id, default id).
+    # Meaning of a placeholder token -> (key of config.json that holds its id, default id).
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
     PATTERN: ClassVar[int] = 6  # without layer_types, one layer in this many has full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
     MODULES: ClassVar[Names] = Names(NAMES.top, LAYER)
     # Not keys of config.json: `outer` sets these fields for a multimodal model.
     inside: ClassVar[str] = NAMES.inside  # prefix of the names of tensors
-    placeholders: ClassVar[Mapping[str, int]] = {}  # what a placeholder token stands for -> its id
+    placeholders: ClassVar[Mapping[str, int]] = {}  # meaning of a placeholder token -> its id
     # One size for all layers, or one for each.
     intermediate_size: int | list[int]  # type: ignore[assignment]
     final_logit_softcapping: float | None = None
@@ -109,14 +109,14 @@ class Gemma(Windowed, kw_only=True, dict=True):
             "qk_norm_eps": self.rms_norm_eps,
             "post_norms": True,
             "logit_softcap": self.final_logit_softcapping or 0.0,
-            # Without ids beyond the vocabulary, because no prompt can have them.
+            # Ids beyond the vocabulary are left out, because no prompt can have them.
             "placeholders": {
                 k: n for k, n in self.placeholders.items() if 0 <= n < self.vocab_size
             },
         }
 
     def kinds(self) -> Iterator[LayerKind]:
-        """Yield what differs between layers: RoPE of full attention, heads, and widths of FFNs."""
+        """Yield a LayerKind for each group of layers with its own RoPE, heads or FFN width."""
         theta, scaling = self._rope_of(FULL)
         yield LayerKind(layers=self.full(), rope_theta=theta, rope_scaling=scaling)
         for (width, count), layers in self.own_heads().items():
@@ -127,7 +127,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
                 yield LayerKind(layers=those, d_ff=width)
 
     def own_heads(self) -> Mapping[tuple[int, int], Sequence[int]]:
-        """Return (head_dim, n_kv_heads) -> layers with these sizes; 0 means the model's default."""
+        """Return (head_dim, n_kv_heads) -> numbers of the layers; 0 stands for the model's default."""
         return {}
 
     def ffn_widths(self) -> Sequence[int]:
@@ -138,7 +138,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return [given] * self.num_hidden_layers
 
     def for_each(self, key: str, given: list[T]) -> list[T]:
-        """Return the list `given`. Raises ValueError unless it has a value for each layer."""
+        """Return `given`, the list in `key`. Raises ValueError unless it has one value per layer."""
         if len(given) != self.num_hidden_layers:
             raise ValueError(
                 f"{key} is {one_line(repr(given))}; expected a number for each of "
@@ -151,7 +151,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return tuple(n for n, kind in enumerate(self.layer_types or ()) if kind == FULL)
 
     def rounded(self, scale: float) -> float:
-        """Round a factor to the type of the weights, as transformers does."""
+        """Round a factor to the weights' type (bfloat16, for example), as transformers does."""
         wide = np.array(scale, np.float32)
         kind = self.dtype or self.torch_dtype
         if kind is None:

@@ -1,7 +1,7 @@
 """Reads Gemma 3n: the text model, alone or inside a multimodal model.
 
-Each token has several hidden states (AltUp). A low-rank product is added beside attention (LAuReL).
-The gates of the first layers are sparse.
+Each token has several hidden states (AltUp). A low-rank product runs parallel to attention (LAuReL).
+The FFN gates of the first layers are sparse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Gemma3n(GemmaPle, kw_only=True):
 
     family = "Gemma 3n"
     multimodal = "gemma3n"
-    # Also the tokens around images and sound, because towers embed all ids beyond the table.
+    # Includes the end tokens, because the towers embed all ids beyond the table.
     PLACEHOLDERS: ClassVar = {
         "an image": ("image_token_id", 262_145),
         "the end of an image": ("eoi_token_id", 262_144),
@@ -84,5 +84,5 @@ class Gemma3n(GemmaPle, kw_only=True):
         return super().tensor(name)
 
     def unused(self, name: str) -> bool:
-        """Return True also for scales of the active AltUp stream, if config.json turns them off."""
+        """Return True for unneeded tensors, such as AltUp scales that config.json turns off."""
         return super().unused(name) or (not self.altup_correct_scale and name.endswith(SCALE))

@@ -45,7 +45,7 @@ class Gemma4(GemmaPle, kw_only=True):
         super().__post_init__()
         self.expect("use_bidirectional_attention", None, "vision")
         self.expect("rope_theta", None)
-        self.layer_types = [*(self.layer_types or ())[:-1], FULL]  # transformers does so, too
+        self.layer_types = [*(self.layer_types or ())[:-1], FULL]  # as transformers does
 
     def extras(self) -> dict[str, Any]:
         return super().extras() | {"layer_scale": True}

@@ -1,4 +1,4 @@
-"""Reads the config.json of Gemma 4's assistant, a draft model that uses Gemma 4's KV cache."""
+"""Reads the config.json of Gemma 4's assistant: a draft model that reads Gemma 4's KV cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
 
 def with_kv_layers(config: ModelConfig) -> ModelConfig:
-    """Add layers before an assistant's own layers, one of each kind, to supply keys and values."""
+    """Return the config with added first layers, one of each kind, whose K and V the rest uses."""
     kinds = dict[object, int]()
     for number, layer in enumerate(config.layers):
         kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)

@@ -1,4 +1,4 @@
-"""Config that Gemma 3n and 4 share: per-layer embeddings, and layers without own K and V.
+"""Reads what Gemma 3n and 4 share: per-layer embeddings, and layers without own K and V.
 
 The checkpoint has one table of per-layer embeddings. Its row for a token joins the rows of all layers.
 """
@@ -94,7 +94,7 @@ class GemmaPle(Gemma, kw_only=True):
         return found
 
     def keys_are_values(self, config: ModelConfig, layer: int) -> bool:
-        """Return True if a layer uses its matrix for K also for V."""
+        """Return True if a layer has no matrix for V and uses its matrix for K instead."""
         return False
 
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
@@ -112,7 +112,7 @@ class GemmaPle(Gemma, kw_only=True):
         return np.where(ids < config.ple_records, ids, np.int32(0))
 
     def unused(self, name: str) -> bool:
-        """Return True also for tensors of K and V in layers that use an earlier layer's K and V.
+        """Return True for unneeded tensors, such as K and V where an earlier layer's are used.
 
         transformers does not load these tensors, either.
         """

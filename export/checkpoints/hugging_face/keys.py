@@ -25,7 +25,7 @@ from stem_edge.export.tensor_files.json import one_line
 
 FILE = Path(__file__).with_name("keys.json")
 LLAMA = "llama"  # this project's own schema shares its keys
-# Keys that transformers knows but does not use for logits, in addition to `generation`.
+# Keys that transformers knows but that do not change logits, in addition to `generation`.
 _HARMLESS = """
 architectures model_type transformers_version torch_dtype dtype use_cache name_or_path
 initializer_range attention_dropout pretraining_tp altup_coef_clip id2label label2id num_labels
@@ -50,16 +50,16 @@ class KnownKeys(msgspec.Struct, frozen=True):
     models: dict[str, dict[str, Any]]  # model_type -> its other keys -> default
 
     def of(self, kind: str) -> dict[str, Any]:
-        """Return key -> default for a model_type; for this project's own schema, those of Llama."""
+        """Return key -> default of a model_type. This project's own schema has Llama's keys."""
         return self.every | self.models.get(kind, self.models[LLAMA]) | SAME_AS_NULL
 
     def of_text(self, kind: str) -> dict[str, Any]:
-        """Return key -> default for the text model in a model_type."""
+        """Return key -> default of the text model inside a (multimodal) model_type."""
         return self.of(f"{kind}_text" if f"{kind}_text" in self.models else kind)
 
 
 def read_known_keys() -> KnownKeys:
-    """Return the keys known to the version of transformers for which keys.json was written."""
+    """Read keys.json: the keys that one version of transformers knows."""
     return msgspec.json.decode(FILE.read_bytes(), type=KnownKeys)
 
 

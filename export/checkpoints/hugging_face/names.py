@@ -28,7 +28,7 @@ LAYER = {
 
 
 class Names(NamedTuple):
-    """Hugging Face's module names in a family of models, by this project's names."""
+    """Module names of a model family: this project's name -> Hugging Face's name."""
 
     top: Mapping[str, str]  # outside the layers
     layer: Mapping[str, str]  # in a layer

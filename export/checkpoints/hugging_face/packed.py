@@ -1,7 +1,7 @@
 """Reads checkpoints that transformers' gemma quantization made (quant_method "gemma" in config.json).
 
-tensor_files/packed.py decodes the matrices. Modules also have activation scales, the steps to which their
-inputs and outputs are rounded. The bits of a matrix (2, 4 or 8) follow from its shape.
+tensor_files/packed.py decodes the matrices; their bits (2, 4 or 8) follow from their shapes. Modules also
+have activation scales: inputs and outputs are rounded to multiples of these scales.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PackedFiles(TensorFiles):
         self._widths = widths
 
     def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
-        """Take a tensor; a matrix with scales is returned with its codes. Raises CheckpointError."""
+        """Take a tensor by name; decode it if it is a packed matrix. Raises CheckpointError."""
         module, codes, taken = name.removesuffix(".weight"), name, super()._taken
         scales = module + SCALE
         if module + EMBEDDED in self:

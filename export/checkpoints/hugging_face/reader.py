@@ -68,7 +68,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
     if isinstance(files, PackedFiles) and (head := tensor_name("head")) in files:
         # transformers never ties packed matrices, whatever tie_word_embeddings says.
-        again = PackedFiles(path, decoder.widths(config))  # since each tensor is taken once
+        again = PackedFiles(path, decoder.widths(config))  # because a tensor can be taken only once
         own, embedding = again.take(head), again.take(decoder.tensor("embedding"))
         config = msgspec.structs.replace(config, tied_head=same_values(own, embedding))
     return assembled(
@@ -85,7 +85,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def assembled(
     decoder: Decoder, config: ModelConfig, files: TensorFiles, **described: Any
 ) -> Checkpoint:
-    """Return a checkpoint of tensors in `files` and fields `described`. Raises CheckpointError."""
+    """Build a Checkpoint from `files`. described: its other fields. Raises CheckpointError."""
     path, backbone = described["path"], decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
         try:
@@ -108,7 +108,7 @@ def assembled(
 def _ranges(
     backbone: Mapping[str, Tensor], decoder: Decoder, files: PackedFiles
 ) -> dict[str, tuple[float, float]]:
-    """Return matrix name -> its input and output activation scales, if any. Raises ValueError."""
+    """Return matrix name -> input and output activation scales, where stored. Raises ValueError."""
     modules = dict[str, str]()
     for name, matrix in backbone.items():
         if len(matrix.shape) != 2 or name == "embedding":
