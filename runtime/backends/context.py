@@ -1,4 +1,4 @@
-"""A context: keys and values of a sequence, the prompt that they came from, and their memory."""
+"""A context: the KV cache of one sequence, its prompt, and the bytes that the cache takes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class PromptKey:
     """Everything that determines a prompt's keys and values in one loaded model."""
 
     token_ids: Sequence[int]
-    lookups: Mapping[int, RowLookup]  # at places that do not look up their token's own record
-    starts: Sequence[int]  # where a fresh call begins its steps, ascending from 0
+    lookups: Mapping[int, RowLookup]  # position -> rows to look up there instead of the token's own
+    starts: Sequence[int]  # ascending positions where steps begin in a call without cached tokens
 
     @property
     def prefill(self) -> bool:
-        """True if the prompt is long enough for the graph for prompts, in models that have this graph."""
+        """True if the prompt is long enough for the prefill graph, in models that have this graph."""
         return len(self.token_ids) >= PREFILL_FROM
 
 
@@ -32,19 +32,19 @@ NO_PROMPT = PromptKey((), {}, ())
 
 
 def in_steps(tokens: int) -> int:
-    """Round a number of tokens up to a page: the system commits keys and values page by page, per head."""
+    """Round a token count up to a multiple of STEP_TOKENS, because KV memory is committed in pages."""
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
 class Context:
-    """KV cache of one sequence, with the prompt whose keys and values it holds or computes."""
+    """KV cache of one sequence, and the prompt that is in the cache or being computed into it."""
 
     def __init__(self, backend: BackendContext, prompt: PromptKey = NO_PROMPT) -> None:
         self.backend, self.prompt = backend, prompt
         self.position = 0  # tokens processed
-        self.joined = False  # whether its keys and values lie beside others
-        self.length = backend.length  # tokens that its generation may process
-        self.nbytes = 0  # of its KV cache, now or before long
+        self.joined = False  # True while a batch decodes this context
+        self.length = backend.length  # most tokens of prompt and answer together
+        self.nbytes = 0  # bytes that its KV cache takes, or is about to take
         self.reserved = 0  # tokens that fit in nbytes
 
     @property
@@ -54,27 +54,27 @@ class Context:
 
     @property
     def together(self) -> int:
-        """Largest next step that can give each token the same bits as single-token steps."""
+        """Most tokens that the next step may have and still compute the same bits as single-token steps."""
         return min(self.room, self.backend.together(self.position))
 
     def rewind(self, position: int) -> None:
-        """Go back to a position, or to 0 if the KV cache no longer has the tokens in its sliding window."""
+        """Go back to a position, or to 0 if the KV cache has lost tokens of the sliding window before it."""
         self.position = position if position >= self.backend.earliest else 0
 
     @property
     def computed(self) -> int:
-        """Number of tokens of the prompt with computed keys and values."""
+        """Number of prompt tokens whose keys and values have been computed."""
         return min(self.position, len(self.prompt.token_ids))
 
     @property
     def useful(self) -> bool:
-        """True if a later prompt can reuse this context: no sliding window has dropped its prompt."""
+        """True if later prompts can reuse this context: no sliding window has dropped its computed tokens."""
         gone = max(self.backend.settled, self.backend.earliest)
         return self.computed > 0 and self.computed >= gone
 
     @property
     def growth(self) -> int:
-        """Bytes that the current call may still add to `nbytes`."""
+        """Most bytes that the current call can still add to `nbytes`."""
         tokens = min(in_steps(self.length), self.backend.length)
         return max(0, self.backend.nbytes_of(tokens) - self.nbytes)
 
@@ -84,7 +84,7 @@ class Context:
         self.prompt = prompt
 
     def copy(self, other: Context | None, tokens: int) -> None:
-        """Copy keys and values of another context's first tokens into this context, which is empty."""
+        """Fill this empty context with the keys and values of the first `tokens` tokens of another."""
         if arrays := [] if other is None else other.backend.kept(tokens):
             self.backend.restore(arrays, tokens)
             self.position = tokens

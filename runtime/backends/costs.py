@@ -1,4 +1,4 @@
-"""Memory and time that backbones need, as an engine states or measures them, and the sizes of their steps."""
+"""Costs of a backbone: the memory that its engine needs, measured step times, and step sizes."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
 SIZES = (2, 4, 8)  # sizes of multi-token decoding steps, in tokens: measured, and then used
-MOST = max(SIZES)  # tokens of the largest such step
+MOST = max(SIZES)  # tokens of the largest of these steps
 BEFORE = 64  # tokens in the context before the steps that are measured
-# From so many tokens on, the graph for prompts is the faster one: from 13 with SmolLM2-135M; from 8 with 1B
-# (docs/lab). It is chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
+# Tokens of the shortest prompt that runs in the prefill graph. It is faster from 13 tokens on with SmolLM2-135M, from 8
+# with a 1B model (docs/lab). The whole prompt decides, not the chunk, so that the chunk size changes no token.
 PREFILL_FROM = 8
 
 
 class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measured costs of decoding steps of several tokens."""
+    """Measured times of decoding steps by number of tokens, and whether the steps are exact."""
 
-    seconds: float  # of a step of one token
-    times: dict[int, float]  # tokens of a step -> its time beside that
-    same_bits: bool  # whether a token's logits are the same as in a step alone
-    same_in_batches: bool = False  # whether they are in a step of several sequences
-    threads: int = 0  # of the backbone; 0: this process's threads
+    seconds: float  # time of a step of one token
+    times: dict[int, float]  # tokens of a step -> its time as a multiple of `seconds`
+    same_bits: bool  # steps of several tokens compute the bits of single-token steps
+    same_in_batches: bool = False  # steps of several sequences compute these bits, too
+    threads: int = 0  # with which steps were measured; 0: the threads of this process
 
 
 @dataclass(frozen=True)
 class Part:
     """Bytes that a backbone needs in the memory of this process, or of a device."""
 
-    weights: int  # without those read in place from their file
+    weights: int  # without weights that are read in place from their file
     kv_cache: int  # of a full context
-    fixed: int  # activations of any chunk
+    fixed: int  # activations that do not depend on the chunk
     chunk_token: int  # further activations, for each token of a chunk
-    logits: int  # further, for each position with logits, if more than one
-    later: int = 0  # of the weights: graphs that are opened when they are first needed
+    logits: int  # further activations for each position with logits, if there are several
+    later: int = 0  # part of `weights`: graphs that are opened at first use
 
     def activations(self, chunk: int, sequences: int) -> int:
-        """Bytes of activations: of a prompt chunk, or of a step that decodes all sequences, if larger."""
+        """Return bytes of activations: the larger of a prompt chunk and a step that decodes all sequences."""
         step = sequences * (self.chunk_token + self.logits) if sequences > 1 else 0
         return self.fixed + max(chunk * self.chunk_token, step)
 
@@ -62,7 +62,7 @@ class Needs:
     provider: str = "cpu"  # onnxruntime's execution provider
     mapped: int = 0  # bytes of weights that every token reads in mapped files
     prefill: bool = False  # the graph for prompts is loaded, too
-    preparing: str = ""  # what preparing takes, which is still to be done for that
+    preparing: str = ""  # disk, memory and time for preparing; empty if nothing is left to prepare
 
     @property
     def records(self) -> int:

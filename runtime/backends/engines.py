@@ -1,6 +1,6 @@
-"""Engines: each is a folder beside this file, with a module `loader` that imports its library.
+"""The engines: each is a folder in here with a module `loader`, which imports the engine's library.
 
-Everything else goes through EngineLoader, Slots, Backend and Needs. A manifest names an engine as its folder.
+Other code uses an engine only through EngineLoader, Slots, Backend and Needs. Manifests name it by its folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def engine_names() -> tuple[str, ...]:
 
 
 def choose_engine(bundle: Bundle, wanted: str = AUTO) -> EngineName:
-    """Return the engine for a bundle. For "auto", this is the engine that its backbone is made for.
+    """Return the name of the engine for a bundle. "auto" means the engine that its backbone is made for.
 
     Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.
     """
@@ -56,7 +56,7 @@ def loader(bundle: Bundle, engine: str, options: LoadOptions) -> EngineLoader:
 
 
 def versions(engine: str) -> dict[str, str]:
-    """Return the versions of all packages that affect results, by their names."""
+    """Return package name -> version, for all packages that affect the results of an engine."""
     module: Any = import_module(loader_module(engine))
     found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
     return found | {engine: module.version()}

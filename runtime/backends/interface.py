@@ -1,4 +1,4 @@
-"""What each engine implements, for type checkers: a loader, a loaded backbone, its contexts and its drafter."""
+"""Protocols that each engine implements: its loader, loaded backbone, contexts and drafter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stem_edge.runtime.backends.costs import Needs, StepCosts
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 
-# Where a call may go on from cached keys and values and get the bits of a fresh call: at the start of
-# a pair of tokens, only where a fresh call begins a step, or nowhere.
+# Where a call may continue after cached tokens and still compute the bits of a call without cache: at even
+# positions, only where a call without cache begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
 
 
@@ -25,7 +25,7 @@ class EngineLoader(Protocol):
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """Costs of decoding steps, if they were measured; known after `prepare`."""
+        """Costs of decoding steps, or None if they were not measured; known after `prepare`."""
 
     def prepare(self) -> None:
         """Do the work that only a first load needs. It may change what `needs` returns."""
@@ -37,7 +37,7 @@ class EngineLoader(Protocol):
         """Allocate row cache slots in this engine's format."""
 
     def open(self, slots: Any) -> Backend:
-        """Load the backbone; it reads rows from these slots, or None if dense. Raises BackendError."""
+        """Load the backbone, which reads rows from `slots` (None for dense models). Raises BackendError."""
 
 
 class BackendContext(Protocol):
@@ -57,11 +57,11 @@ class BackendContext(Protocol):
         """Earliest position, other than 0, that a step can go back to."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return at which positions a prompt of `tokens` tokens may reuse this context."""
+        """Return where a prompt of `tokens` tokens may continue after cached tokens of this context."""
 
     @property
     def settled(self) -> int:
-        """Earliest position, other than 0, from where steps compute the same bits again."""
+        """Earliest position, other than 0, from which repeated steps compute the same bits as before."""
 
     def rest(self) -> None:
         """Free the logits of the latest step."""
@@ -76,7 +76,7 @@ class BackendContext(Protocol):
         """Fill this empty context with the arrays that `kept` returned for `tokens` tokens."""
 
     def together(self, position: int) -> int:
-        """Return the largest step at a position that evicts the same tokens as single-token steps."""
+        """Return the most tokens of a step at `position` that evicts the same tokens as single-token steps."""
 
 
 class BackendDrafter(Protocol):
@@ -100,7 +100,7 @@ class BackendPlaces:
         """Move a context's first tokens to the next place. If it raises OutOfMemoryError, nothing has moved."""
 
     def leave(self, place: int, tokens: int) -> None:
-        """Move a context's first tokens back to its own memory. The last context moves to its place."""
+        """Move the context at `place` back to its own memory. The context at the last place fills the gap."""
 
 
 class Backend(Protocol):
@@ -130,7 +130,7 @@ class Backend(Protocol):
         """Start a step: run the layers that need no row yet.
 
         contexts: B contexts of this backend; if B > 1, they lie in adjacent places, in this order. token_ids
-        [B, T]: the next tokens of each context. positions [B]: position of each context's first token here.
+        [B, T]: the next tokens of each context. positions [B]: position of each context's first token in this step.
 
         prefill: use the graph for prompts, if the backend has one. apart: give each token the same bits as
         single-token steps, if the backend can; it cannot if T is not in SIZES or exceeds `together`.
@@ -139,7 +139,7 @@ class Backend(Protocol):
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
         """Complete the step: run the other layers, with the tokens' rows in slots `slot_ids` [B * T].
 
-        In models whose rows are means over a window of tokens, slot_ids is [B * T, window]; EMPTY: no token.
+        In models whose rows are means over a window of tokens, slot_ids is [B * T, window], with EMPTY for no token.
         Returns logits [B * logits, V]: of the last `logits` tokens of each context. The next step of these
         contexts may overwrite them. Layers that borrow K and V run for these tokens only.
 

@@ -1,4 +1,4 @@
-"""Types of the keywords of stem_edge.load, for functions that accept them or pass them on."""
+"""Types of the keyword arguments of stem_edge.load, for functions that pass them on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stem_edge.runtime.backends.options import Folder, Speculate
 
 
 class MoreKeywords(TypedDict, total=False):
-    """Keywords of stem_edge.load that cannot be given by position."""
+    """Keyword-only arguments of stem_edge.load."""
 
     provider: str
     device_memory: int | str | None
@@ -29,6 +29,6 @@ class MoreKeywords(TypedDict, total=False):
 
 
 class LoadKeywords(MoreKeywords, total=False):
-    """All keywords of stem_edge.load, for functions that pass them on."""
+    """All arguments of stem_edge.load except the bundle's path."""
 
     memory: int | str | None

@@ -1,7 +1,7 @@
-"""The memory plan: how much memory a model will take, and how many row cache slots fit as well.
+"""The memory plan: how much memory a model will take, and how many row cache slots fit beside it.
 
 A backend states its Needs: fixed bytes, bytes for each token of a prompt chunk and bytes for each slot. A device
-has needs of its own, without slots. The plan takes the largest chunk that leaves room for a useful row
+has separate needs, without slots. The plan takes the largest chunk that leaves room for a useful row
 cache, then as many slots as fit. plan_memory tries context lengths.
 
 The plan counts anonymous memory of this process, because the system cannot reclaim it: what the process
@@ -23,18 +23,18 @@ from stem_edge.runtime.backends.costs import LEAST_CHUNK, Needs
 from stem_edge.shown import format_size
 from stem_edge.tables.shards import CRC_NBYTES
 
-# Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
+# Prompt tokens in a step. Matrix products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = STEP_TOKENS
 SMALLEST_CHUNK = 16
 # A larger chunk is taken only if the row cache keeps this many slots for each of its tokens.
 SLOTS_PER_CHUNK_TOKEN = 8
-# For each token of a context, while a prompt becomes ids: about 4 bytes of text, of TextCodec.TEXT_NBYTES each.
+# Memory for each token while a prompt is tokenized: about 4 bytes of text, TextCodec.TEXT_NBYTES for each of them.
 PROMPT_NBYTES = 2_000
 # Without a limit, a plan takes this share of the available memory. The row cache takes no more than
 # a few percent of a 1B model's tables, because further slots gain little.
 SHARE_OF_MACHINE = 0.5
 DEFAULT_CACHE_NBYTES = 256 << 20
-# A longer context is taken only if it leaves room; a shorter one only if this one does not fit.
+# A context is longer only if that leaves room for rows, and shorter only if this length does not fit.
 USUAL_CONTEXT = 4096
 SHORTEST_CONTEXT = 128
 # A long context takes at most this share of the memory that process and weights leave: rows missing
@@ -46,16 +46,16 @@ CONTEXT_SHARE = 0.5
 class Room:
     """Memory in bytes when planning begins, and the limits that the user chose."""
 
-    process: int  # taken by this process, and what it will take beside the model
-    available: int  # that this process may take besides
+    process: int  # bytes that this process takes now, and will take in addition to the model
+    available: int  # bytes that this process may take in addition
     memory: int | None = None  # limit for this process
     slots: int | None = None  # None: as many as fit
-    sequences: int = 1  # at a time, each with a full context
-    later: int = 0  # of `process`: what it will take
+    sequences: int = 1  # decoded at a time, each with a full context
+    later: int = 0  # part of `process` that is not taken yet
 
     @property
     def limit(self) -> int:
-        """Most bytes that this process may take."""
+        """Most bytes that this process may take: the user's limit, or else what is available."""
         return self.process + self.available if self.memory is None else self.memory
 
     @property
@@ -85,28 +85,28 @@ class DevicePlan:
 class MemoryPlan:
     """Planned bytes in the memory of this process, and the numbers that determine them."""
 
-    engine: EngineName  # that runs the backbone
+    engine: EngineName  # runs the backbone
     provider: str  # onnxruntime's execution provider
     context_length: int  # tokens of prompt and answer together
-    sequences: int  # that the KV cache has room for
+    sequences: int  # with room in the KV cache
     kv: KvType  # type of keys and values
     chunk_tokens: int  # most tokens of a prompt in a step
-    logit_tokens: int  # most tokens of a step that gives the logits of each
+    logit_tokens: int  # most tokens of a step that returns logits for all of them
     slots: int  # records that the row cache holds
     process: int  # taken before loading
     weights: int  # matrices that the engine copies into this memory, and its bookkeeping
     kv_cache: int  # of full contexts; the system provides its pages as they fill
     activations: int  # of a chunk
-    reads: int  # records on their way from flash
+    reads: int  # buffers for records that are read from flash
     row_cache: int  # bytes of all slots, and of their bookkeeping
-    device: DevicePlan | None = None  # of its memory
+    device: DevicePlan | None = None  # if a device runs the backbone
     prefill: bool = False  # the graph for prompts is loaded, too
-    preparing: str = ""  # what preparing takes; empty: it is done, or not wanted
+    preparing: str = ""  # disk, memory and time for preparing; empty if nothing is to be prepared
 
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
-        """Return the plan with more slots, if they fit under a limit now that the backbone is open.
+        """Return the plan with measured weights, and with more slots if they fit; the backbone is open.
 
-        opened: bytes of this process without slots: taken, and still to be taken beside the model.
+        opened: bytes that this process takes without slots, and will take in addition to the model.
         """
         taken, slot = max(0, opened - self.process), needs.footprint.slot_nbytes
         weights = max(taken, min(taken + needs.host.later, self.weights))
@@ -136,7 +136,7 @@ class MemoryPlan:
         return PROMPT_NBYTES * self.context_length
 
     def parts(self) -> list[tuple[str, int]]:
-        """Name and bytes of each part of the plan."""
+        """Return name and bytes of each part of the plan."""
         shared = self.device.total if self.device is not None and self.device.shared else 0
         return [
             ("this process before loading", self.process),
@@ -148,7 +148,7 @@ class MemoryPlan:
         ]
 
     def computing(self, place: MemoryPlan | DevicePlan) -> list[tuple[str, int]]:
-        """Name and bytes of weights, KV cache and activations, in this process or on the device."""
+        """Return name and bytes of weights, KV cache and activations in `place`: this process or the device."""
         times = f"{self.sequences} x " if self.sequences > 1 else ""
         return [
             ("weights", place.weights),
@@ -160,7 +160,7 @@ class MemoryPlan:
 def plan_memory(
     path: object, lengths: Sequence[int], needs_at: Callable[[int], Needs], room: Room
 ) -> MemoryPlan:
-    """Return the plan for the longest of some contexts that fits and leaves room for rows.
+    """Return the plan for the longest context length that fits and leaves room for cached rows.
 
     lengths: context lengths in descending order; the last one need not leave room. needs_at: context
     length -> needs; called last for the chosen length. Raises MemoryPlanError with the path if no length
@@ -193,7 +193,7 @@ def _plan_of(path: object, needs: Needs, room: Room) -> MemoryPlan:
 def _least(needs: Needs, room: Room) -> MemoryPlan:
     """Return the plan with the largest chunk under the limit and the fewest slots.
 
-    If no plan fits, it exceeds the limit. Raises InputError for an impossible number of slots.
+    If no plan fits, the returned plan exceeds the limit. Raises InputError for an impossible number of slots.
     """
     slots, records, sequences = room.slots, needs.records, room.sequences
     fewest = min(max(needs.rows(LEAST_CHUNK), sequences * needs.rows(1)), records)
@@ -228,7 +228,7 @@ def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
             limit=needs.device_limit,
             shared=needs.shared,
         )
-    # Logits of so many tokens take no more than a chunk without.
+    # So many tokens with logits take no more memory than a chunk without logits.
     fitting = chunk * part.chunk_token // (part.chunk_token + part.logits)
     return MemoryPlan(
         engine=footprint.engine,
@@ -272,9 +272,9 @@ def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this mo
 
 
 def _leaves_room(plan: MemoryPlan, limit: int) -> bool:
-    """Return True if the context keeps to its share of memory, and prompt chunks have full size.
+    """Return True if the context takes at most CONTEXT_SHARE of memory, and prompt chunks have full size.
 
-    False if a device's memory is unknown.
+    Return False if the size of the device's memory is unknown.
     """
     if plan.chunk_tokens < min(CHUNK_TOKENS, plan.slots):
         return False

@@ -1,4 +1,4 @@
-"""The keywords of stem_edge.load as one object, validated once."""
+"""The keyword arguments of stem_edge.load as one object that is validated once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stem_edge.runtime.rows.files import FlashName
 from stem_edge.shown import check_known, parse_size, shown
 from stem_edge.system.memory import check_threads, usable_cpus
 
-# Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
+# kv="auto" chooses this type of keys and values if the engine's usual type does not fit into memory.
 SMALL_KV: KvType = "int8"
-AUTO = "auto"  # the engine of the bundle's backbone
+AUTO = "auto"  # the engine that the bundle's backbone is made for
 Folder: TypeAlias = str | Path | None
-# How onnxruntime holds matrices on the CPU: mapped from files if there are many, or packed in memory.
+# Matrices of onnxruntime on the CPU: mapped from prepared files if the model is large, or packed in memory.
 Weights: TypeAlias = Literal["prepared", "packed"]
-# Returns drafts of the tokens that follow a prompt and its answer so far, at most as many as the number.
+# (token ids of the prompt and its answer so far, most drafts) -> drafts of the next tokens.
 Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
-# Whether to draft tokens, or at most how many for a step, or the function that drafts them.
+# True or False: draft tokens or not; a number: at most so many drafts for a step; a function: drafts tokens.
 Speculate: TypeAlias = Literal["auto"] | int | Draft
 
 
@@ -35,7 +35,7 @@ INTERNAL = frozenset(("weights", "overlap", "keep_prefixes", "emulate_flash"))
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Validated keywords of stem_edge.load, whose docstring explains them. Raises InputError."""
+    """Validated keyword arguments of stem_edge.load, which explains them. Raises InputError."""
 
     memory: int | str | None = None
     threads: int | None = None
@@ -56,7 +56,7 @@ class LoadOptions:
     # INTERNAL: what measurements, checks and exports choose.
     weights: Weights = "prepared"
     overlap: bool = True  # read rows ahead in a thread
-    keep_prefixes: bool = True  # go on from earlier prompts that begin with the same tokens
+    keep_prefixes: bool = True  # reuse KV caches of earlier prompts with the same first tokens
     emulate_flash: FlashName | None = None  # delay reads like slower flash
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class LoadOptions:
 
     @classmethod
     def public(cls, options: Mapping[str, Any]) -> Self:
-        """Return the options of a caller, who has no INTERNAL ones. Raises InputError."""
+        """Make options from a caller's keywords. Raises InputError for INTERNAL and unknown keywords."""
         check_known(options, [f.name for f in fields(cls) if f.name not in INTERNAL])
         return cls(**options)
 
@@ -132,7 +132,7 @@ class LoadOptions:
 
     @property
     def grows(self) -> bool:
-        """True if the row cache gets the memory under a limit that the backbone leaves once it is open."""
+        """True if the row cache gets the rest of the memory limit, measured once the backbone is open."""
         return self.memory is not None and self.slots is None and not self.resident
 
     def row_slots(self, bundle: Bundle) -> int | None:

@@ -1,4 +1,4 @@
-"""Measures multi-token steps: their time, and whether they compute the bits of single-token steps."""
+"""Measures multi-token steps: their times, and whether they compute the bits of single-token steps."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROUNDS = 4  # the fastest of these counts, because whatever else the machine doe
 
 
 def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
-    """Time steps of 1 to MOST made-up tokens; the tokens before the last MOST are context.
+    """Time steps of up to MOST tokens, and compare their bits, after a context of all earlier tokens.
 
-    Raises what a step raises.
+    token_ids: made up, longer than MOST. slots: of their rows. Raises what a step raises.
     """
     steps = MeasuredSteps(backend, token_ids, slots)
     return steps.costs(same_bits=steps.same_bits())
@@ -68,7 +68,7 @@ class MeasuredSteps:
         """Return True if a sequence gets the same logits in a batch as alone, bit for bit."""
         before, alone = self._before, self._step(self._before, 1).copy()
         token, slot = self._ids[None, before : before + 1], self._slots[before : before + 1]
-        with contextlib.suppress(OutOfMemoryError):  # a device takes memory at once
+        with contextlib.suppress(OutOfMemoryError):  # a device allocates whole contexts at once
             places = self._backend.open_places(MOST, self._context.length)
             known, contexts = self._context.kept(before), list[BackendContext]()
             if places is None or not known:

@@ -1,1 +1,1 @@
-"""The ggml engine: its loader, its graphs, its row cache slots, and a trial run of the library."""
+"""The ggml engine: its loader, its graphs, its KV cache and its row cache slots."""

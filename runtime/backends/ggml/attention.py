@@ -1,4 +1,4 @@
-"""Attention of one layer in ggml operators; stem_edge.numerics.reference has the mathematics."""
+"""Attention of one layer in ggml operators; stem_edge.numerics.reference computes the same in numpy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
-    """Return heads [head_dim, heads, T] of q or k, after the norm, if any, and RoPE.
+    """Return q or k of x as heads [head_dim, heads, T], after RoPE, and normed if the model norms them.
 
-    ggml's RoPE serves only to turn by 90 degrees: the error of its angles grows with the position.
+    ggml's own RoPE is used only to rotate by 90 degrees: its angles are less exact at later positions.
     """
     graph, config, inputs = layer.graph, layer.config, layer.inputs
     cut = _heads(layer, layer.product("w" + part, x), heads)
@@ -63,7 +63,7 @@ def _heads(layer: GgmlLayer, x: Tensor, heads: int) -> Tensor:
 
 
 def _store(layer: GgmlLayer, number: int, cache: Tensor, new: Tensor) -> None:
-    """Write the new keys or values of sequence `number`, all heads, to their tokens' cells."""
+    """Emit the write of new keys or values of sequence `number` to its tokens' cells in the KV cache."""
     graph, own, inputs = layer.graph, layer.shape, layer.inputs
     width, each = own.n_kv_heads * own.head_dim, inputs.count // len(inputs.sequences)
     new = graph.columns(new, ggml_types.F32, width, number * each, each)
@@ -90,7 +90,7 @@ def _mixed(layer: GgmlLayer, number: int, q: Tensor) -> Tensor:
 
 
 def _stored(layer: GgmlLayer, cache: Tensor, kind: TensorType, cells: int) -> Tensor:
-    """Return a view [head_dim, cells, n_kv_heads] of the first cells of a layer's keys or values."""
+    """Return a view [head_dim, cells, n_kv_heads] of the first `cells` cells of a layer's keys or values."""
     own = layer.shape
     head = kind.row_nbytes(own.head_dim)
     sizes, strides = (own.head_dim, cells, own.n_kv_heads), (head * own.n_kv_heads, head)

@@ -9,7 +9,7 @@ graphs and reads logits.
 |---|---|
 | graph.py | wrappers of ggml's arenas, graphs and buffers |
 | weights.py, slots.py | weights and rows, and the memory that their tensors point into |
-| kv_cache.py | keys and values, and the mask of those that a token attends to |
+| kv_cache.py | keys and values, and masks that select what a token attends to |
 | layer.py, attention.py | a layer as operators |
 | layers.py | FFNs, experts and per-layer embeddings; all layers, embedding and head |
 | steps.py | steps of one sequence or several, and their graphs |
@@ -33,7 +33,7 @@ from stem_edge.system.memory import return_freed_memory
 
 
 class GgmlContext(BackendContext):
-    """KV cache of one generation."""
+    """The KV cache of one sequence on ggml; see BackendContext."""
 
     def __init__(self, model: GgmlModel, length: int) -> None:
         self.length = length
@@ -51,9 +51,8 @@ class GgmlContext(BackendContext):
         return self.kv.earliest
 
     def resumes(self, tokens: int) -> Resumes:
-        return (
-            "steps"  # kernels are chosen by the number of tokens of a step, and round differently
-        )
+        # ggml chooses kernels by the number of tokens in a step, and they round differently.
+        return "steps"
 
     @property
     def settled(self) -> int:
@@ -74,7 +73,7 @@ class GgmlContext(BackendContext):
 
 
 class GgmlBackend:
-    """A loaded model that runs steps. Raises BackendError after `close`."""
+    """A backbone loaded on ggml; see Backend. Raises BackendError after `close`."""
 
     def __init__(self, model: GgmlModel) -> None:
         self._open: GgmlSteps | None = GgmlSteps(model)
@@ -99,7 +98,7 @@ class GgmlBackend:
         return BackendPlaces()
 
     def open_drafter(self, context: GgmlContext) -> None:
-        """Return None: no assistant is loaded."""
+        """Return None, because the ggml engine loads no assistants."""
 
     def begin(
         self,
@@ -110,7 +109,7 @@ class GgmlBackend:
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step; `prefill` and `apart` change nothing, because all steps share graphs."""
+        """Start a step; `prefill` and `apart` change nothing, because ggml has no special graphs for them."""
         places = np.add.outer(positions, np.arange(token_ids.shape[1]))
         self._steps.begin([context.kv for context in contexts], token_ids.ravel(), places.ravel())
 

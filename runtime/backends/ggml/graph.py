@@ -1,7 +1,7 @@
 """Wrappers of ggml: arenas that describe tensors, graphs over them, memory for inputs and results.
 
-Each ggml handle is freed when its Python owner is collected. A context refers to the weights, so
-closing a model during a generation frees nothing that is still read.
+Each ggml handle is freed when its Python owner is garbage-collected. A context refers to the weights,
+so closing a model during a generation frees no memory that is still in use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED
 
 
 def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> None:
-    """Free a ggml handle when its owner is collected, but not at exit.
+    """Free a ggml handle when its owner is garbage-collected, but not when Python exits.
 
     At exit a daemon thread may still compute with the handle, and the system frees the memory anyway.
     """
@@ -35,7 +35,7 @@ def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> 
 
 
 class Arena:
-    """Memory for descriptions of tensors, without their data, and for a graph over them."""
+    """Memory that describes tensors (type and shape, but no data) and a graph over these tensors."""
 
     def __init__(self, ggml: Ggml, tensors: int) -> None:
         self.ggml = ggml
@@ -105,7 +105,7 @@ class Scratch:
         return int(self._ggml.gallocr_get_buffer_size(self._handle, 0))
 
     def place(self, graph: GgmlGraph) -> bool:
-        """Give a graph's tensors places in this memory; True if graphs placed before became invalid."""
+        """Assign this memory to a graph's tensors; return True if that made earlier graphs invalid."""
         before = self.nbytes
         # Needed because alloc_graph alone keeps the layout of an earlier graph with as many nodes.
         placed = self._ggml.gallocr_reserve(self._handle, graph.handle)

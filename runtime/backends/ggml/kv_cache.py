@@ -1,7 +1,7 @@
 """KV cache of a context: each layer that computes keys and values has cells, one for each token.
 
-In layers with a sliding window the cells are a ring: each token overwrites a cell that has left all
-windows. Keys are rotated (RoPE) before they are stored, so the order of cells does not matter.
+In layers with a sliding window the cells are a ring: a token overwrites the cell of a token that is in no
+window any more. Keys are rotated (RoPE) before they are stored, so the order of cells does not matter.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KvCache:
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes per cell] of the first tokens; empty if some are overwritten."""
+        """Return views [tokens, bytes per cell] of the first tokens' cells; no views if a cell is overwritten."""
         if self.earliest or any(ring.capacity < tokens for ring in self.rings.values()):
             return []
         return [array[:tokens] for array in self._arrays]
@@ -79,13 +79,13 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, that a step can go back to: its windows are not overwritten."""
+        """Earliest position, other than 0, where a step can start: all of its windows are still in cells."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
-        """Prepare cells for `count` tokens from a position on, which may repeat the last tokens.
+        """Prepare cells for `count` tokens from a position on; these may replace the last tokens.
 
-        Raises ValueError for positions between 0 and `earliest`, and for too many tokens.
+        Raises ValueError if the position is between 0 and `earliest`, or if there are too many tokens.
         """
         for ring in self.rings.values():
             ring.check(position, count)
@@ -98,14 +98,14 @@ class KvCache:
 
 
 class Ring:
-    """Cells of all layers with the same window. window: in tokens; 0 if they attend to all tokens."""
+    """Which token is in which cell, in all layers with the same window. window: in tokens; 0: unlimited."""
 
     def __init__(self, window: int, capacity: int) -> None:
         self.window, self.capacity, self._end = window, capacity, 0
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, that a step can go back to: its window is not overwritten."""
+        """Earliest position, other than 0, where a step can start: its whole window is still in cells."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 
@@ -118,7 +118,7 @@ class Ring:
             raise ValueError(f"a step has {count} tokens; expected up to {most}")
 
     def advance(self, position: int, count: int) -> None:
-        """Record that a step writes `count` tokens, beginning at a position. Position 0 discards all earlier tokens."""
+        """Record that a step writes `count` tokens from a position on. At position 0, the ring begins empty."""
         self._end = max(self._end if position else 0, position + count)
 
     def attended(self, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""What attention and FFN of a layer share: inputs, tensors, products, norms and activation.
+"""Parts that the attention and the FFN of a layer share: inputs, tensors, products, norms, activation.
 
 Sizes are in ggml's order, innermost first: hidden states are [dim, T].
 """
@@ -25,7 +25,7 @@ class Cells:
     """Cells of a KV cache that T tokens attend to, in all layers with the same window."""
 
     count: int
-    own: Tensor  # I64 [T]: where keys and values of these tokens go
+    own: Tensor  # I64 [T]: cells for the keys and values of these tokens
     mask: Tensor  # F16 [count, T]: 0 or -inf
 
 
@@ -42,10 +42,10 @@ class LayerInputs:
     """Inputs that all layers of a graph for T tokens share."""
 
     count: int  # T
-    ones: Tensor  # I32 [T]
-    sequences: Sequence[Attended]  # one that all tokens belong to, or T
-    slot_ids: Tensor | None  # I32 [T], or [R] of means; None before the first STEM layer
-    row_shares: Tensor | None  # F32 [R, T] of means
+    ones: Tensor  # I32 [T]: position 1, for rotations by 90 degrees
+    sequences: Sequence[Attended]  # one sequence of T tokens, or T sequences of one token
+    slot_ids: Tensor | None  # I32 [T], or [R] if a token's row is a mean of rows; None without rows
+    row_shares: Tensor | None  # F32 [R, T]: weight of each row in each token's mean
     turns: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines
     embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
 
@@ -83,7 +83,7 @@ class LayerInputs:
 
 
 class GgmlLayer:
-    """One layer of a graph under construction: its tensors, and the operators that its parts share."""
+    """One layer of a graph under construction: its tensors, and operators for its attention and FFN."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class GgmlLayer:
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return activation(gate) * up, with the model's activation function.
 
-        ggml's GELU rounds to float16, so GELU is computed by its SiLU:
+        ggml's GELU rounds to float16, so GELU is computed with ggml's SiLU:
         gelu(x) = x logistic(f x) = silu(f x) / f, with f = LINEAR (1 + CUBIC x^2).
         """
         graph = self.graph

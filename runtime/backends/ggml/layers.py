@@ -1,4 +1,4 @@
-"""The backbone in ggml operators: embedding, the FFN of each kind of layer, whole layers, and output head.
+"""The backbone in ggml operators: embedding, the FFN of each kind of layer, whole layers, and head.
 
 stem_edge.numerics.reference computes the same in numpy.
 """
@@ -34,8 +34,8 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
 def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
     """Return the term of per-layer embeddings that is added to x [dim, T].
 
-    norm: weight of the norm of contexts. The model divides context and sum by constants, which the next
-    norms cancel. So no division is emitted; the eps of these norms grows by the constant's square.
+    norm: weight of the context's norm. The model divides the context and the sum by constants, which the norm
+    after each division cancels. So no division is emitted; instead eps is multiplied by the constant's square.
     """
     graph, config, eps = layer.graph, layer.config, layer.config.norm_eps
     context = layer.product("ple_context", layer.inputs.embedded)
@@ -72,7 +72,7 @@ def _mixture(layer: GgmlLayer, x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _expert(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return each token's expert output [dim, T]. A row is an expert, whose gate and up rows alternate."""
+    """Return the output [dim, T] of each token's expert, whose slot has rows of gate and up alternately."""
     graph, config, count = layer.graph, layer.config, layer.inputs.count
     ids = graph.op("reshape_2d", layer.inputs.slot_ids, 1, count)
     inner, outer = layer.slots

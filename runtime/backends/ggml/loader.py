@@ -26,7 +26,7 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> GgmlLoader:
-    """Return a loader of the bundle. Raises BackendError without the library, InputError for options."""
+    """Return a loader of the bundle. Raises BackendError without ggml, InputError for options it lacks."""
     installed_library()
     usual = {"provider": "cpu", "device_memory": None}
     if absent := [name for name, value in usual.items() if getattr(options, name) != value]:
@@ -44,7 +44,7 @@ def version() -> str:
 
 
 class GgmlLoader:
-    """Loads backbone.gguf; the manifest determines its tensors' offsets. See EngineLoader."""
+    """Loads backbone.gguf on ggml, with tensor offsets from the manifest; see EngineLoader."""
 
     name = "ggml"
     step_costs = None
@@ -54,7 +54,7 @@ class GgmlLoader:
         self._footprint = footprint_of(bundle.manifest).with_kv(options.kv)
 
     def prepare(self) -> None:
-        """Find and load the library."""
+        """Find and load ggml's library."""
         self._ggml = Ggml(installed_library())
 
     def needs(self, context: int) -> Needs:
@@ -80,7 +80,7 @@ class GgmlLoader:
 
 
 def needs(footprint: Footprint, context: int, threads: int) -> Needs:
-    """Return the needs of a backbone on ggml, whose weights stay in their file."""
+    """Return the memory needs of a backbone on ggml; its weights are mapped from their file."""
     config = footprint.model
     heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
     # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;

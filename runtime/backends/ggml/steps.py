@@ -21,8 +21,8 @@ from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.tables.windows import spread
 
 OPERATORS_AROUND = 64
-MOST_GRAPHS = 8  # that are kept: of the decoding sequences, and of a prompt in between
-OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # of a layer; of each sequence in it
+MOST_GRAPHS = 8  # for decoding, and for a prompt between decoding steps
+OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # most of a layer; more for each sequence
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class _Step:
 
     graph: GgmlGraph
     token_ids: Tensor | None
-    inputs: LayerInputs  # without its sequences
-    cells: Sequence[Mapping[int, Cells]]  # of each sequence, by windows
+    inputs: LayerInputs  # without `sequences`, which hold the caches
+    cells: Sequence[Mapping[int, Cells]]  # of each sequence: window -> cells
     logits: HeldVectors | None
 
     @classmethod
@@ -48,15 +48,15 @@ class _Step:
 
 
 class GgmlSteps:
-    """Runs steps of tokens of one sequence, or of one token of each of several; see Backend."""
+    """Runs steps: several tokens of one sequence, or one token of each of several; see Backend."""
 
     def __init__(self, model: GgmlModel) -> None:
         self.model, self._config = model, model.config
         self._layers = layer_graphs(self._config)
         self.scratch = Scratch(model.ggml)
         self._hidden = HeldVectors(model.ggml, self._config.dim, 0)
-        # (before the first row, of a prompt, caches) -> the last shape and its graph, which points into the
-        # caches' memory and keeps none of them alive
+        # (before the first row, several tokens of a sequence, references to caches) -> last shape and its graph.
+        # The graph points into the caches' memory, but does not keep the caches alive.
         self._graphs: dict[tuple[object, ...], tuple[tuple[int, ...], _Step]] = {}
         self._caches: Sequence[KvCache] = ()
 
@@ -66,7 +66,7 @@ class GgmlSteps:
         token_ids: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
     ) -> None:
-        """Start a step of token ids [T] at positions [T]: tokens of one cache, or one token of each of T."""
+        """Start a step of token ids [T] at positions [T]: T tokens of one cache, or one of each of T caches."""
         for kv, places in zip(caches, positions.reshape(len(caches), -1), strict=True):
             kv.make_room(int(places[0]), len(places))
         self._caches, self._positions, self._count = caches, positions, len(positions)
@@ -117,7 +117,7 @@ class GgmlSteps:
         graph.run()
 
     def _spread_rows(self, slots: I32) -> tuple[I32, F32]:
-        """Return the slots [R] of all rows, and the weight of each row in each token's mean, [T, R]."""
+        """Return the slots [R] of all rows of the step, and their weights [T, R] in each token's mean."""
         sequences = len(self._caches)
         line, shares = spread(slots.reshape(sequences, -1, slots.shape[-1]))
         whole = np.zeros((sequences, shares.shape[1], *line.shape), np.float32)
@@ -126,7 +126,7 @@ class GgmlSteps:
         return line.ravel(), whole.reshape(self._count, -1)
 
     def _spread(self, table: F32) -> F32:
-        """Return a RoPE table [T, head_dim / 2] as [T, head_dim], with each value at both of its places."""
+        """Return a RoPE table [T, head_dim / 2] as [T, head_dim]: each value twice, for the pair it rotates."""
         if self._config.rope_interleaved:
             return np.repeat(table, 2, axis=1)
         return np.tile(table, (1, 2))
@@ -166,9 +166,9 @@ class GgmlSteps:
         return _Step.over(graph, inputs, token_ids)
 
     def _build_late(self, cells: Sequence[dict[int, int]], logits: int) -> _Step:
-        """Build the graph of the other layers, and of the head for the last `logits` tokens.
+        """Build the graph of the layers from the first one with rows on, and of the head.
 
-        If `logits` is 0, the graph only stores keys and values.
+        The head computes the last `logits` tokens. If `logits` is 0, the graph only stores keys and values.
         """
         late, rest = (self._layers.get(name, range(0)) for name in (LATE, REST))
         layers = [*late, *(rest if logits else ())]
@@ -248,7 +248,7 @@ def _cells(graph: GgmlGraph, attended: int, tokens: int) -> Cells:
 
 
 def _capped(logits: F32, cap: float) -> F32:
-    """Apply a soft cap in place, if there is one.
+    """Apply the soft cap to logits in place; do nothing if the cap is 0.
 
     Done in numpy, because ggml's tanh takes milliseconds for a whole vocabulary.
     """

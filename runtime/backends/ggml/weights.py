@@ -19,8 +19,8 @@ from stem_edge.runtime.backends.ggml.graph import Arena, GgmlGraph, MappedBuffer
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 
 X86 = ("x86_64", "amd64")
-# ggml's products with 2 or 3 tokens take 1.2 to 1.4 times as long as with each by itself. By K-quants
-# it multiplies in tiles of 16 tokens from 8 on: half empty, they take as long, 1.5 times as long.
+# For 2 or 3 tokens, one product of all takes 1.2 to 1.4 times as long as a product of each token. From 8 tokens
+# on, ggml multiplies K-quants in tiles of 16 tokens: with 8 to 11 tokens, that takes 1.5 times as long.
 TOKEN_BY_TOKEN = {
     ggml_types.Q8_0: range(2, 4),
     ggml_types.Q4_0: range(2, 4),
@@ -60,7 +60,7 @@ class Weights:
 
 
 def token_by_token(stored: TensorType, tokens: int) -> bool:
-    """Return True if multiplying each token by itself is faster than multiplying `tokens` at once.
+    """Return True if one matrix product for each of `tokens` tokens is faster than one for all of them.
 
     Measured with AVX-512 and weights larger than the processor's caches; see TOKEN_BY_TOKEN.
     """

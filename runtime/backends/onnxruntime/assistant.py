@@ -1,4 +1,4 @@
-"""The model's own drafter on onnxruntime's CPU, over the keys and values of a context."""
+"""Drafts tokens on the CPU with a model's assistant, which reads the model's keys and values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
 def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:
-    """Return the assistant's graph, over the weight files of the assistant and of its model."""
+    """Return the assistant's graph, which reads weight files of the assistant and of its target model."""
     graph, plan = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
     check_weights(bundle, plan)
     return graph_source(bundle, io.ASSISTANT, graph)
@@ -48,7 +48,7 @@ class OrtDrafter:
         self._ropes, caches = ropes, context.own.part(0, 1)
         self._graph.bind(caches)
         self._graph.bind(self._ropes.values())
-        # Kernels of quantized caches write nothing here, but demand outputs of each layer.
+        # Kernels of quantized caches demand outputs of each layer, although they write nothing here.
         for number, lender in lenders(assistant, loaded.config).items():
             lent = {name: f"{name}{lender}" for name in (io.KEYS, io.VALUES)}
             self._graph.bind({f"{io.NEW}{n}.{number}": caches[n] for n in lent.values()})
@@ -81,9 +81,8 @@ class OrtDrafter:
                 self._embed.run()
                 self._graph.run()
                 drafts.append(int(self._ids[0, self._scores.argmax()]))
-                if (
-                    drafts[-1] < 0
-                ):  # from a file; its graph takes -1 for the last, and refuses others
+                # Ids are data of a file. The embedding's graph would take -1 for the last row.
+                if drafts[-1] < 0:
                     raise BackendError(f"the assistant drafts token {drafts[-1]}; {DAMAGED}")
                 self._token[...], self._state[...] = drafts[-1], self._next
         if not np.isfinite(self._next).all():

@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.assistant import OrtDrafter
     from stem_edge.runtime.backends.onnxruntime.places import OrtPlaces
 
-# A layer's keys as float32, for prompts over int8; in new pages, 4,000 tokens of SmolLM2-135M take 1.4 times as long.
+# Freed blocks to reuse for a layer's keys as float32, if they are int8: new pages make 4,000 tokens 1.4 times as slow.
 WIDENED_NBYTES = 8 << 20
 
 
 class OrtBackend:
     """The backend on onnxruntime's CPU; see Backend. Raises BackendError, OutOfMemoryError.
 
-    graphs: by name. kv: type of keys and values in the graphs. apart: graphs of multi-token steps. These
-    graphs, and graphs for prompts only, are opened at first use. opened: called after graphs were opened.
-    sparing: open graphs with less memory, but more slowly.
+    graphs: name -> graph. kv: type of keys and values in the graphs. apart: graphs of multi-token steps. These
+    graphs, and graphs that only prompts need, are opened at first use. opened: called after graphs were opened.
+    sparing: take less memory and more time to open graphs.
     """
 
-    assistant: Assistant | None = None  # whose graph is among the others
+    assistant: Assistant | None = None  # its graph is in `graphs`
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class OrtBackend:
         rows: Rows = "",
         sparing: bool = False,
     ) -> None:
-        # Otherwise, onnxruntime adds biases within products, and joins factors, which rounds otherwise.
+        # With biases or several streams, onnxruntime's optimization fuses operators, which changes the rounding.
         as_built = not config.biases and config.streams == 1
 
         def opener(chosen: Graphs) -> Sessions:
@@ -86,7 +86,7 @@ class OrtBackend:
 
     @cached_property
     def graphs(self) -> BoundGraphs:
-        """The graphs, and the memory that their steps are bound to."""
+        """The backbone's graphs, and the memory that they are bound to."""
         return BoundGraphs(self.loaded)
 
     def open_context(self, length: int) -> OrtContext:
@@ -131,7 +131,7 @@ class OrtBackend:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
         (kv, first), padded = contexts[0].place, False
         if kv.pads and count == 1 and sequences % 2 == 1:
-            # A step of some contexts alone, as after an error, must not write to the next one.
+            # A step of some contexts alone, as after an error, must not overwrite the context behind them.
             padded = first + sequences == kv.taken
         graphs.begin(contexts, token_ids, positions, dropped, padded, prefill=prefill, apart=apart)
 
@@ -146,7 +146,7 @@ class OrtBackend:
 
 
 def only_prompts(graphs: Collection[str]) -> set[str]:
-    """Return the names of the graphs that only prompts need."""
+    """Return the names of the graphs that only prompts need, in a backbone with these graphs."""
     if io.STEP in graphs:
         return {io.PREFILL, io.REST, io.HEAD}
     return set() if {io.EARLY, io.LATE}.isdisjoint(graphs) else {io.PREFILL}

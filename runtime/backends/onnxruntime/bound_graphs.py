@@ -1,4 +1,4 @@
-"""The graphs of a backbone, and the memory that their steps are bound to.
+"""The graphs of a backbone, and the memory that their inputs and outputs are bound to.
 
 The graphs read and write hidden states, rows, keys, values and logits in place. Memory is bound again only
 if a step has another shape or other contexts, which is seldom while decoding.
@@ -25,12 +25,12 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSessio
 
 
 class BoundShape(NamedTuple):
-    """Shape of the steps that arrays are bound for, and the kind of graph that runs these steps."""
+    """Shape of the steps that memory is bound for, and the kind of graph that runs these steps."""
 
-    sequences: int = 0  # with the empty one
+    sequences: int = 0  # including an empty sequence, if one is added
     tokens: int = 0  # of each
-    prefill: bool = False  # by the graph for prompts
-    apart: bool = False  # by a graph that gives each token the bits of a step of its own
+    prefill: bool = False  # run by the prefill graph
+    apart: bool = False  # run by a graph that computes the bits of single-token steps
 
     @property
     def output(self) -> str:
@@ -62,11 +62,11 @@ class BoundGraphs:
         self._outputs = outputs(self.graphs, loaded)
         self._output = next(iter(self._outputs.values()))
         self.shape = BoundShape()
-        self._contexts: Sequence[OrtContext] = ()  # of the step, as are the positions
+        self._contexts: Sequence[OrtContext] = ()  # of the current step; so are `_begins`
         self._begins: Sequence[int] = ()
 
     def lengthen(self, length: int) -> None:
-        """Allocate RoPE tables for contexts of up to `length` tokens, if they are too short."""
+        """Allocate RoPE tables for contexts of up to `length` tokens, if the present tables are shorter."""
         if length > self.ropes.length:
             self.ropes = RopeArrays(self._loaded.config, length)
             self.bind(self.ropes.values())
@@ -78,7 +78,7 @@ class BoundGraphs:
             graph.bind(values)
 
     def _later(self, name: str) -> bool:
-        """Open a graph at its first use; return True if the backbone has it."""
+        """Open an optional graph at its first use; return False if the backbone has no such graph."""
         if name not in self.graphs and (sessions := self._loaded.later.find(name)):
             for one, session in sessions.items():
                 self.graphs[one] = BoundSession(session)
@@ -88,7 +88,7 @@ class BoundGraphs:
         return name in self.graphs
 
     def _prompts(self) -> bool:
-        """Open the graph for prompts at its first use; return False if there is none or opening fails."""
+        """Open the prefill graph at its first use; return False if there is none or if opening fails."""
         try:
             return self._later(io.PREFILL)
         except BackendError:
@@ -112,7 +112,7 @@ class BoundGraphs:
         prompts, or for multi-token steps, if the backbone has them.
         """
         (sequences, count), prefill = token_ids.shape, prefill and self._prompts()
-        apart = apart and count > 1 and self._stream is None  # which follows single steps alone
+        apart = apart and count > 1 and self._stream is None  # streams follow single-token steps
         apart = apart and self._later(io.apart_step(count))
         shape = BoundShape(sequences + padded, count, prefill, apart)
         if shape != self.shape:
@@ -182,7 +182,7 @@ class BoundGraphs:
         self.shape = shape
 
     def _bind_kv(self, kv: KvArrays, first: int) -> None:
-        """Bind keys and values of the step's contexts. The contexts must live as long as the step."""
+        """Bind the KV cache of the step's contexts, from place `first` on. It must live as long as the step."""
         part = (weakref.ref(kv), first, self.shape.sequences)
         values: Mapping[str, ort.OrtValue] | None = None
         for name in self._running:

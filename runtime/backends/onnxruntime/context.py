@@ -1,6 +1,6 @@
 """The KV cache of a sequence on the CPU: a place in arrays that the graphs read and write.
 
-The system commits memory as it is written, so an array may be as long as the longest text. Layers with a
+The system commits memory as it is written, so arrays can have room for the longest context. Layers with a
 sliding window drop older tokens: the array's first rows hold the window in the order of positions, and a step
 appends its tokens. Keys are rotated (RoPE) before they are stored, so graphs need only the number of rows.
 """
@@ -36,17 +36,17 @@ class KvArrays:
 
     def __init__(self, loaded: Loaded, size: int, length: int, *, pads: bool) -> None:
         config, self.length = loaded.config, length
-        self.pads, self.taken = pads, 0  # taken: places that have a sequence
+        self.pads, self.taken = pads, 0  # taken: number of places in use
         size += pads
         self.arrays: list[npt.NDArray[Any]] = []
         self._names = list[list[str]]()
-        # An assistant sees the window before the last token, which it drafts from.
+        # An assistant's window begins one token earlier, because it ends before the newest token.
         self._window = config.sliding_window + (io.ASSISTANT in loaded.sessions)
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
             rows = io.kv_capacity(layer.window, length)
             shape = (size, layer.n_kv_heads, rows, loaded.kv.width(layer))
-            # Those that borrow it, too: kernels of quantized caches demand outputs of each.
+            # Also layers that borrow these keys: kernels of quantized caches demand outputs of each layer.
             users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
             for name in (io.KEYS, io.VALUES):
                 outputs = [f"{io.NEW}{name}{user}" for user in users]
@@ -69,13 +69,12 @@ class KvArrays:
         return found
 
     def window(self, place: int = 0) -> KvWindow | None:
-        """Return the window of a new sequence in a place; None in models whose layers keep all tokens."""
+        """Return the sliding window of a new sequence in a place; None in models without sliding windows."""
         short = [array for array in self.arrays if self._is_short(array)]
         if not short:
             return None
-        from stem_edge.runtime.backends.onnxruntime.kv_window import (
-            KvWindow,  # for such models alone
-        )
+        # Imported only for such models.
+        from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
 
         return KvWindow([array[place : place + 1] for array in short], self._window)
 
@@ -85,21 +84,21 @@ class KvArrays:
         return sum(one.nbytes // rows * min(rows, tokens) for one, rows in shapes)
 
     def move(self, place: int, to: Place, tokens: int, dropped: int) -> None:
-        """Move a sequence's first tokens to another place, and free the memory of the whole sequence here.
+        """Move a sequence's first tokens to another place, and free all memory of the old place.
 
         dropped: how many of these tokens have left the window.
         """
         for array, other in zip(self.arrays, to.kv.arrays, strict=True):
             rows = max(0, tokens - dropped) if self._is_short(array) else tokens
             other[to.number, :, :rows] = array[place, :, :rows]
-            free_pages(array[place])  # before the next, so that memory holds little twice
+            free_pages(array[place])  # before the next copy, to have little in memory twice
 
     def _is_short(self, array: npt.NDArray[Any]) -> bool:
         rows: int = array.shape[2]
         return rows < self.length
 
 
-# Steps of up to this many tokens, such as steps that verify drafts, leave too little memory to trim it.
+# Steps of up to this many tokens, such as steps that verify drafts, free too little memory to return it.
 FEW_TOKENS = MOST
 
 
@@ -120,9 +119,8 @@ class OrtContext:
         self.own.taken = 1
         self.place, self._window = Place(self.own), self.own.window()
         self.filled = 0  # tokens computed so far
-        self.outputs = (
-            StepOutputs()
-        )  # of its latest step, or of all contexts of that step if it is the first
+        # Of the latest step; the first context of a step has the outputs of all its contexts.
+        self.outputs = StepOutputs()
 
     @property
     def nbytes(self) -> int:
@@ -142,7 +140,7 @@ class OrtContext:
         return self._window.dropped if self._window else 0
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return "steps" if a window drops tokens or experts round tokens of a step together, else "pairs"."""
+        """Return "steps" if a window drops tokens or if experts round by the tokens of a step; else "pairs"."""
         capacity = self._window.capacity if self._window else tokens
         steps = self.settled or tokens > capacity or self._rounds_by_step
         return "steps" if steps else "pairs"

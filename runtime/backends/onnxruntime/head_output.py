@@ -1,4 +1,4 @@
-"""Computes logits, for only those tokens of a step whose logits are requested."""
+"""Computes the logits of a step, only for the tokens whose logits are requested."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class StepOutputs:
     logits: F32 = field(default_factory=lambda: np.empty((0, 0), np.float32))  # [B * n, V]
     # [B, n, width], for an assistant
     states: F32 = field(default_factory=lambda: np.empty((0, 0, 0), np.float32))
-    first: int = 0  # position of the first sequence's first token
+    first: int = 0  # position of the first of these tokens, in the first sequence
 
 
 def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, HeadOutput]:
-    """Return the HeadOutput of each graph that computes logits (`step`, `head`), by the graph's name."""
+    """Return graph name -> HeadOutput, for the graphs that compute logits (`step`, `head`)."""
     return {name: HeadOutput(name, graphs, loaded) for name in (io.STEP, io.HEAD) if name in graphs}
 
 
@@ -41,15 +41,15 @@ class HeadOutput:
         self._rest = None if self.has_layers else graphs.get(io.REST)
         self.first = name if self._rest is None else io.REST  # graph that takes the hidden states
         self._vocab_size, self._width = loaded.config.vocab_size, loaded.config.hidden_width
-        self._places: range | None = None  # of the tokens that are bound
-        self._logits: weakref.ref[F32] | None = None  # that are bound
+        self._places: range | None = None  # indices of the tokens whose inputs are bound
+        self._logits: weakref.ref[F32] | None = None  # the bound array
 
     def forget(self) -> None:
-        """Make the next `bind` bind again, after the hidden states have moved to other arrays."""
+        """Make the next `bind` bind everything again, because hidden states are now in other arrays."""
         self._places = None
 
     def bind(self, sequences: int, places: range, to: StepOutputs) -> None:
-        """Bind the inputs for these tokens of each sequence, and the arrays of `to` for the results."""
+        """Bind inputs for the tokens at `places` of each sequence, and the arrays of `to` for results."""
         if self._places != places:
             self._places, self._logits = None, None  # for the next step, if memory runs out here
             self._bind_places(sequences, places)

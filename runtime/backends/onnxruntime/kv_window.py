@@ -41,11 +41,11 @@ class KvWindow:
         return self._shift.base
 
     def follow(self, dropped: int, settled: int) -> None:
-        """Take over the state of another window, whose rows have been copied here."""
+        """Take over the state (see the attributes) of another window whose rows have been copied here."""
         self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:
-        """Return the largest step at a position that fits without dropping tokens; if none, after dropping."""
+        """Return the most tokens that fit at `position` without dropping any; if none fit, after dropping."""
         base = self._shift.base + self._shift.by
         if (room := self.capacity - position + base) < 1:
             room = self.capacity - position + self._first(position)
@@ -54,8 +54,8 @@ class KvWindow:
     def make_room(self, position: int, count: int) -> int:
         """Make room for `count` tokens from a position on; return the position of the first row's token.
 
-        It keeps all rows that a step at this position reads, so a step that failed, or an interrupted
-        call of this method, can be repeated. Raises ValueError for positions between 0 and `earliest`,
+        All rows that a step at this position reads are kept. So a step that failed, or an interrupted call
+        of this method, can be repeated. Raises ValueError for positions between 0 and `earliest`,
         and for more tokens than can fit.
         """
         self._finish()
@@ -77,7 +77,7 @@ class KvWindow:
         return (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
 
     def _finish(self) -> None:
-        """Move rows to the front, in pieces that do not overwrite their source: each can be repeated."""
+        """Complete the move of rows to the front. It is done in pieces that can be repeated if interrupted."""
         base, by, rows, done = self._shift
         while done < rows:
             stop = min(done + by, rows)

@@ -1,6 +1,6 @@
 """A loaded backbone: its graphs as sessions, and its RoPE tables.
 
-RoPE tables are computed, and their memory committed, only as far as contexts have come.
+RoPE tables are computed, and take memory, only up to the highest position that a step has used.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
     from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 
-# By the names of the graphs; of those that are opened at first use, some are only built then.
+# Graph name -> its file, its bytes, or a function that builds it when it is first used.
 Graphs: TypeAlias = Mapping[str, Path | GraphSource | Callable[[], GraphSource]]
 Sessions: TypeAlias = dict[str, ort.InferenceSession]
-# Numbers of tokens with which products round a token alike: any, only even numbers, or unknown. With "even",
-# an empty sequence is added to a step of one token; unless it is "any", also to a batch of an odd number.
+# Numbers of tokens in a matrix product that round each token alike: any, only even ones, or unknown. If "even",
+# an empty sequence is added to a step of one token. Unless "any", one is added to a batch of an odd number, too.
 Rows: TypeAlias = Literal["any", "even", ""]
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 ROPE_BLOCK = 1024  # positions that are computed at once
@@ -54,7 +54,7 @@ class RopeArrays:
 
     def __init__(self, config: ModelConfig, length: int) -> None:
         self._config, self.length = config, length
-        self.filled = 0  # positions whose rotations are computed
+        self.filled = 0  # number of positions whose rotations are computed
         self._arrays = {
             name: empty((length, table.shape[1]), np.float32, "the RoPE tables")
             for name, table in padded_ropes(config, 0).items()
@@ -65,7 +65,7 @@ class RopeArrays:
         return {name: from_numpy(array) for name, array in self._arrays.items()}
 
     def fill(self, positions: int) -> None:
-        """Compute the tables for the first `positions` positions, as far as they are not computed."""
+        """Extend the computed part of the tables to the first `positions` positions, if it is shorter."""
         while self.filled < min(positions, self.length):
             start, stop = self.filled, min(self.filled + ROPE_BLOCK, self.length)
             for name, table in padded_ropes(self._config, stop, start).items():
@@ -86,7 +86,7 @@ def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[st
 
 
 class NotOpened(RuntimeWarning):
-    """Warning: an optional graph, which only saves time, cannot be opened."""
+    """Warning: an optional graph cannot be opened, so answers take longer."""
 
 
 class LaterSessions:
@@ -120,7 +120,7 @@ class LaterSessions:
         return self._open.get(name, {})
 
     def clear(self) -> None:
-        """Release all sessions, and open none any more."""
+        """Release all sessions, and open no others from now on."""
         self._groups.clear()
         self._open.clear()
 
@@ -157,8 +157,8 @@ def open_sessions(
 ) -> Sessions:
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError.
 
-    sparing: take less memory while matrices are packed (a 1B model: 42 MB, not 142), but a third more time,
-    because the pages of a packed matrix are not kept for the next one. Prepared graphs are packed, too.
+    sparing: take less memory (42 instead of 142 MB for a 1B model) and a third more time. onnxruntime packs
+    matrices while it opens graphs, also prepared ones; the memory of each is then freed before the next.
     """
     give_back_freed_blocks(KEPT_NBYTES if sparing else PACKED_NBYTES)
     sessions = Sessions()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked
     from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
 
-# Free memory beside the weights that a step reads, from which on they stay.
+# Weights are not streamed if available memory is more than this multiple of what a step reads.
 ROOMY = 2.0
 
 
@@ -51,7 +51,7 @@ def version() -> str:
 
 
 class OrtLoader:
-    """Loads the graphs for the CPU: the prepared ones if there are any; see EngineLoader."""
+    """Loads the graphs for the CPU, prepared graphs if there are any; see EngineLoader."""
 
     name = "cpu"
 
@@ -76,7 +76,7 @@ class OrtLoader:
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """Costs measured when the backbone was prepared; None if not with this number of threads."""
+        """Step costs, if they were measured in preparing with this number of threads; else None."""
         if self._prepared is None or self._streams:
             return None
         steps = self._prepared.record.steps
@@ -104,7 +104,7 @@ class OrtLoader:
         prepared = self._to_prepare or self._prepared is not None
         if self._assistant is None:
             footprint = replace(footprint, assistant_nbytes=0)
-        # The graph for prompts takes prompts, unless it drives the matrices that decode out of memory.
+        # The prefill graph is used unless its matrices would push those of decoding out of memory.
         together = footprint.step_nbytes + footprint.prefill_nbytes <= memory_limit()
         prefill = bundle.manifest.has_prefill and together
         drafts = prepared and bool(self._options.speculate)
@@ -159,7 +159,7 @@ class OrtLoader:
             backend = OrtBackend(config, graphs, slots, cpus, kv, *more, rows=rows, sparing=limited)
             files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]
             if (stream := self._stream(files)) is not None:
-                # Costs of steps are others then, so `auto` guesses nothing.
+                # The measured step costs no longer hold, so speculate="auto" drafts nothing.
                 backend.loaded = replace(backend.loaded, stream=stream)
                 stream.close_with(backend.loaded)
                 self._streams = True
@@ -170,13 +170,13 @@ class OrtLoader:
 
     @property
     def _assistant(self) -> Assistant | None:
-        """The assistant to load, or None. Before preparing, it counts unless speculation is off."""
+        """The assistant to load, or None. Before preparing, one is planned for unless speculation is off."""
         later = self._to_prepare and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None
 
     def _stream(self, graphs: Sequence[Path]) -> WeightStream | None:
-        """Return a stream that reads part of the weights anew in each step; None if all weights fit."""
+        """Return a stream that reads part of the weights in each step; None if all weights fit in memory."""
         if available_memory() > ROOMY * self._footprint.step_nbytes:
             return None
         from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream

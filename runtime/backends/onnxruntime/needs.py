@@ -11,20 +11,20 @@ from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 ENGRAM_ARRAYS = 12
-CONTEXT_ARRAYS = 4  # of per-layer embeddings: their product with the context, on its way to layers
-LOGIT_ARRAYS = 3  # logits of every position: as given back, and on their way through the head
-# Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md),
-# and never more than the weights. Beside weights in its own memory: measured with small models.
+CONTEXT_ARRAYS = 4  # arrays of per-layer embeddings' contexts
+LOGIT_ARRAYS = 3  # copies of a position's logits: in the head, and as returned
+# Memory that onnxruntime takes for itself if weights are mapped (measured with 1B models, docs/results.md; never
+# more than the weights), and if they are in its own memory (measured with small models).
 PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
-# That covers this many layers; each further one adds a few dozen nodes to each graph.
+# These numbers cover so many layers; each further layer adds a few dozen nodes to each graph.
 LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
-# Kept by onnxruntime for a layer in each graph of steps of several tokens, and for each of these tokens:
-# measured with SmolLM2-135M, and with Gemma 4 E2B's shape, whose ranges are nodes, too.
+# Memory that onnxruntime takes for a layer in each graph of multi-token steps, and for each of these tokens:
+# measured with SmolLM2-135M, and with a model of Gemma 4 E2B's shape, whose activation ranges are nodes, too.
 APART_LAYER_NBYTES, APART_TOKEN_NBYTES = 150 << 10, 60 << 10
 RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES = 600 << 10, 100 << 10
-# Keys with scores in memory at once on the CPU. Attention goes through keys in blocks, so a chunk
-# takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
+# Keys whose scores are in memory at once on the CPU. Attention computes keys in blocks, so a chunk
+# takes as much memory after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
 SCORED_AT_ONCE = 512
 
 
@@ -37,10 +37,10 @@ def cpu_needs(
     prefill: bool,
     drafts: bool = False,
 ) -> Needs:
-    """Return the needs on the CPU.
+    """Return the memory needs of a backbone on onnxruntime's CPU.
 
-    prepared: weights stay in files. prefill: include the graph for prompts, which the first long prompt opens.
-    drafts: include graphs of multi-token steps, which are opened when they first pay.
+    prepared: weights are mapped from files. prefill: include the prefill graph, which the first long prompt opens.
+    drafts: include the graphs of multi-token steps, which are opened at first use.
     """
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
     weights = UNPREPARED_FIXED_NBYTES + data
@@ -84,7 +84,7 @@ def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
 
 
 def widened_nbytes(footprint: Footprint, context: int) -> int:
-    """Return the bytes of a layer's int8 keys and values as float32 and in a copy, as prompts read them."""
+    """Return the bytes that prefill takes to copy a layer's int8 KV cache and widen it to float32."""
     if footprint.kv != "int8":
         return 0
     layers = footprint.model.layers[: footprint.model.own_kv_layers]
@@ -107,7 +107,7 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
 
 
 def logits_nbytes(footprint: Footprint, scored: int) -> int:
-    """Return the bytes that each position with logits adds; 0 for a single position."""
+    """Return the bytes that each position with logits adds to a step with several such positions."""
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0
@@ -115,7 +115,7 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
-    """Return the number of activation values per token: each array in the largest size of these layers.
+    """Return the number of activation values per token; each array has its largest size in these layers.
 
     Arrays: hidden states, their norms; q, k and v; gate, row, their product, its codes; attention scores.
     """
@@ -137,7 +137,7 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:
-    """Return the number of values that threads hold while each dequantizes one expert."""
+    """Return the number of values in buffers of all threads while each thread dequantizes one expert."""
     tables = footprint.tables
     if tables is None or not footprint.model.n_experts or not tables.quantized:
         return 0

@@ -1,4 +1,4 @@
-"""Made-up rows, to try or measure a backbone without tables."""
+"""Random rows, to measure a backbone without reading its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 PLACEHOLDERS = 16  # slots filled with placeholder rows
-PLACEHOLDERS_NBYTES = 32 << 20  # of their records; needed because an expert has tens of megabytes
+PLACEHOLDERS_NBYTES = 32 << 20  # most bytes of their records; an expert has tens of megabytes
 
 
 def placeholders(layout: RecordLayout) -> int:

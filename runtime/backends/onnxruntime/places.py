@@ -18,7 +18,7 @@ class OrtPlaces(BackendPlaces):
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
         self._size, self._kv = size, KvArrays(loaded, size, length, pads=loaded.rows != "any")
-        self._contexts: list[OrtContext] = []  # in their places
+        self._contexts: list[OrtContext] = []  # ordered by place
 
     def join(self, context: BackendContext, tokens: int) -> None:
         place = len(self._contexts)

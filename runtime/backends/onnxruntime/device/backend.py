@@ -32,12 +32,12 @@ from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import return_freed_memory
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-# The part of the KV cache that graphs see grows to a multiple of this, and at least doubles.
+# The bound part of the KV cache grows to a multiple of this number of tokens, and at least doubles.
 KV_STEP = 256
 
 
 class DeviceBackend:
-    """The backend on a device; see Backend. sessions: of the graphs in standard operators, by name."""
+    """The backend on a device; see Backend. sessions: by the names of the graphs in standard operators."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DeviceBackend:
         """Return None, because the graphs compute one sequence at a time."""
 
     def open_drafter(self, context: DeviceContext) -> None:
-        """Return None: no assistant is loaded."""
+        """Return None, because this backend loads no assistants."""
 
     def begin(
         self,
@@ -71,7 +71,7 @@ class DeviceBackend:
     ) -> None:
         """Start a step of one context; `prefill` and `apart` change nothing."""
         (context,) = contexts
-        self._stepped = weakref.ref(context)  # so that its memory goes with it
+        self._stepped = weakref.ref(context)  # a weak one, which keeps no memory alive
         context.begin(token_ids[0], positions[0])
 
     def finish(self, slot_ids: I32, logits: int) -> F32:
@@ -88,9 +88,9 @@ class DeviceBackend:
 
 
 class DeviceContext:
-    """KV cache and hidden states of one generation.
+    """The KV cache and hidden states of one sequence on a device; see BackendContext.
 
-    When it is garbage-collected, its memory is freed by the next call to the backend.
+    After a context is garbage-collected, the next call to the backend frees its memory.
     """
 
     earliest = settled = 0
@@ -106,9 +106,9 @@ class DeviceContext:
                 what = f"the KV cache of {length:,} tokens"
                 self._kv[name] = self._memory.zeros(shape, what)
         self._graphs |= {name: BoundSession(one) for name, one in backend.sessions.items()}
-        self._capacity = self._tokens = 0  # lines of the KV cache, tokens of a step, that are bound
+        self._capacity = self._tokens = 0  # bound rows of the KV cache; bound tokens of a step
         self._position = 0
-        self._unsure = False  # whether the last step failed, and may have left NaN in the KV cache
+        self._unsure = False  # True if the last step failed, and may have left NaN in the KV cache
 
     def __del__(self) -> None:
         self._memory.retire([self._kv, self._graphs])  # not freed here: this may be any thread
@@ -121,7 +121,7 @@ class DeviceContext:
         return self.nbytes
 
     def resumes(self, tokens: int) -> Resumes:
-        return ""  # the shapes of a step follow from those before
+        return ""  # the bound part of the KV cache, which may affect rounding, depends on earlier steps
 
     def rest(self) -> None:
         """Do nothing: the caller owns the logits."""
@@ -196,7 +196,7 @@ class DeviceContext:
             graph.bind(values)
 
     def _clear(self, position: int) -> None:
-        """Set the KV cache to 0 from a position on: a mask cannot hide NaN, because 0 * NaN is NaN."""
+        """Set the KV cache to 0 from a position on, because a mask cannot hide NaN (0 * NaN is NaN)."""
         for array in self._kv.values():
             lines = array.read()
             lines[position:] = 0
@@ -232,7 +232,7 @@ class DeviceContext:
         return self._memory.empty(shape, what).beginning(1)
 
     def _seen(self, position: int, count: int) -> Arrays:
-        """Return the RoPE tables, and a mask for each window, for `count` tokens from a position on."""
+        """Return graph inputs of `count` tokens from a position on: RoPE tables, and a mask for each window."""
         step, lines = np.arange(position, position + count), np.arange(self._capacity)
         ago = step[:, None] - lines
         found = dict[str, npt.NDArray[Any]](padded_ropes(self._config, position + count, position))

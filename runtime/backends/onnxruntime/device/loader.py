@@ -1,4 +1,4 @@
-"""The loader of the onnxruntime engine on an execution provider, or on the CPU standing in for one."""
+"""The loader of the onnxruntime engine on an execution provider, or on the CPU acting as a device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DeviceLoader:
     def needs(self, context: int) -> Needs:
         footprint, limit = footprint_of(self._bundle.manifest), self._limit
         if limit is not None:
-            # Less the weights, because onnxruntime allocates those itself.
+            # Without the weights, because onnxruntime allocates their memory itself.
             self._memory.limit = limit - device_weights_nbytes(footprint)
         shared = self._memory.shared
         return device_needs(footprint, context, self.name, limit=limit, shared=shared)

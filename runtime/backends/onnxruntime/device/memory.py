@@ -1,7 +1,7 @@
 """float32 tensors in the memory of a device, such as a GPU, on which an execution provider computes.
 
-For providers without memory of their own, such as the CPU, these tensors are numpy arrays. Copies to and from
-them are made all the same, so that tests on a CPU run the same code.
+For providers without memory of their own, such as the CPU, these tensors are numpy arrays. Data are copied to
+and from them all the same, so that tests on a CPU run the same code.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DeviceMemory:
 
     def __init__(self, provider: Provider, limit: int | None = None) -> None:
         self.limit, self._name, self._place = limit, provider.name, _place_of(provider)
-        self.shared = type(self._place) is Host  # with this process
+        self.shared = type(self._place) is Host  # True: arrays are in this process's memory
         self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
         self._retired: list[object] = []
 
@@ -83,7 +83,7 @@ class DeviceMemory:
             self._retired.pop()
 
     def empty(self, shape: Shape, what: str) -> DeviceArray:
-        """Allocate an uninitialized array; `what` names it in errors (OutOfMemoryError, DeviceLostError)."""
+        """Allocate an uninitialized array. Raises OutOfMemoryError, DeviceLostError, which say `what` it is."""
         self.collect()
         wanted = _nbytes(shape)
         if self.limit is not None and self.nbytes + wanted > self.limit:
@@ -124,7 +124,7 @@ class Host:
         array[...] = store
 
     def value(self, store: Any, shape: Shape) -> ort.OrtValue:
-        """Return a view of the beginning of allocated memory, in this shape."""
+        """Return a view, in this shape, of the beginning of the memory `store`."""
         return ort.OrtValue.ortvalue_from_numpy(store[: shape[0]])
 
 
@@ -150,7 +150,7 @@ class Cuda(Host):
         array[...] = store.numpy()
 
     def value(self, store: ort.OrtValue, shape: Shape) -> ort.OrtValue:
-        """Return a view, by binding the memory as a session's output and fetching it without a run."""
+        """Return a view of `store` by binding it as a session's output and fetching that without a run."""
         binding = self._viewer.io_binding()
         binding.bind_output(
             "y", store.device_name(), self.device_id, np.float32, list(shape), store.data_ptr()
@@ -160,7 +160,7 @@ class Cuda(Host):
 
 
 class Plugged(Cuda):
-    """Memory of a plug-in provider's device. memory_info: from the provider's OrtEpDevice."""
+    """Memory of a plug-in provider's device. memory_info: describes this memory; from its OrtEpDevice."""
 
     def __init__(self, memory_info: Any) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Plugged(Cuda):
     def allocate(self, shape: Shape) -> ort.OrtValue:
         """Allocate an array. Raises MemoryError if a value written to it cannot be read back.
 
-        Without memory, a provider may raise nothing and return an array that cannot be written.
+        If its memory is full, a provider may raise nothing and return an array that cannot be written.
         """
         store = ort.OrtValue.ortvalue_from_shape_and_type(
             list(shape), np.float32, memory_info=self._info

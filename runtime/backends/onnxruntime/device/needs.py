@@ -16,9 +16,9 @@ from stem_edge.runtime.backends.onnxruntime.needs import (
     logits_nbytes,
 )
 
-# Kept by a provider's library in this process.
+# What a provider's library takes in this process.
 HOST_FIXED_NBYTES = 64 << 20
-# Kept by onnxruntime on a device for itself: buffers of kernels, and pools.
+# What onnxruntime takes on a device for itself: buffers of kernels, and pools.
 DEVICE_FIXED_NBYTES = 16 << 20
 MASK_VALUE_NBYTES = 16  # a float32 and the integers that it is computed from
 SCORE_ARRAYS = 3  # scores, masked, and after softmax
@@ -28,7 +28,7 @@ ROW_ARRAYS = 4  # a row on its way from codes to values
 def device_needs(
     footprint: Footprint, context: int, provider: str, *, limit: int | None, shared: bool
 ) -> Needs:
-    """Return the memory needs with the backbone on a device. limit: bytes it may take, None if unknown.
+    """Return the memory needs of a backbone on a device. limit, shared: see Needs.
 
     They include copies of one layer's keys and values, and twice the largest matrix as float32, because
     providers may dequantize a matrix before they multiply.
@@ -56,7 +56,7 @@ def device_needs(
 
 
 def device_weights_nbytes(footprint: Footprint) -> int:
-    """Return the bytes of the weights, quantized, on a device."""
+    """Return the bytes of the quantized weights, and of onnxruntime's own memory, on a device."""
     return DEVICE_FIXED_NBYTES + footprint.backbone_nbytes
 
 

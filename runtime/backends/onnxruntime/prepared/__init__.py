@@ -1,1 +1,1 @@
-"""Prepared backbones: matrices are packed once for this processor, into files that loads then map."""
+"""Prepared backbones: matrices are packed for this processor once, into files that later loads map."""

@@ -1,4 +1,4 @@
-"""Decides if a load prepares a large backbone, and estimates the disk, memory and time for that."""
+"""Decides if a load prepares a large backbone; estimates disk, memory and time for preparing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import format_size, parse_size
 from stem_edge.system.memory import available_memory, own_memory
 
-# Preparing, in a process of its own: Python with numpy and onnxruntime, and copies of the matrices that are packed
-# together (prepared/packing.py); or that and open graphs, measured with SmolLM2-135M and a 1B model.
+# Memory of the process that prepares: Python with numpy and onnxruntime, and copies of the matrices that are packed
+# together (prepared/packing.py); or Python and open graphs. Measured with SmolLM2-135M and a 1B model.
 WORKER_NBYTES, COPIES_OF_GROUP, PACKED_AT_ONCE = 40 << 20, 4, 1 << 24
 MEASURING_NBYTES, APART_SHARE, PREPARING_SECONDS_PER_GB = 66 << 20, 0.66, 18
-MEASURED_TOKENS = 4 * MOST  # a text of these tokens ends with the steps that are measured
+MEASURED_TOKENS = 4 * MOST  # tokens of the text whose last tokens are measured
 
 
 class Preparing(NamedTuple):
@@ -32,13 +32,13 @@ class Preparing(NamedTuple):
 
 
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
-    """Estimate what preparing takes: first for packing groups of matrices, then for measuring steps."""
+    """Estimate disk, memory and time for preparing: packing groups of matrices, then measuring steps."""
     model, group = footprint.model, PACKED_AT_ONCE
-    if footprint.backbone.weights == "fp32":  # whose head is packed whole
+    if footprint.backbone.weights == "fp32":  # in which the head is packed as a whole
         group = max(2 * group, FLOAT * model.vocab_size * model.dim)
     context = min(MEASURED_TOKENS, model.max_context)
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=False).host
-    # A text, and a copy of it for each sequence of a batch; logits of several steps, to be compared.
+    # KV caches of a text and of the sequences of a batch with the same text; logits of steps, to be compared.
     steps = (MOST + 1) * part.kv_cache + 3 * MOST * FLOAT * model.vocab_size
     steps += part.fixed + context * part.chunk_token + int(APART_SHARE * apart_nbytes(model))
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
@@ -51,7 +51,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
 
 
 def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
-    """Return an error message if this process and the one that prepares exceed the memory, else ""."""
+    """Return an error message if memory is too small for this process and the one that prepares, or ""."""
     own, free = own_memory(), available_memory()
     memory, needed = options.memory, preparing_needs(footprint, options.cpus).memory
     allowed = own + free if memory is None else min(parse_size(memory), own + free)

@@ -1,4 +1,4 @@
-"""Pages of mapped files in this process's memory (Linux only), and places of packed matrices in files."""
+"""Pages of mapped files in memory (Linux only), and offsets of packed matrices in their files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stem_edge.system.memory import PROC
 
 PAGEMAP = PROC / "self" / "pagemap"
 ENTRY_NBYTES = 8  # of a page in PAGEMAP
-OF_FILE = np.uint64(61)  # bit of an entry, below those for swap and memory
+OF_FILE = np.uint64(61)  # bit of an entry; the next two bits are for swap and memory
 PLACE = re.compile(rb"\|(\d+);(\d+);\d+")  # of a packed piece, in a graph: offset; bytes; checksum
 
 
@@ -32,7 +32,7 @@ class MappedPart(NamedTuple):
 
 
 def mappings() -> Iterator[MappedPart]:
-    """Yield the mapped parts of files. Raises OSError."""
+    """Yield the parts of files that this process has mapped. Raises OSError."""
     for line in (PROC / "self" / "maps").read_text(errors="replace").splitlines():
         words = line.split(maxsplit=5)
         if len(words) == 6:
@@ -48,14 +48,14 @@ def is_written(pagemap: int, start: int, stop: int) -> bool:
     first, count = start // mmap.PAGESIZE, -(-(stop - start) // mmap.PAGESIZE)
     data = os.pread(pagemap, ENTRY_NBYTES * count, ENTRY_NBYTES * first)
     kinds = np.frombuffer(data, np.uint64) >> OF_FILE
-    # Odd: a page of the file. 0: not in memory. 2 and 4: the page is in memory or swap alone.
+    # Odd: a page of the file. 0: not in memory. 2 and 4: the page is only in memory or swap.
     return bool(((kinds > 0) & (kinds % 2 == 0)).any())
 
 
 def give_back_mapped(files: Mapping[Path, int]) -> None:
-    """Drop mapped pages of some files from memory, unless they were written to. files: path -> end offset.
+    """Drop mapped pages of files from memory, unless they were written to.
 
-    A page that is used again is read again.
+    A page is read again when it is used again. files: path -> offset of the end of the pages to drop.
     """
     if sys.platform != "linux":
         return
@@ -69,5 +69,5 @@ def give_back_mapped(files: Mapping[Path, int]) -> None:
 
 
 def packed_places(graph: Path) -> list[tuple[int, int]]:
-    """Return offset and bytes of a prepared graph's packed pieces, in order of use. Raises OSError."""
+    """Return (offset, bytes) of each packed piece of a prepared graph, in order of use. Raises OSError."""
     return [(int(one[1]), int(one[2])) for one in PLACE.finditer(graph.read_bytes())]

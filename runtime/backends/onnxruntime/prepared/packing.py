@@ -1,11 +1,11 @@
-"""Packs the matrices of a graph, a few at a time, to need little memory.
+"""Packs the matrices of a graph a few at a time, which takes little memory.
 
-When onnxruntime loads a graph, it packs all of its matrices, and it can save them packed. But it holds all
-matrices in memory meanwhile. So groups of matrices are loaded and saved as small graphs, and their packed
+When onnxruntime loads a graph, it packs all of its matrices, and it can save them packed. But then it holds
+all matrices in memory at once. So groups of matrices are loaded and saved as small graphs, and their packed
 forms are copied into the weight file of the whole graph.
 
 When onnxruntime loads a prepared graph, it packs each plain matrix again, and maps the packed form from the
-file only if both are the same. So the file has plain matrices, too, as copies of the bundle's. They come before
+file only if both are the same. So the file has copies of the bundle's plain matrices, too. They come before
 the packed ones, because the system reads pages with their neighbours, and plain matrices are read only once.
 
 On processors where sums of u8 * s8 products saturate, onnxruntime converts s8 matrices to u8 in memory at
@@ -39,7 +39,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
 )
 from stem_edge.system.memory import return_freed_memory
 
-# Operators that pack their second input -> type of their first one.
+# Operators that pack their second input -> type of their first input.
 ACTIVATIONS = {
     "FusedMatMul": np.float32,
     "MatMulIntegerToFloat": np.uint8,
@@ -47,11 +47,11 @@ ACTIVATIONS = {
 }
 # onnxruntime copies a packed matrix that begins elsewhere in the file, instead of mapping it.
 PACKED_ALIGNMENT = 256
-GROUP_NBYTES = PACKED_AT_ONCE  # of matrices that are packed together; a larger one is packed alone
+GROUP_NBYTES = PACKED_AT_ONCE  # of matrices packed together; a larger matrix is packed alone
 PIECE_NBYTES = 8 << 20  # copied at once
 # Packed form of a tensor, as onnxruntime writes it (undocumented): key|offset;bytes;checksum|...
 FORM = re.compile(rb"[^|]*(\|\d+;\d+;\d+)+")
-NAME, KEY, VALUE = 8, 1, b"\x12"  # fields in onnx.proto, and the tag of one
+NAME, KEY, VALUE = 8, 1, b"\x12"  # field numbers in onnx.proto, and the tag of a value
 
 
 class Packer:
@@ -59,7 +59,7 @@ class Packer:
 
     def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
-        self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
+        self._placed: dict[Tensor, Tensor] = {}  # tensor of the bundle -> tensor in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
         """Write a graph to the file `name`, and weights that no earlier graph had to `name`.data.
@@ -104,7 +104,7 @@ class Packer:
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
 
     def _over_packed(self, graph: Graph) -> Graph:
-        """Return the graph with its tensors replaced by those in the folder, in the order of use."""
+        """Return the graph with the tensors in the folder in place of the bundle's, in the order of use."""
         names = dict.fromkeys(name for node in graph.nodes for name in node.inputs)
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
@@ -133,7 +133,7 @@ def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
 
 
 def _packing(graph: Graph, fresh: Collection[str]) -> list[Node]:
-    """Return, for each matrix among `fresh` that onnxruntime packs, one node that uses it."""
+    """Return one node for each matrix that onnxruntime packs, of the tensors named in `fresh`."""
     nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
     return [node for name, node in nodes.items() if name in fresh]
 
@@ -167,7 +167,7 @@ def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 def _widened(node: Node) -> Node:
-    """Return a product node whose matrix has the same zero point as the activations, 128."""
+    """Return a product node with a zero point for its matrix: that of the activations, 128."""
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 

@@ -1,7 +1,7 @@
 """Worker process that prepares a backbone.
 
 Not a command for users: `stem-edge prepare` and the first load start it (preparing.py). It exits when its
-stdin is closed, because then the process that waits for it was killed.
+stdin is closed, which happens if the process that waits for it is killed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from stem_edge.system.memory import give_back_freed_blocks
 from stem_edge.system.processor import cpu_digest
 from stem_edge.tables.windows import last_rows
 
-# Of a layer, from which on two rows take little longer than one: matrices are read from memory then.
+# In larger layers, two tokens take little longer than one, because reading the matrices takes most of the time.
 LAYER_NBYTES = 4 << 20
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Write a prepared backbone to the folder, its record last. Raises StemEdgeError, OSError."""
-    give_back_freed_blocks()  # packing frees a matrix of up to 32 MB after another
+    """Write a prepared backbone to the folder, prepared.json last. Raises StemEdgeError, OSError."""
+    give_back_freed_blocks()  # because packing frees many matrices of up to 32 MB
     packer = Packer(bundle, folder, threads)
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
     embed = graph_source(bundle, EMBED, graphs.pop(EMBED))  # its matrix is read in place anyway
@@ -82,7 +82,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
-    """Return the record with measured step costs, if the context is long enough; rows are made up."""
+    """Return the record with step costs measured on random rows, if the context is long enough."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
     length = min(MEASURED_TOKENS, config.max_context)
     if length <= MOST:
@@ -114,9 +114,9 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
 
 
 def _pays_for_even_rows(bundle: Bundle) -> bool:
-    """True if a step of two tokens takes little longer than one, where 4-bit products need even numbers.
+    """Return True if padding single-token steps to two tokens, so that int4 products round alike, pays.
 
-    2-bit products take longer: 7 to 21 % in Gemma 4 E2B's form for phones, where the assistant makes up for it.
+    It costs little time in large layers; with int2, 7 to 21 % (Gemma 4 E2B for phones), which an assistant makes up.
     """
     manifest, layers = bundle.manifest, bundle.manifest.model.n_layers
     if (format := manifest.backbone) is None or not format.has("int4"):

@@ -2,7 +2,7 @@
 
 Without it, each load packs matrices into anonymous memory, which the system cannot reclaim. A prepared
 backbone is mapped, so a loaded model's weights are pages of a file. A child process packs
-(prepack_worker.py), because native code keeps some of its memory.
+(prepack_worker.py), because native code does not free all of its memory.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.processor import cpu_digest
 
 FORMAT = 14
-CHECK_SECONDS = 86_400  # from one look at the checksums to the next: they take as long as a load
+CHECK_SECONDS = 86_400  # between checks of sha256, which take as long as a load
 RECORD = "prepared.json"
 MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
-# Code that graphs follow from, in the package; none of these files is there in a frozen program.
+# Code of the package that determines the graphs. A frozen program has none of these files.
 BUILDERS = (
     *("*.py", "graph/**/*.py", "numerics/*.py", "tables/*.py"),
     *(f"runtime/backends/onnxruntime/providers/{name}.py" for name in ("graphs", "joined")),
@@ -57,9 +57,8 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     weights: str  # folder of the weight file that the embedding is read from
     onnxruntime: str  # version
     cpu: str  # digest of the processor's features
-    files: dict[
-        str, tuple[Size, int, str]
-    ]  # name -> size, mtime in ns and sha256, to notice changes
+    # Name -> size, mtime in ns and sha256, to notice changes.
+    files: dict[str, tuple[Size, int, str]]
     steps: StepCosts | None = None  # of decoding; None if the context is too short to measure them
     rows: Rows = ""
 
@@ -80,7 +79,7 @@ class Prepacked(NamedTuple):
         return {EMBED: self._embedding(bundle, kv), **there}
 
     def _embedding(self, bundle: Bundle, kv: KvType) -> GraphSource:
-        """Return the embedding's graph: the saved one, because building it takes a tenth of a second."""
+        """Return the embedding's graph. It was saved, because building it takes a tenth of a second."""
         if self.record.bundle != str(bundle.path.resolve()):
             from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 
@@ -95,7 +94,7 @@ class Prepacked(NamedTuple):
         return {name: self._file(name) for name in names if f"{name}.onnx" in self.record.files}
 
     def give_back_read_pages(self) -> None:
-        """Drop the pages of plain matrices from memory: once sessions are open, nothing reads them."""
+        """Drop pages of plain matrices from memory, because open sessions read only packed matrices."""
         ends = dict[Path, int]()
         for name in self.record.files:
             graph = self.folder.resolve() / name
@@ -125,7 +124,7 @@ def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) ->
 
 @cache
 def _builders() -> str:
-    """Return version and digest of the code that builds graphs; a change makes backbones be prepared anew."""
+    """Return version and digest of the code that builds graphs; if they change, prepared files are stale."""
     folder = Path(package).parent
     files = sorted(file for pattern in BUILDERS for file in folder.glob(pattern))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
@@ -154,7 +153,7 @@ def read_prepared(folder: Path) -> PreparedRecord | None:
 
 
 def marks(path: Path) -> tuple[int, int]:
-    """Return size and mtime (ns) of a file, to notice if it changes. Raises OSError."""
+    """Return size and mtime (ns) of a file, to notice later if the file has changed. Raises OSError."""
     status = path.lstat()
     return status.st_size, status.st_mtime_ns
 

@@ -29,11 +29,11 @@ from stem_edge.shown import format_size
 from stem_edge.system.child import last_line, module_command, run_worker, signal_name
 
 WORKER = "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker"
-TEMPORARY = ".making-"  # begins the name of a folder that is being filled, or was until a kill
+TEMPORARY = ".making-"  # prefix of folders that are being filled, or were until a kill
 
 
 class NotPrepared(RuntimeWarning):
-    """Warning: the backbone could not be prepared, so loading takes longer and more memory."""
+    """Warning: the backbone could not be prepared, so loading takes more time and memory."""
 
 
 def warn(why: str) -> None:
@@ -42,7 +42,7 @@ def warn(why: str) -> None:
 
 
 def make_or_warn(bundle: Bundle, options: LoadOptions, kv: KvType) -> Prepacked | None:
-    """Prepare a backbone; if that is impossible, warn and return None."""
+    """Prepare a backbone; if that fails, warn and return None."""
     try:
         return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
     except BackendError as error:
@@ -90,7 +90,7 @@ def make(
 
 
 def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Fill the folder in a child process. The caller holds its lock. Raises BackendError, OSError."""
+    """Fill the folder in a child process; the caller has locked it. Raises BackendError, OSError."""
     made = folder.with_name(TEMPORARY + folder.name)
     for path in (folder, made):
         remove(path)  # damaged, or left by a process that was killed

@@ -1,4 +1,4 @@
-"""Streams weights that exceed the memory: each step reads some matrices from flash, then drops them.
+"""Streams weights that are larger than memory: each step reads some matrices and then drops them.
 
 Every step reads all weights in the same order. If they are only slightly larger than the memory, the system
 reads nearly all of them in each step: the next page is always the one that it has just dropped. So only some
@@ -29,13 +29,13 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
 )
 from stem_edge.system.memory import available_memory
 
-# Smaller matrices are not worth a system call. The matrices that the system is asked for ahead take AHEAD
-# bytes, or three of the largest, because the matrix in use and the next one must be in memory.
+# Smaller matrices are not worth a system call. Matrices are read ahead up to AHEAD_NBYTES, or three of the largest
+# matrices, because the matrix in use and the next one must be in memory.
 LEAST_NBYTES, AHEAD_NBYTES, AHEAD_MATRICES = 1 << 20, 32 << 20, 3
-# Kept free for pages of libraries, of the embedding and of tables, and for arrays of a prompt. With 24 MB,
-# E2B's shape in 1 GiB was dropped and read as a whole again.
+# Memory left free for pages of libraries, of the embedding and of tables, and for a prompt's arrays. With 24 MB,
+# the system dropped and reread all weights of a model of Gemma 4 E2B's shape in 1 GiB.
 SPARE_NBYTES = 64 << 20
-# Time between looks at the free memory, and the change of it from which on other matrices are chosen.
+# Time between checks of free memory, and the change of free memory after which matrices are chosen anew.
 LOOK_SECONDS, CHANGE_NBYTES = 1.0, 32 << 20
 POLL_SECONDS = 0.001
 # The system maps up to 16 pages around one that is touched, also in front of a matrix.
@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 class WeightStream:
-    """Thread that keeps some matrices in memory only around their use; free memory decides how many.
+    """Thread that holds some matrices in memory only while they are used; free memory decides how many.
 
     spans: all matrices that a step reads, in the order of use. files: descriptors, closed at the end.
     Raises OSError if the system does not report which pages a process has touched.
@@ -61,7 +61,8 @@ class WeightStream:
     def __init__(self, spans: Sequence[Span], files: ExitStack) -> None:
         self._all, self.chosen, self._stays, self._files = spans, list[Span](), spans, files
         self._excess, self._next_look = 0, 0.0
-        self._first, self._asked, self._ahead = 0, 0, 0  # the one in use; those asked for; bytes
+        # Numbers of the matrix in use and of the next one to ask for; bytes to read ahead.
+        self._first, self._asked, self._ahead = 0, 0, 0
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise
         self._pagemap = _opened(PAGEMAP, files)
         self._look()
@@ -90,7 +91,7 @@ class WeightStream:
         self._files.close()
 
     def _follow(self) -> None:
-        with suppress(OSError):  # the step needs none of this: it is then only slow
+        with suppress(OSError):  # a step does not need this thread; it is only slow without
             while self._in_step.wait() and not self._closing.is_set():
                 self._look()
                 if self.chosen and self._touched(self._first + 1):
@@ -101,7 +102,7 @@ class WeightStream:
                     self._closing.wait(POLL_SECONDS if self.chosen else LOOK_SECONDS)
 
     def _look(self) -> None:
-        """Choose the streamed matrices anew if free memory (file pages count as free) has changed."""
+        """Choose the streamed matrices anew if free memory has changed; pages of files count as free."""
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
@@ -116,16 +117,16 @@ class WeightStream:
             self._settle()
 
     def _forget(self) -> None:
-        """Drop all pages of the streamed matrices from memory, after a new selection."""
+        """Drop all pages of the streamed matrices from memory, after they were chosen anew."""
         for span in self.chosen:
             self._give_back(span)
         for file in {span.file for span in self.chosen}:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _settle(self) -> None:
-        """Drop pages of streamed matrices that the system has read around others; read the rest again.
+        """Drop pages of streamed matrices that are not in use, and read missing pages of all other matrices.
 
-        Otherwise such pages drive out matrices that should stay, and steps read nearly everything.
+        The system also reads pages around those in use; these would push out matrices that should stay.
         """
         under_way = {self._at(n) for n in range(self._first, self._asked)}
         for span in self.chosen:
@@ -136,7 +137,7 @@ class WeightStream:
         self._ask()
 
     def _ask(self) -> None:
-        """Ask the system to read the next matrices ahead; after the last one, the next step's first."""
+        """Ask the system to read the next streamed matrices; after the last matrix, the next step's first."""
         while self._asked < self._first + len(self.chosen):
             under_way = range(self._first, self._asked + 1)
             if sum(self._at(n).nbytes for n in under_way) > self._ahead:
@@ -148,7 +149,7 @@ class WeightStream:
         return self.chosen[number % len(self.chosen)]
 
     def _touched(self, number: int) -> bool:
-        """Return True if the step has begun to read a matrix, and so is done with the one before."""
+        """Return True if the step has begun to read matrix `number`, and is done with the one before it."""
         page = self._at(number).start // mmap.PAGESIZE + AROUND
         entries = os.pread(self._pagemap, AROUND * ENTRY_NBYTES, page * ENTRY_NBYTES)
         return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])
@@ -163,7 +164,7 @@ class WeightStream:
             self._advise(span, mmap.MADV_DONTNEED)
 
     def _uncache(self, span: Span) -> None:
-        """Drop the pages of a matrix from the page cache, except pages that a process has mapped."""
+        """Drop a matrix's pages from the system's page cache, except pages that some process has mapped."""
         os.posix_fadvise(span.file, span.offset, span.nbytes, os.POSIX_FADV_DONTNEED)
 
     def _advise(self, span: Span, advice: int) -> None:
@@ -192,11 +193,11 @@ def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
 
 
 def spread(spans: Sequence[Span], excess: int) -> list[Span]:
-    """Choose evenly spread spans of `excess` bytes plus the bytes read ahead; none if excess is 0."""
+    """Return evenly spread spans with `excess` bytes plus the bytes read ahead; none if excess is 0."""
     large = [span for span in spans if span.nbytes >= LEAST_NBYTES]
     if excess <= 0 or len(large) < AHEAD_MATRICES:
         return []
-    # A few far larger ones, as of the head, would only need more room ahead.
+    # A few far larger matrices, such as the head, would only need more room to be read ahead.
     usual = [span for span in large if AHEAD_MATRICES * span.nbytes <= AHEAD_NBYTES]
     if sum(span.nbytes for span in usual) > excess + AHEAD_NBYTES:
         large = usual
@@ -211,7 +212,7 @@ def spread(spans: Sequence[Span], excess: int) -> list[Span]:
 
 
 def ahead_nbytes(spans: Sequence[Span]) -> int:
-    """Return how many bytes of streamed spans are in memory at a time."""
+    """Return how many bytes of these streamed spans are in memory at a time."""
     return max(AHEAD_NBYTES, AHEAD_MATRICES * max((span.nbytes for span in spans), default=0))
 
 

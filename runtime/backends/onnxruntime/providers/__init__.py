@@ -1,6 +1,6 @@
-"""Sessions of onnxruntime, on the CPU or on an execution provider; and its module, imported as `ort`.
+"""Sessions of onnxruntime on the CPU or on an execution provider; `ort` is the module onnxruntime.
 
-Several packages contain this module and overwrite each other's files. If it is incomplete, importing fails.
+Several PyPI packages contain this module and overwrite each other's files. If files are missing, importing fails.
 """
 
 from __future__ import annotations

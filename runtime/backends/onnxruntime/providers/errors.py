@@ -38,7 +38,7 @@ LOST = (
 
 
 def reason(error: Exception) -> str:
-    """Return an engine's error message as one printable line, without its place in C++ sources."""
+    """Return an engine's error message as one printable line, without code and C++ source location."""
     said = " ".join(str(error).split())
     said = _PLACE.sub("", _CODE.sub("", said)) or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
@@ -53,7 +53,7 @@ def check_lost(error: Exception, doing: str) -> None:
 
 
 def check_device(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError or DeviceLostError if an error means one. doing: "while ..." or "to ..."."""
+    """Raise OutOfMemoryError or DeviceLostError if an error means that. doing: "while ..." or "to ..."."""
     said = str(error)
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         raise OutOfMemoryError(
@@ -69,7 +69,7 @@ def raise_error(error: Exception, doing: str) -> NoReturn:
 
 
 def raise_load_error(error: Exception, graph: object, provider: str) -> NoReturn:
-    """Convert and raise onnxruntime's error from loading a graph. provider: must run all of it; or ""."""
+    """Convert and raise onnxruntime's error from loading a graph. provider: its name; "" for the CPU."""
     check_device(error, f"to load {graph}")
     who, why, advice = "", reason(error), "run stem-edge verify, or export again"
     if isinstance(graph, Path):

@@ -28,7 +28,7 @@ INSTALL = {
 
 
 def find_provider(name: str) -> Provider:
-    """Return the provider with onnxruntime's name, in any case, with or without "ExecutionProvider".
+    """Return a provider by its name in onnxruntime; case and the ending "ExecutionProvider" are optional.
 
     Raises InputError for an empty name, BackendError if the provider is not installed or has no device.
     """
@@ -70,7 +70,7 @@ def _plugged(short: str) -> list[Any]:
     try:
         library = str(import_module(module).get_library_path())
         ort.register_execution_provider_library(short, library)
-    except Exception as error:  # because importing it runs code of others
+    except Exception as error:  # because importing it runs foreign code
         raise BackendError(
             f"the package {module} is installed, but onnxruntime {ort.__version__} cannot use its "
             f"library ({reason(error)}); install it again"

@@ -1,4 +1,4 @@
-"""Builds a bundle's graphs in memory, in the form that sessions open, over the bundle's weight files."""
+"""Builds a bundle's graphs in memory for sessions; the graphs refer to the bundle's weight files."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
 
 
 def check_weights(bundle: Bundle, plan: WeightPlan) -> None:
-    """Raise BundleError unless a weight file has its planned size, so that no engine reads beyond its end."""
+    """Raise BundleError unless a weight file has the planned size; engines could read beyond its end."""
     if (found := bundle.manifest.files[plan.file].nbytes) != plan.nbytes:
         said = f"{found} bytes, but the weights of this model take {plan.nbytes}"
         raise damaged(bundle.file(plan.file), said)
 
 
 def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
-    """Add the head's input to a graph's outputs if the bundle has an assistant, which reads it."""
+    """Return a graph, with the head's input as an output if the bundle has an assistant that reads it."""
     if bundle.manifest.assistant is not None:
         from stem_edge.graph.special.assistant import with_states  # for bundles with one alone
 

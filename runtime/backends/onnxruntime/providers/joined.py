@@ -26,7 +26,7 @@ from stem_edge.tables.rows import RecordLayout
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
     """Return graphs that compute the same bits as `separate` in fewer runs; the joined graph is first.
 
-    The joined graph contains `rest` and `head`, which are separate graphs only to complete `prefill`.
+    The joined graph contains `rest` and `head`. They are separate graphs, too, if `prefill` needs them.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     others = separate(bundle, prefill=prefill, kv=kv)

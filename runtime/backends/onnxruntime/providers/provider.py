@@ -20,7 +20,7 @@ class Provider:
     devices: tuple[Any, ...] = ()  # OrtEpDevice; empty for built-in providers
 
     def open(self, source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        """Open a session in which every operator must run here. Raises what onnxruntime raises."""
+        """Open a session in which this provider must run every operator. Raises what onnxruntime raises."""
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         if not self.devices:
             return ort.InferenceSession(source, options, [self.full], enable_fallback=False)
@@ -29,7 +29,7 @@ class Provider:
         return ort.InferenceSession(source, options, enable_fallback=False)
 
     def check_started(self, graph: object, session: ort.InferenceSession) -> None:
-        """Raise BackendError if it did not start: onnxruntime then silently leaves it out."""
+        """Raise BackendError if a session lacks this provider: onnxruntime leaves out what does not start."""
         if self.full not in (found := session.get_providers()):
             raise BackendError(
                 f"{graph}: onnxruntime {ort.__version__} did not start {self.name}, and gives no reason; it "

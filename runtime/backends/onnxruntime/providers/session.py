@@ -37,7 +37,7 @@ LEAST_EXTERNAL_NBYTES = "64"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # Packs several matrices at once, with onnxruntime 1.32 and later; older ones ignore it.
 PACK_IN_PARALLEL = "session.prepack.enable_parallel"
-# Without ARM's own kernels, which round inputs of 4-bit products by the row: steps would not stay whole.
+# Disables ARM's own kernels, which round inputs of 4-bit products again: they would not stay integers.
 WHOLE_STEPS = {"mlas.disable_kleidiai": "1"}
 
 
@@ -66,8 +66,8 @@ def open_session(
 
     save_to: also write the graph there, packed for this processor, with its weights in a file of the
     same name plus .data. A session that is loaded from there maps its weights.
-    whole_steps: keep products exact in models with ranges, whose inputs are multiples of a step.
-    as_built: skip the optimization of a prepared graph, which takes time and finds only constants.
+    whole_steps: keep products exact in models with `ranges`, where inputs are integers times a scale.
+    as_built: skip the optimization of a prepared graph, which takes time and only folds constants.
 
     Raises BackendError, DeviceLostError, OutOfMemoryError.
     """
@@ -156,7 +156,7 @@ def _saving(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def onnxruntime_errors(doing: str) -> Iterator[None]:
-    """Context manager: convert onnxruntime's errors to OutOfMemoryError, DeviceLostError, BackendError."""
+    """Context manager: convert onnxruntime's errors to OutOfMemoryError, DeviceLostError or BackendError."""
     try:
         yield
     except Exception as error:  # because onnxruntime's exceptions share no base class
@@ -184,7 +184,7 @@ class BoundSession:
         self._bound |= self.lend(values)
 
     def lend(self, values: Mapping[str, ort.OrtValue]) -> Mapping[str, ort.OrtValue]:
-        """Like `bind`, but the caller must keep the memory alive. Return the values that were bound."""
+        """Bind as `bind` does, but the caller keeps the memory alive. Return the values that were bound."""
         known = {n: v for n, v in values.items() if n in self.inputs or n in self.outputs}
         with onnxruntime_errors("while memory was bound"):
             for name, value in known.items():
