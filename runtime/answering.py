@@ -35,10 +35,10 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 
 
 class Answering(ModelText):
-    """Calls for one sequence: generate, logits and edits. Several threads may make them."""
+    """The methods of Model that process one sequence: generate, logits, edits. Thread-safe."""
 
     def __new__(cls, *parts: object) -> Self:
-        """Raise InputError for a Model that a caller makes of a path."""
+        """Raise InputError if a caller writes Model(path) instead of stem_edge.load(path)."""
         if not parts or isinstance(parts[0], str | Path):
             raise InputError(f"{cls.__name__} is made by stem_edge.load; use stem_edge.load(path)")
         return super().__new__(cls)
@@ -58,7 +58,7 @@ class Answering(ModelText):
         self.stats: GenerationStats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._closed = prefixes, False
-        self._open_edits: OpenEdits | None = None  # once a call has edits, or other rows
+        self._open_edits: OpenEdits | None = None  # None until `edited` is called
         self.stepping = stepping  # whether a step may have several tokens, and what drafts them
 
     @contextmanager
@@ -66,11 +66,11 @@ class Answering(ModelText):
         """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.
 
         edits: results of stem_edge.make_edit, or paths of edit files. They apply in the given order, after
-            the edits of an enclosing `edited`. Each edit copies rows of the bundle as they are without edits.
+            the edits of an enclosing `edited`. Each edit copies the bundle's original rows, not edited rows.
             If two edits change the same row, the later edit wins.
 
-        A call uses the edits that are in effect when it begins, until it ends. The prompt must contain the
-        source of at least one edit with scope "positions".
+        A call keeps the edits that are in effect when it begins. If edits have scope "positions", the prompt
+        must contain the source of at least one of them.
 
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
@@ -154,9 +154,9 @@ class Answering(ModelText):
         score: Callable[[F32], None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Request:
-        """Make a request for a scheduler. Takes the arguments of `generate`, and checks them.
+        """Check the arguments, which are those of `generate`, and make a Request for a scheduler.
 
-        score: called for each step of the prompt with its logits, float32 [n, V]. The answer then has no tokens.
+        score: function that gets the logits of each step of the prompt, float32 [n, V]. Nothing is generated then.
         """
         params = params_of(params, options)
         return self._request(prompt, params, stem_ids, self._edits_now(), score)
@@ -206,7 +206,7 @@ class Answering(ModelText):
     def _lookups(
         self, prompt: list[int], stem_ids: Sequence[StemId] | None, edits: Overlay | None
     ) -> Lookups | None:
-        """Return the table lookups of one call; None if tokens look up their own rows."""
+        """Return the table lookups of one call; None if all tokens look up their own rows."""
         if edits is None and stem_ids is None:
             return None
         from stem_edge.runtime.lookups.lookups import Lookups

@@ -47,7 +47,7 @@ class Step(NamedTuple):
     later: I64 = NO_IDS  # row ids of later steps, if known
 
 
-# Returns drafts for one answer: from the token ids of the prompt and the answer so far, at most as many as the number.
+# (token ids of the prompt and the answer so far, largest number of drafts) -> drafts
 Guesses: TypeAlias = Callable[[Sequence[int], int], list[int]]
 Speculation: TypeAlias = Callable[[Context], Guesses]  # makes the source of drafts for an answer
 
@@ -101,10 +101,10 @@ class Engine:
     def in_turn(self, call: Callable[[], T]) -> T:
         """Run `call` with exclusive use of backend and rows; return its result.
 
-        Not a context manager: an interrupt at the start of its __exit__ would leave the lock held.
+        It is not a context manager, because an interrupt at the start of __exit__ would leave the lock held.
         """
         if self._closing or os.getpid() != self._process:
-            self.check_usable()  # without the lock: after a fork it may be held for ever
+            self.check_usable()  # without the lock, which may be held forever after a fork
         with self._lock:
             if self._closing:  # meanwhile
                 raise InputError(CLOSED)
@@ -133,13 +133,13 @@ class Engine:
         prefill: bool = False,
         apart: bool = False,
     ) -> F32:
-        """Process one step of tokens in each of the contexts; return logits [step.logits, V].
+        """Process one step, which has tokens for each context; return logits [step.logits, V].
 
         A step has at most chunk_tokens tokens. contexts, apart: see Backend.begin. following: the next step,
         whose rows may be read while this step computes. prefill: the tokens are part of a prompt.
 
-        The next step of these contexts overwrites the logits. When it raises, the contexts are unchanged, and
-        the step can be tried again.
+        The next step of these contexts overwrites the logits. If a step raises an error, the contexts are
+        unchanged, and the caller can try the step again.
         """
 
         def run() -> F32:
@@ -168,7 +168,7 @@ class Engine:
         self.rows.expect(step.row_ids, step.later)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Return new row ids, int64 [n], for lookups [n]. They are valid until `release`."""
+        """Return row ids, int64 [n], that stand for lookups [n]. They are valid until `release`."""
         return self.in_turn(lambda: self.rows.make(lookups))
 
     def release(self, row_ids: Sequence[int]) -> None:
@@ -183,10 +183,10 @@ class Engine:
         computed: int = 0,
         every: bool = False,
     ) -> list[Step]:
-        """Split a prompt into steps. They return logits of the last token, or of all if `every`.
+        """Split a prompt into steps that return logits of its last token, or of all if `every`.
 
         row_ids [T]: rows that the tokens look up; default: the tokens' own rows. computed: number of leading ids
-        that the context has already processed; the rest is split at the same places as in a fresh context.
+        that the context has already processed. The other ids are split at the same places as in an empty context.
         """
         tokens = np.asarray(token_ids, np.int64)
         own = tokens if row_ids is None else np.asarray(row_ids)
@@ -202,7 +202,7 @@ class Engine:
         return steps
 
     def starts(self, tokens: int, *, every: bool = False) -> list[int]:
-        """Return the position at which each step begins when an empty context gets `tokens` tokens."""
+        """Return the start positions of the steps that process a prompt of `tokens` tokens."""
         return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
 
     def close(self) -> None:
@@ -233,11 +233,11 @@ class Engine:
 
 
 def starts_of(tokens: int, size: int) -> list[int]:
-    """Return where steps of up to `size` tokens begin. Any size from 4 on gives the same logits.
+    """Split a prompt of `tokens` tokens into steps of up to `size` tokens; return their starts.
 
-    After a window has dropped tokens, or with a float16 KV cache on onnxruntime, logits may differ by rounding.
-    Kernels compute tokens in pairs and round an unpaired token differently. So step sizes are even, and
-    the last step has more than one token unless the prompt itself is a single token.
+    Kernels compute tokens in pairs and round an unpaired token differently. So step sizes are even, and the last
+    step has more than one token unless the prompt has only one. Then all sizes from 4 on give the same logits.
+    Exceptions are windows that have dropped tokens, and float16 KV caches on onnxruntime: there, rounding differs.
     """
     if size >= LEAST_CHUNK:
         size -= size % 2
@@ -248,9 +248,9 @@ def starts_of(tokens: int, size: int) -> list[int]:
 
 
 def _not_finite(logits: F32, positions: Sequence[int], tokens: int) -> BackendError:
-    """Return the error about logits [B * n, V] that are not all finite.
+    """Return an error that names the first token whose logits are not all finite.
 
-    They belong to the last n of the `tokens` tokens of each context. -inf is an error, too: no model masks logits.
+    logits [B * n, V]: of the last n of `tokens` tokens in each of B contexts. positions [B]: where the tokens begin.
     """
     wrong = ~np.isfinite(logits)
     place, wanted = int(wrong.any(axis=1).argmax()), len(logits) // len(positions)

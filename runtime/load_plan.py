@@ -1,4 +1,4 @@
-"""Planning of a load: the engine's loader, the context length that fits, and memory."""
+"""Plans a load: chooses the engine's loader, the KV cache type and the context length."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
 
 def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
-    """Return the path for the cached copy of the checked tokenizer; None without a cache folder."""
-    if options.weights != "prepared":  # an export that judges its work keeps nothing
+    """Return the path for the cached form of the tokenizer; None if this load caches no files."""
+    if options.weights != "prepared":  # an export that measures its own result caches nothing
         return None
     file, size = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size
     with suppress(InputError, OSError):
@@ -60,7 +60,7 @@ def _limit(options: LoadOptions) -> int:
 
 
 def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
-    """Measure memory. later: bytes that this process will need in addition to the model."""
+    """Measure memory for a plan. later: bytes that this process will need besides the model."""
     available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # only for remote tables
@@ -76,7 +76,7 @@ def loader_of_kv(
 ) -> tuple[EngineLoader, Room, MemoryPlan]:
     """Choose the KV cache type; return the engine's loader, the memory for it, and its memory plan.
 
-    "auto" is the engine's usual type, unless only a smaller type (SMALL_KV) fits a context that is long enough.
+    For "auto", it is the engine's usual type, or the smaller SMALL_KV if the usual type allows only a short context.
     later: bytes that this process will need in addition to the model. Raises MemoryPlanError.
     """
     usual = loader(bundle, engine, options)  # first, because it imports the engine's library

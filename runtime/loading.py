@@ -63,19 +63,19 @@ def load(
     device_memory: limit on the memory of the provider's device, in bytes or like 2GB. With the CPU, a part of
         its memory stands in for the device. Default: no limit.
     speculate: speculative decoding, with drafts from the text so far and from the bundle's own assistant, as long
-        as it is faster. True, or the largest number of drafts in a step: also if rounding may change answers
-        (docs/python.md). A function: called with all token ids so far and the largest number of drafts; it returns
-        drafts. Default: auto, only if the tokens stay those of plain decoding.
+        as it is faster. True drafts even if rounding may change answers (docs/python.md). So does a number, which
+        limits the drafts in a step. A function is called with all token ids so far and the largest number of
+        drafts; it returns drafts. Default: auto, only if the tokens stay those of plain decoding.
     exact: put several tokens or sequences in a step only if each gets the same bits as in a step of its own.
     slots: number of tokens whose rows the row cache holds. Default: as many as fit.
-    resident: read all tables into memory first.
+    resident: read all tables into memory while loading.
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
     cache_dir: folder for prepared backbones and tokenizers. Default: the user's cache folder.
     prompt_cache: also save the KV caches of prompts in files, for later runs: a folder, or True for one in the
         user's cache folder. The files contain the prompts. Not on accelerators.
-    progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal;
-        else a line of text every 10 seconds of long work.
+    progress: show a progress bar on stderr while fetching and preparing. Default: a bar if stderr is a
+        terminal, else a line of text every 10 seconds of long work.
 
     Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; for a checkpoint
     also CheckpointError, ExportError.

@@ -23,15 +23,15 @@ class Model(Answering):
     """A loaded bundle. Use it as a context manager, or call close().
 
     Threads may share it: their steps alternate. generate_many decodes several prompts together. The KV
-    caches of earlier prompts are kept: a prompt that begins like an earlier prompt computes only the
-    rest, and yields the same tokens (docs/python.md). A forked process cannot use it. It stays usable
-    after OutOfMemoryError.
+    caches of earlier prompts are cached: if a prompt begins like an earlier prompt, only the rest is
+    computed, and the tokens of the answer stay the same (docs/python.md). A forked process cannot use
+    the model. It stays usable after OutOfMemoryError.
     """
 
     def conversation(
         self, messages: Messages = (), *, template_arguments: Mapping[str, Any] | None = None
     ) -> Conversation:
-        """Start a conversation, or continue one. Takes arguments of chat_prompt. Raises InputError."""
+        """Start a conversation, or continue from messages. Arguments: see chat_prompt. Raises InputError."""
         from stem_edge.runtime.conversations.conversation import Conversation
 
         length = self.plan.context_length
@@ -57,9 +57,9 @@ class Model(Answering):
         params: for all prompts, or one for each.
         options: as for generate, for all prompts.
         sequences: most sequences that decode together; fewer do if memory is short.
-        exact: compute the bits of plain decoding. That is as slow as one prompt after the other, unless
-            preparing the bundle found that batches compute the same bits. Default: as loaded.
-        stem_ids: as for generate, for each prompt.
+        exact: compute the same bits as `generate`. Sequences then decode one by one, unless preparing the
+            bundle found that batches compute the same bits. Default: the value that load had.
+        stem_ids: for each prompt, the stem_ids of generate, or None.
 
         A sequence that fails ends with a chunk that has finish_reason "error" and its `error`; the other
         sequences continue. Raises InputError at once for bad options, and for a bad prompt in a list.
@@ -98,9 +98,9 @@ class Model(Answering):
     def scheduler(
         self, sequences: int = 8, *, exact: bool | None = None, steady: bool = False
     ) -> Scheduler:
-        """Make a scheduler. The caller submits results of `request`, and calls its `step`.
+        """Make a Scheduler. The caller makes requests by `request`, submits them, and calls `step`.
 
-        Model.stats has the metrics of all its requests. Raises InputError, OutOfMemoryError.
+        Model.stats has the metrics of all requests together. Raises InputError, OutOfMemoryError.
 
         steady: tokens do not depend on how many requests run; nothing is drafted.
         """
@@ -127,7 +127,7 @@ class Model(Answering):
     def save_conversation(self, path: str | Path, conversation: Conversation) -> None:
         """Write the messages of a conversation to a file, as JSON that only this user can read.
 
-        Raises InputError if that fails.
+        Raises InputError if writing fails.
         """
         from stem_edge.runtime.conversations.file import save_messages
 
@@ -137,7 +137,7 @@ class Model(Answering):
     def load_conversation(self, path: str | Path) -> Conversation:
         """Return the conversation that save_conversation wrote to a file.
 
-        Its next turn computes the whole prompt, unless `prompt_cache` has it. Raises InputError for any other file.
+        The next turn computes the whole prompt, unless `prompt_cache` has it. Raises InputError for any other file.
         """
         from stem_edge.runtime.conversations.file import load_messages
 

@@ -72,7 +72,7 @@ class ModelText:
         )
 
     def limit_texts(self, memory: int) -> None:
-        """Set the memory limit, in bytes, of this process for tokenizing, in place of load's limit."""
+        """Set how many bytes this process may take while tokenizing, in place of load's limit."""
         if self._text.room is not None:
             self._text.room = self._text.room._replace(limit=memory)
 

@@ -14,12 +14,12 @@ import numpy as np
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.sampling_params import SamplingParams
 
-Change = Callable[[F32, Sequence[int]], None]  # of logits, by the tokens so far
+Change = Callable[[F32, Sequence[int]], None]  # (logits, token ids so far): changes the logits
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural-log probabilities of one step, before temperature and filters."""
+    """Natural logarithms of token probabilities in one step, before temperature and filters."""
 
     token_id: int
     logprob: float

@@ -39,7 +39,7 @@ MOST_BIAS = 100.0  # more than the logits of any two tokens differ
 class SamplingOptions(TypedDict, total=False):
     """The fields of SamplingParams as keyword arguments.
 
-    At most one of schema (a JSON Schema, or JSON of one), regex and grammar (a text in Lark or GBNF).
+    At most one of these may be set: schema (a JSON Schema, or its text), regex, grammar (Lark or GBNF).
     """
 
     max_new_tokens: int
@@ -122,10 +122,10 @@ class SamplingParams:
         return self.temperature == 0 and self.repetition_penalty == 1 and not any(changes)
 
     def resolved(self, own: Mapping[str, float] = {}, otherwise: Mapping[str, float] = {}) -> Self:
-        """Return a copy in which the model's own values, else neutral ones, replace None.
+        """Return a copy in which each None becomes the model's own value, or else a neutral value.
 
         otherwise: values for a model that has no temperature of its own. If the caller gave temperature 0,
-        all missing values become neutral. Filters without a temperature sample at 1.
+        all missing values become neutral. A missing temperature becomes 1 if a filter is set, else 0.
         """
         fields = {name: getattr(self, name) for name in sampling.RANGES}
         given = {name: value for name, value in fields.items() if value is not None}
@@ -154,7 +154,7 @@ class SamplingParams:
 
 
 def params_of(params: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
-    """Return `params` if it is given, else SamplingParams of the options. Raises InputError."""
+    """Return `params`, or SamplingParams made from options. Raises InputError if both are given."""
     if params is not None and options:
         raise InputError("give either params or single options, not both")
     check_known(options, list(SamplingOptions.__annotations__))

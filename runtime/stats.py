@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.memory_plan import MemoryPlan
 
 
-# Metrics that follow from other metrics.
+# Metrics that are computed from other metrics.
 DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step",
            "flash_bytes_per_token", "hit_rate")  # fmt: skip
 # Field of RowCounters -> field of GenerationStats, where the names differ.
@@ -37,7 +37,7 @@ class GenerationStats:
     drafted_tokens: int = 0  # drafts that steps verified
     accepted_tokens: int = 0  # drafts that were right
     first_token_seconds: float = 0.0  # from the call to the first token
-    row_hits: int = 0  # the record was there when a step needed it
+    row_hits: int = 0  # uses of records that were in the row cache when a step needed them
     row_misses: int = 0  # records that a step had to read
     flash_bytes: int = 0  # records read from the table store
     stall_seconds: float = 0.0  # time that steps waited for records

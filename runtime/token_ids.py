@@ -48,7 +48,7 @@ def check_text(config: ModelConfig, ids: list[int], where: str = "") -> None:
 
 
 def _as_list(token_ids: object, where: str) -> list[Any]:
-    """Convert a sequence or a one-dimensional array to a list, with elements of any type."""
+    """Convert a sequence or a one-dimensional array to a list. Does not check its elements."""
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):
         if len(token_ids) > MOST_IDS:  # since listing a huge range would take all memory
             raise InputError(f"{where}{len(token_ids)} token ids; give at most {MOST_IDS}")

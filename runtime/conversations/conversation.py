@@ -20,13 +20,13 @@ from stem_edge.text.thoughts import LAST_TOKENS, ThoughtParser
 class Conversation:
     """A list of messages, and methods that generate answers. Made by Model.conversation.
 
-    For one thread. Each of `messages` has a role and a content, and may be changed between turns. Each turn renders all
-    messages with the bundle's chat template. Without a template, it joins their contents. The first chunk
-    of an answer adds the user message and the answer to `messages`. An answer that is cut short (Ctrl-C,
-    a closed iterator, an error) stays as far as it came. Model.stats has the metrics of a turn.
+    Use it in one thread. Each of `messages` has a role and a content, and may be changed between turns. Each turn
+    renders all messages with the bundle's chat template. Without a template, it joins their contents. The first
+    chunk of an answer adds the user message and the answer to `messages`. If an answer is cut short (Ctrl-C, a
+    closed iterator, an error), `messages` has its text so far. Model.stats has the metrics of the latest turn.
 
-    Thoughts of the model are in `thoughts` of chunks, not in `text`, and in `reasoning_content` of
-    messages. An answer that follows a grammar has no thoughts.
+    Chunks have the model's thoughts in `thoughts`, not in `text`. Messages have them in `reasoning_content`.
+    An answer that follows a grammar has no thoughts.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Conversation:
             chunks.close()
 
     def prompt(self, messages: list[Object]) -> list[int]:
-        """Return the token ids of messages and, if the template has one, of the start of an answer."""
+        """Render messages as token ids, which end with the template's start of an answer, if any."""
         model = self._text
         self._engine.check_usable()
         if model.has_chat_template:

@@ -1,12 +1,12 @@
 """Bundles that `load` makes from checkpoints: made once, in the user's cache folder.
 
-    made/<key>/made.json   source, version and name of the bundle; its time of change is the last use
+    made/<key>/made.json   source, version and name of the bundle; its modification time is the last use
     made/<key>/<name>/     the bundle
     made/<key>.lock        locked by the process that makes or removes the bundle
 
-The key depends on the checkpoint's path and the engine. A bundle is made again if a file of the checkpoint has
-another size or time of change, or if another version of this package made the bundle. A failed export leaves no
-files. An export runs in a separate process, so its memory does not count for the model.
+The key depends on the checkpoint's path and the engine. A bundle is made again if the size or modification time of
+a checkpoint file has changed, or if another version of this package made the bundle. A failed export leaves no
+files. An export runs in a separate process, so that all its memory is free again when it ends.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from stem_edge.system.memory import available_memory
 
 RECORD, LOCK = "made.json", ".lock"
 MAX_RECORD_NBYTES = 1 << 24
-MAKING_NBYTES = 10**9  # of a folder's bundle, in a process of its own: 934 MB were measured
+MAKING_NBYTES = 10**9  # memory to export a checkpoint folder: 934 MB were measured
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The checkpoint files, engine and package version from which a bundle is made."""
 
     path: str
-    files: dict[str, tuple[int, int]]  # size and time of change
+    files: dict[str, tuple[int, int]]  # name -> size, modification time
     engine: EngineName
     version: str = __version__
-    manifest: str = ""  # sha256 of the bundle's, once it is made: another export may replace that
+    manifest: str = ""  # sha256 of the finished bundle's manifest, which another export may replace
 
 
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
-    """Open a bundle. For a checkpoint, first make its bundle unless that is in the cache folder.
+    """Open a bundle. If path is a checkpoint, first make a bundle from it, unless one is cached.
 
-    Fetches a checkpoint from a hub. Raises CheckpointError, ExportError, and the errors of opening a bundle.
+    A checkpoint on a hub is fetched. Raises CheckpointError, ExportError, and the errors of opening a bundle.
     """
     if is_checkpoint(checkpoint := Path(path)):
         return _open(checkpoint, options)
@@ -96,9 +96,9 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
 
 
 def name_of(source: Source) -> str:
-    """Return the name of a bundle's folder, which is also the model's name in a server.
+    """Return the folder name of a source's bundle, which is also the model's name in a server.
 
-    A checkpoint may come from a hub, so its name must not lead out of the folder.
+    Path separators are replaced: the name of a checkpoint on a hub must not lead out of the cache folder.
     """
     name = shown_name(Path(source.path)).rpartition("/")[2].removesuffix(SUFFIX)
     plain = "".join(c if c.isprintable() and c not in "\\/:" else "_" for c in name).rstrip(". ")
@@ -116,7 +116,7 @@ def made_of(root: Path) -> Source | None:
 
 
 def remove(root: Path) -> bool:
-    """Delete a folder with a made bundle; False if a process is still making it. Raises OSError."""
+    """Delete the folder of a made bundle; False if a process is making it now. Raises OSError."""
     making = disk.update(_lock(root))
     try:
         if not lock(making):
@@ -128,7 +128,7 @@ def remove(root: Path) -> bool:
 
 
 def _provide(root: Path, source: Source, show: bool | None) -> None:
-    """Make the bundle unless the folder has it. Raises CheckpointError, ExportError."""
+    """Make the bundle of `source` in folder `root` if needed. Raises CheckpointError, ExportError."""
     if made_of(root) != source:
         waiting = partial(tell, f"waiting for the process that makes {root}", show)
         try:
@@ -166,7 +166,7 @@ def _make(root: Path, source: Source, show: bool | None) -> None:
         record = msgspec.structs.replace(source, manifest=_manifest(bundle))
         write_whole(root / RECORD, msgspec.json.encode(record), durable=True)
     except BaseException:
-        if not (bundle / MANIFEST).is_file():  # else that of an older checkpoint stays
+        if not (bundle / MANIFEST).is_file():  # else the bundle of an older checkpoint stays
             with contextlib.suppress(OSError):
                 remove_tree(root, root.parent)
         raise

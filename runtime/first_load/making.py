@@ -1,4 +1,4 @@
-"""Runs a separate process that makes a bundle or fetches a checkpoint, to keep its memory apart."""
+"""Makes a bundle, or fetches a checkpoint, in a separate process, which frees all its memory."""
 
 from __future__ import annotations
 

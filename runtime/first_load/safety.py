@@ -1,7 +1,7 @@
 """The safety check of a bundle: every check that does not run the model.
 
 A bundle counts as safe if every file is as exported, and no file contains anything that could mislead the
-native libraries that read it. That is no proof, and it says nothing about the text that the model will write.
+native libraries that read it. This is no proof, and says nothing about the text that the model will write.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Safety(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the safety check of a bundle."""
 
     files: dict[str, str]  # name -> "ok" or what is wrong
-    reasons: list[str]  # why it is not safe, a sentence each; empty if it is
+    reasons: list[str]  # why the bundle is not safe, a sentence each; empty if it is safe
     checked: list[str]  # checks that it passed
 
     @property
@@ -54,7 +54,7 @@ def check_safety(
     path: str | Path,
     tables: str | None = None,
 ) -> Safety:
-    """Check all files that the manifest lists. No other file of the bundle is ever read.
+    """Check all files that the manifest lists. The library never reads other files of a bundle.
 
     tables: URL of the bundle's table shards, if they are not in its folder. Remote shards are not checked, and
     the result says so. Raises BundleError if the bundle's folder does not exist.

@@ -29,14 +29,14 @@ from stem_edge.shown import one_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_COMPILED = 32  # grammars kept, 0.1 to 4 MB each if they are small
-# Characters of those kept, together: 20 to 360 bytes of memory each, so at most some 100 MB.
+MAX_COMPILED = 32  # cached grammars, 0.1 to 4 MB each if they are small
+# Characters of all cached grammars together. Each takes 20 to 360 bytes of memory: at most about 100 MB.
 MAX_COMPILED_CHARS = 1 << 18
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
-LOOKAHEAD = 32  # forced tokens that are asked for at once
-MAX_FUEL = 500_000  # of reading its regexes; with the library's million, one may take 90 MB
+LOOKAHEAD = 32  # most forced tokens to compute in one call
+MAX_FUEL = 500_000  # to read a grammar's regexes; with llguidance's million, a regex may take 90 MB
 _STUCK = "the answer cannot go on by its grammar"
-# [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.
+# [256, 8]: for each byte of a mask, an upper bound for the logits of its 8 tokens: inf or -inf.
 _MOST = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
     np.float32(np.inf),
@@ -47,7 +47,7 @@ _MOST = np.where(
 class Grammars:
     """Compiles and caches grammars for one bundle. Thread-safe.
 
-    eos_ids: tokens that end an answer. vocab_size: logits of a step; at least the tokenizer's size.
+    eos_ids: tokens that end an answer. vocab_size: number of logits, which may exceed the tokenizer's size.
     """
 
     def __init__(self, codec: TextCodec, eos_ids: Collection[int], vocab_size: int) -> None:
@@ -66,7 +66,7 @@ class Grammars:
             if self._vocabulary is None:
                 self._vocabulary = guarded(self._read_vocabulary, "the tokenizer")
             vocabulary, compiled = self._vocabulary, self._compiled.pop(grammar, None)
-        if compiled is None:  # others need not wait for it
+        if compiled is None:  # without the lock, so that other threads need not wait
             compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
         with self._lock:
             self._keep(grammar, compiled)
@@ -86,7 +86,7 @@ class Grammars:
             self._compiled.popitem(last=False)
 
     def _forget(self, grammar: Grammar) -> None:
-        """Remove a grammar that grew too large: all its constraints share up to 100 MB of states."""
+        """Remove a grammar from the cache, because the states of its parser have grown too large."""
         with self._lock:
             self._compiled.pop(grammar, None)
 
@@ -97,9 +97,9 @@ class Grammars:
 class GrammarConstraint:
     """Restricts the tokens of one answer to a grammar. Use it in one thread at a time.
 
-    failed: called when the grammar has become too large.
-    Every method raises InputError once the grammar has become too ambiguous to follow, and when the
-    library panics.
+    failed: function that is called when the grammar has become too large.
+    Every method raises InputError if the grammar has become too ambiguous to follow, or if llguidance
+    panics.
     """
 
     def __init__(self, matcher: LLMatcher, size: int, failed: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ class GrammarConstraint:
         self._bits = np.zeros((size + 31) // 32 * 4, np.uint8)
         self._most = np.empty((self._bits.size, 8), np.float32)
         self._address = self._bits.ctypes.data
-        self._forced, self._asked = list[int](), False  # tokens without a choice, if asked for
+        self._forced, self._asked = list[int](), False  # forced tokens, and True if they are known
 
     def mask(self, logits: F32) -> None:
         """Set the logits [vocabulary] of all tokens that the grammar forbids to -inf, in place.
@@ -135,9 +135,9 @@ class GrammarConstraint:
         self._asked = bool(self._forced)
 
     def forced(self, most: int) -> list[int]:
-        """Return up to `most` tokens that must follow; [] if the grammar leaves a choice.
+        """Return up to `most` tokens that the grammar forces to come next; [] if there is a choice.
 
-        They split the forced text as the tokenizer does. This call does not accept them.
+        The tokenizer would split the text into the same tokens. The caller still calls `accept` for each.
         """
         if not self._asked and not self.ended:
             with panics_refused(_STUCK):

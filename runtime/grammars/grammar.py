@@ -17,7 +17,7 @@ _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Grammar:
-    """A set of texts that an answer may be. Compiling it shows whether it is valid.
+    """A description of the texts that an answer may be. It is validated when it is compiled.
 
     Raises InputError if its text is empty or too long.
     """
@@ -62,7 +62,7 @@ class Grammar:
 
 
 def grammar_of(grammar: Grammar | str | None, schema: object, regex: str | None) -> Grammar | None:
-    """Return the grammar of an answer's options, of which at most one is not None. Raises InputError."""
+    """Convert the option that is not None to a Grammar; None without one. Raises InputError for two."""
     options = {"grammar": grammar, "schema": schema, "regex": regex}
     named = [name for name, value in options.items() if value is not None]
     if len(named) > 1:

@@ -26,7 +26,7 @@ _starting = threading.Lock()  # because threading.stack_size is for the whole pr
 
 
 def library() -> Any:
-    """Return the llguidance module. Raises InputError that says how to install it."""
+    """Import and return llguidance. If it is missing, raises InputError with its install command."""
     try:
         return import_module("llguidance")
     except ImportError:
@@ -49,7 +49,7 @@ def one_reason(message: str) -> str:
 def panics_refused(what: str) -> Iterator[None]:
     """Convert errors of llguidance in this block to InputError, whose message begins with `what`.
 
-    Its panics derive from BaseException, so they would otherwise end the calling thread.
+    llguidance's panics derive from BaseException, so `except Exception` in a caller would miss them.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def panics_refused(what: str) -> Iterator[None]:
 def guarded(call: Callable[[], T], what: str) -> T:
     """Run `call`, which compiles a grammar, in a thread with a large stack; return its result.
 
-    Raises InputError if the library panics.
+    Raises InputError if llguidance raises an error or panics.
     """
     future: Future[T] = Future()
 

@@ -1,6 +1,4 @@
-"""Checks of JSON Schemas, for keywords that llguidance enforces wrongly, or so slowly that one request
-occupies a core for minutes.
-"""
+"""Refuses JSON Schemas that llguidance would enforce wrongly, or with minutes of computation."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _JSON = re.compile(r"%json\s*+")
 
 
 def prepared(text: str) -> str:
-    """Check a JSON Schema; return it as the JSON text of an object.
+    """Check a JSON Schema; return it as JSON text, with a bool wrapped in an object.
 
     Raises InputError, naming the keyword, for keywords that llguidance enforces wrongly or too slowly.
     """

@@ -1,4 +1,4 @@
-"""A bundle's tokenizer in the form that llguidance needs: bytes of each token, text splitting."""
+"""Gives llguidance a bundle's tokenizer: the bytes of each token, and how text is tokenized."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SAMPLE = "a b"
 # Many tokenizers put a space before a text. Behind this character, none does.
 BEGIN = "\x02"
 MAX_TOKEN = 64  # bytes
-# Characters of a text that must follow which are split at once. Of a longer one, as a{1000000} demands,
-# a codec may refuse all, and a refusal here is a panic of the library, which costs 40 MB for good.
+# Most characters of a forced text to tokenize in one call. The codec may refuse longer texts, such as those of
+# the regex a{1000000}, and an error here is a panic of llguidance, which leaks 40 MB.
 MAX_SPLIT = 4096
 
 
 class _Tokens:
-    """The tokenizer interface of llguidance. Only a grammar that names a special token allows it."""
+    """Implements llguidance's tokenizer interface. Grammars must name the special tokens they allow."""
 
     bos_token_id = None
 
@@ -48,7 +48,7 @@ class _Tokens:
         return self._splits(text) or self._longest(text.encode())
 
     def _splits(self, text: str) -> list[int]:
-        """Return the token ids of a text; [] if their bytes do not join to the same text."""
+        """Return the token ids of a text; [] if the bytes of these tokens are not the text."""
         before = len(self._encoded(self._begin))
         ids = self._encoded(self._begin + text)[before:]
         joined = b"".join(self.tokens[token_id] for token_id in ids)
@@ -73,8 +73,8 @@ class _Tokens:
 def vocabulary_of(codec: TextCodec, eos_ids: Collection[int], vocab_size: int) -> LLTokenizer:
     """Return a bundle's vocabulary of `vocab_size` ids in the form that llguidance needs.
 
-    eos_ids: tokens that end an answer. Raises InputError if there are none, or if the tokenizer's
-    tokens have no bytes of their own.
+    eos_ids: tokens that end an answer. Raises InputError if eos_ids is empty, or if the bytes of a text are
+    not those of its tokens.
     """
     if not eos_ids:  # llguidance would guess one
         raise InputError(

@@ -1,4 +1,4 @@
-"""Chooses which rows tokens look up, from edits in effect, words in a prompt, and callers' ids.
+"""Decides which rows tokens look up: their own, rows of edits, or rows that a caller chooses.
 
-The rows package reads the records from which edits compose rows.
+The rows package then reads these rows.
 """

@@ -1,4 +1,4 @@
-"""The rows that the tokens of one call look up in place of their own: those of edits, or of a caller's ids."""
+"""Row ids for one call in which some tokens look up other rows: rows of edits, or of stem_ids."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stem_edge.tables.rows import RowLookup
 
 
 class Lookups:
-    """The row ids of one call. Use as a context manager: it makes and releases records of edits.
+    """The row ids of one call. A context manager, which makes and releases records of edits.
 
-    changes: the edits in effect. given: lookups of the prompt's tokens, which then ignore edits. Raises what
-    Overlay.of_prompt raises.
+    changes: the edits in effect. given: lookups of the prompt's tokens, from stem_ids; the prompt then ignores
+    edits. Raises the errors of Overlay.of_prompt.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Lookups:
     ) -> None:
         self._engine = engine
         self._tokens = {} if changes is None else changes.of_token
-        # Only for places of the prompt that look up other records than their tokens' own.
+        # Position in the prompt -> lookup, for tokens that do not look up their own rows.
         self.places: Mapping[int, RowLookup] = {}
         if given is not None:
             self.places = dict(enumerate(given))
@@ -37,7 +37,7 @@ class Lookups:
             self.places = changes.of_prompt(prompt)
         self._made: list[int] = []
         self._of_token: dict[int, int] = {}
-        self.prompt = np.array(prompt, np.int64)  # its row ids, once this is entered
+        self.prompt = np.array(prompt, np.int64)  # the prompt's row ids, after __enter__
 
     def __enter__(self) -> Self:
         self.prompt[list(self.places)] = self._make(list(self.places.values()))
@@ -48,7 +48,7 @@ class Lookups:
         self._engine.release(made)
 
     def own(self, token_ids: Sequence[int], first: int) -> I64:
-        """Return the row ids of tokens of the prompt and the answer; `first` is the place of the first one."""
+        """Return the row ids of consecutive tokens of prompt and answer, from position `first` on."""
         prompt = self.prompt[first:].tolist()
         return np.array([*prompt, *map(self._row, token_ids[len(prompt) :])], np.int64)
 

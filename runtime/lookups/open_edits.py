@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OpenEdits:
-    """The edits of all `with model.edited()` blocks that are running, in order. For all threads."""
+    """The edits of all running `with model.edited()` blocks, in order. All threads share them."""
 
     def __init__(self, text: TextCodec, config: ModelConfig) -> None:
         self._text, self._config = text, config
@@ -24,7 +24,7 @@ class OpenEdits:
 
     @contextmanager
     def added(self, edits: tuple[Edit, ...]) -> Iterator[None]:
-        """Add edits while a block runs. Raises InputError for edits that cannot be applied."""
+        """Add edits until the `with` block ends. Raises InputError if they cannot be applied."""
         Overlay(self._text, self._config, edits)  # refuse them here rather than at the first call
         key = object()
         self._entries[key] = edits
@@ -35,11 +35,11 @@ class OpenEdits:
 
     @property
     def all(self) -> tuple[Edit, ...]:
-        """The edits of a call that begins now, in order of application."""
+        """The edits that apply to a call if it begins now, in order."""
         return tuple(edit for entry in list(self._entries.values()) for edit in entry)
 
     def now(self) -> Overlay | None:
-        """Return the edits of a call that begins now, resolved to lookups; None if there are none."""
+        """Return the edits of `all` as an Overlay, which has their lookups; None without edits."""
         if not (edits := self.all):
             return None
         latest = self._latest  # another thread may replace it

@@ -1,8 +1,8 @@
-"""Edits in effect: maps from tokens, and from positions of a prompt, to the rows that they look up.
+"""Converts edits to maps from tokens, and from positions of a prompt, to the rows to look up.
 
-Edits are stacked in order. The rows that an edit copies are always the bundle's own, without other
-edits, so that two edits can exchange two tokens. Where two edits change the same row (the same
-position or token, in the same layer), the later edit wins. Edits do not change lookups of callers.
+Edits are stacked in order. An edit always copies the bundle's original rows, not rows of other edits,
+so that two edits can exchange two tokens. Where two edits change the same row (the same position or
+token, in the same layer), the later edit wins. Edits do not change lookups of a caller's stem_ids.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
         )
 
 
-# Texts to tokenize a source after, since no prompt says what precedes it. Where they disagree about a
-# token, the first one wins.
+# A source is tokenized after each of these texts, because no prompt says what precedes it. If they lead
+# to different rows for a token, the first text wins.
 BEFORE = (" ", "", "\n")
 ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 
@@ -86,7 +86,7 @@ class Overlay:
         }
 
     def of_prompt(self, token_ids: Sequence[int]) -> dict[int, RowLookup]:
-        """Map positions of a prompt to lookups, only where these differ from the token's own rows.
+        """Return position -> lookup for the tokens of a prompt that do not look up their own rows.
 
         Raises InputError if some edits have scope "positions" and the prompt contains none of their sources.
         """
@@ -103,7 +103,7 @@ class Overlay:
         return found
 
     def _placed(self, token_ids: Sequence[int]) -> list[dict[int, ByLayer]]:
-        """Return, for each edit, the rows that it sets at positions of a prompt."""
+        """Return, for each edit, a map from positions of a prompt to the rows that it sets there."""
         placed: list[dict[int, ByLayer]] = []
         absent: list[AbsentError] = []
         text = None
@@ -175,7 +175,7 @@ def at_positions(
     if edit.scope != "positions" or not isinstance(change, Replacement):
         return {}
     found: dict[int, ByLayer] = {}
-    # Kept, because a prompt may contain the source a thousand times.
+    # Cached, because a prompt may contain the source a thousand times.
     known: dict[tuple[int, str], list[Lookup]] = {}  # (tokens of the source, text before it)
     for start, stop, before in find_spans(codec, token_ids, change.source, text):
         key = (stop - start, before)
@@ -187,15 +187,15 @@ def at_positions(
 
 
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
-    """Return a lookup for each of the `length` tokens of a source. before: text before it."""
+    """Return a lookup for each of a source's `length` tokens. before: the text before the source."""
     target = target_tokens(codec, change, length, before)
     return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
 
 
 def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
-    """Return token ids of the target, after `before` or a space: the shortest that fits the scheme.
+    """Return the target's shortest tokenization, after `before` or a space, that fits the scheme.
 
-    Shortest, because models know a name better by its whole token than by pieces that other names share.
+    Models know a name better by one whole token than by pieces that other names share.
     """
     candidates = [tokens_after(codec, text, change.target) for text in (before, " ")]
     candidates.sort(key=len)

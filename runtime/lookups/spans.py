@@ -1,4 +1,4 @@
-"""Finds a text among token ids, and the token ids of a text within a context."""
+"""Finds which tokens of a prompt contain a text, and tokenizes a text that follows another text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import TextCodec
 
-NEAR, ALIKE = 5, 0.6  # near matches to name, and their least similarity
-# Limits on phrases to compare and on their length, because a long one takes 0.2 ms.
+NEAR, ALIKE = 5, 0.6  # number of similar phrases in an error, and their least similarity
+# Limits on phrases to compare and on their length, because a long phrase takes 0.2 ms.
 COMPARED, COMPARED_LENGTH = 2000, 100
 
 # A text, and the start and end of each token in it; both lists ascend.
@@ -104,7 +104,7 @@ def _places(text: str, wanted: str) -> Iterator[int]:
 
 
 def _parted(left: str, right: str) -> bool:
-    """True if a word can end between two characters; either may be missing."""
+    """True if a word can end between two characters. At an end of the text, one is empty."""
     if unicodedata.category(right or " ").startswith("M"):
         return False  # since an accent or a vowel sign is part of the letter before it
     letters = left.isalnum() and right.isalnum()

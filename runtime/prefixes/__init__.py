@@ -1,5 +1,5 @@
 """The prefix cache: KV caches of earlier prompts, which later calls continue from.
 
-A call uses them only where it then computes the same bits as without them: see reuse.py.
-The engine computes them, and its backends own their arrays.
+A call reuses a KV cache only if that changes no bits of its results: see reuse.py.
+The engine computes the KV caches, and its backends own the arrays.
 """

@@ -1,9 +1,9 @@
 """Prefix files: token ids, their keys and values, and a fingerprint of what these depend on.
 
-The format is safetensors. The first tensors contain the token ids, the starts of steps, and nothing
-(`messages`); the last tensor contains the CRC-32C of all bytes before it. Only tokens that look up their
+The format is safetensors. The first tensors are the token ids, the starts of steps, and an empty tensor
+(`messages`); the last tensor is the CRC-32C of all bytes before it. Only tokens that look up their
 own rows are written, so ids and fingerprint determine the keys and values.
-Only its user may read a file, because it contains prompts.
+Only the user who wrote a file may read it, because it contains prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 
 FORMAT = "2"
-# Names of the files of a folder, and of what is written beside a file: others are not touched.
+# Names of prefix files and of temporary files. Other files of the folder are not touched.
 PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
 TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
 MOST_HEADER_NBYTES = 1 << 20
@@ -45,7 +45,7 @@ class UnusableError(ValueError):
 class Saved:
     """The data of a prefix file other than keys and values."""
 
-    fingerprint: str  # of everything except the ids on which keys and values depend
+    fingerprint: str  # everything on which keys and values depend, except the token ids
     token_ids: list[int]
     starts: list[int]  # positions at which the steps began
 
@@ -209,7 +209,7 @@ class PrefixFile:
 
 
 def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
-    """Return the tensor that a header entry describes. It must begin at byte `at` of the file."""
+    """Return the tensor of a header entry, which must begin at byte `at`. data: end of the header."""
     tensor = _Tensor(np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), at)
     if entry["data_offsets"] != [at - data, at - data + tensor.nbytes]:
         raise UnusableError("tensors have gaps")

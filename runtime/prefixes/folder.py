@@ -38,10 +38,10 @@ from stem_edge.runtime.prefixes.reuse import reusable
 from stem_edge.runtime.text.codec import same_start
 
 FOLDER = "prefixes"  # in the user's cache folder
-# Below, computing takes about as long as opening files, or is too short to matter.
+# Shorter prompts take about as long to compute as to read, or so little time that it does not matter.
 LEAST_TOKENS = 128
 LIMIT_NBYTES = 2 << 30
-UNFINISHED_SECONDS = 3600  # after which a temporary file belongs to no process that still writes it
+UNFINISHED_SECONDS = 3600  # no process is still writing a temporary file that is older
 MOST_FILES = 4096
 
 
@@ -52,7 +52,7 @@ class OtherFormError(UnusableError):
 class PrefixFolder:
     """The prefix files with one fingerprint. The size limit covers files of all fingerprints.
 
-    Other files in the folder are neither counted nor touched.
+    Files that are not prefix files are neither counted nor touched.
     """
 
     def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:
@@ -62,7 +62,7 @@ class PrefixFolder:
         self._lock = threading.RLock()  # several threads may generate
 
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
-        """Return the file that covers most tokens of a prompt, and how many; None if too few."""
+        """Return the file with most reusable tokens of a prompt, and their number; None if too few."""
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
             return None
@@ -75,9 +75,9 @@ class PrefixFolder:
         return best
 
     def read(self, path: Path, tokens: int, context: BackendContext) -> bool:
-        """Copy the first tokens of a file to an empty context. False: the file is unusable.
+        """Copy the first tokens of a file to an empty context; False if the file is unusable.
 
-        The context's contents are then undefined.
+        After False, the contents of the context are undefined.
         """
         with self._lock:
             return self._read(path, tokens, context)
@@ -88,7 +88,7 @@ class PrefixFolder:
                 if not file.own:
                     raise UnusableError("another user's file")
                 restore(file, tokens, context)
-            os.utime(path)  # used last
+            os.utime(path)  # the time of its last use
         except (OSError, UnusableError) as error:
             self._files().pop(path, None)
             if isinstance(error, UnusableError) and not isinstance(error, OtherFormError):
@@ -189,7 +189,7 @@ def is_unfinished(temporary: os.stat_result) -> bool:
 
 
 def _has(longer: PromptKey, prompt: PromptKey) -> bool:
-    """True if `longer` begins with all of `prompt`, computed in the same steps except the last."""
+    """True if `longer` begins with all tokens of `prompt`, in the same steps except the last one."""
     count = len(prompt.token_ids)
     steps = sum(at < count for at in prompt.starts) - 1
     alike = same_start(longer.starts, prompt.starts) >= steps
@@ -201,7 +201,7 @@ def saved_of(
 ) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
     """Return the part of a prompt to save; None if it is too short or a window dropped tokens.
 
-    It ends before the first token that looks up other rows than its own.
+    The part ends before the first token that does not look up its own rows.
     """
     count = min([computed, *prompt.lookups])
     count -= count % 2

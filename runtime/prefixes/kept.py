@@ -1,7 +1,7 @@
 """The prefix cache in memory: contexts of earlier calls, for calls that begin with the same tokens.
 
 A call takes a context out and gives it back when it ends, so that no two calls share a context.
-Giving back takes no lock, because a generator does it when it is collected, which can interrupt any
+`give_back` takes no lock: a generator calls it when it is garbage-collected, which can interrupt any
 code. Decoded tokens are not reused, because they were not computed as a prompt.
 
 The lock guards the lists alone: code that holds it calls no engine, and reads and writes no files. So a
@@ -26,16 +26,16 @@ from stem_edge.tables.rows import RowLookup
 if TYPE_CHECKING:
     from stem_edge.runtime.prefixes.folder import PrefixFolder
 
-# Each takes addresses for a full context, and a little memory beside its KV cache.
+# Each cached context takes address space for a full context, and a little memory besides its KV cache.
 MOST_KEPT = 8
 
 
 class Prefixes:
     """The contexts of all calls of a model: running calls, and cached contexts, oldest first.
 
-    length: tokens of a context. limit: bytes of the KV caches of all contexts and batches; cached
-    contexts are evicted first, so only concurrent calls exceed it. keeps: True to cache contexts.
-    folder: evicted contexts are saved there; `close` saves the others.
+    length: most tokens of a context. limit: bytes of the KV caches of all contexts and batches. Cached
+    contexts are evicted first, so only concurrent calls can exceed the limit. keeps: True to cache
+    contexts. folder: evicted contexts are saved there; `close` saves all cached contexts.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Prefixes:
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
         # Replaced, never changed: a signal handler may lend while it is read.
         self._lent = frozenset[weakref.ref[Context]]()
-        self._ended = deque[Context]()  # to be kept
+        self._ended = deque[Context]()  # contexts of ended calls, to be cached
 
     def take(
         self,
@@ -66,7 +66,7 @@ class Prefixes:
     ) -> Context:
         """Return a context for up to `length` tokens. It may already have the prompt's first tokens.
 
-        Its position says how many. Call `give_back` later. whole: make room for a full context now, not as it grows.
+        Its `position` is their number. Call `give_back` later. whole: reserve memory for all `length` tokens now.
         """
         if not self._keeps:
             return self.empty(length)
@@ -77,7 +77,7 @@ class Prefixes:
         return context
 
     def empty(self, length: int) -> Context:
-        """Return an empty context that is not cached later. Makes room for a full one at once."""
+        """Return an empty context that is never cached. Reserves memory for all its tokens now."""
         return self._lend(self._opened(NO_PROMPT, length), length)
 
     def fits(self, nbytes: int) -> bool:
@@ -98,7 +98,7 @@ class Prefixes:
             return sum(prefix.nbytes for prefix in (*self._kept, *self._calls()))
 
     def make_room(self, context: Context, tokens: int) -> None:
-        """Drop cached contexts until `context` can grow by `tokens`. Called before each step."""
+        """Drop cached contexts until `context` can grow by `tokens` tokens. Called before steps."""
         with self._lock:
             self._collect()
             context.reserve(min(context.position + tokens, context.length))
@@ -146,17 +146,17 @@ class Prefixes:
         return context
 
     def _copy(self, context: Context) -> None:
-        """Copy the prompt's tokens that another call, or a cached context, has computed."""
+        """Copy keys and values of the prompt's first tokens from the context that has most of them."""
         with self._lock:
             others = [one for one in (*self._kept, *self._calls()) if one is not context]
         if others:  # while no call computes
             self._engine.in_turn(lambda: context.copy(*_best(others, context.prompt)))
 
     def _borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
-        """Remove and return the cached context with most tokens of a prompt, and that number.
+        """Remove and return the cached context with most tokens of a prompt, and their number.
 
-        None, with the tokens that can be copied, if only a running call has some, or if its other tokens
-        are worth caching, too.
+        If that context should stay cached, or if only running calls have tokens of the prompt, returns None
+        and the number of tokens to copy.
         """
         with self._lock:
             self._collect()
@@ -171,7 +171,7 @@ class Prefixes:
             return best, tokens
 
     def _lend(self, prefix: Context, length: int) -> Context:
-        """Register a context for a call of up to `length` tokens; evict others to make room."""
+        """Register the context of a call of up to `length` tokens; evict cached contexts for it."""
         prefix.length = length
         prefix.reserve(len(prefix.prompt.token_ids) or length)
         with self._lock:
@@ -182,7 +182,7 @@ class Prefixes:
         return prefix
 
     def _copies(self, best: Context, tokens: int, prompt: PromptKey) -> bool:
-        """True if tokens of `best` after the first `tokens` are worth caching, and a copy fits beside it."""
+        """True if a prompt should copy the first `tokens` tokens of `best`, so that `best` stays cached."""
         rest, backend = best.computed - tokens, best.backend
         more = best.nbytes + backend.nbytes_of(len(prompt.token_ids) + STEP_TOKENS)
         worth = rest > min(tokens, STEP_TOKENS) and self.fits(more)
@@ -226,7 +226,7 @@ class Prefixes:
 
 
 def _best(contexts: Sequence[Context], prompt: PromptKey) -> tuple[Context | None, int]:
-    """Return the context with most tokens of a prompt, and that number; (None, 0) without any."""
+    """Return the context with most reusable tokens of a prompt, and their number, or (None, 0)."""
     if not contexts:
         return None, 0
     from stem_edge.runtime.prefixes.reuse import reusable_of  # where anything is cached

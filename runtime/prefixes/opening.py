@@ -25,7 +25,7 @@ def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> Prefi
 
 
 def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
-    """Return a text that lists everything on which keys and values depend, except the ids."""
+    """Return a text that lists everything on which keys and values depend, except token ids."""
     facts: dict[str, object] = {
         **versions(plan.engine),
         "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.context import Context, PromptKey
 
 LEAST_COMPUTED = 2
-# onnxruntime's attention takes the tokens of a step in blocks of a multiple of this number, and
-# rounds a block of a single token differently.
+# onnxruntime's attention splits the tokens of a step into blocks, whose size is a multiple of this number.
+# It rounds a block of a single token differently.
 ATTENTION_BLOCK = 16
 
 
@@ -26,16 +26,16 @@ def reusable_of(context: Context, prompt: PromptKey) -> int:
 def reusable(
     kept: PromptKey, computed: int, prompt: PromptKey, resumes: Resumes, settled: int = 0
 ) -> int:
-    """Return how many first tokens of `kept` a call for `prompt` can reuse without changing bits.
+    """Return how many leading tokens of the cached prompt `kept` a call for `prompt` can reuse.
 
     computed: number of tokens of `kept` with keys and values. resumes, settled: see BackendContext.
 
-    Reuse of n tokens changes no bits if the same kernels run on the same ids and rows as in a fresh call. So
-    - the first n ids and lookups are the same, and both prompts use the same graph;
-    - two tokens or more remain, because kernels round an unpaired token differently (engine.starts_of);
-    - if `resumes` is "pairs", n is even, as is the start of every step, so that pairs are the same;
-    - if it is "steps", kernels also depend on a step's tokens, or on tokens that a window has dropped.
-      Then both prompts begin a step at n, and all earlier steps are the same.
+    Reuse must not change a bit of the results. So n tokens can be reused only if:
+    - both prompts have the same first n token ids and lookups, and use the same graph;
+    - two or more tokens of `prompt` remain, because kernels round an unpaired token differently;
+    - if `resumes` is "pairs" and all steps begin at even positions: n is even, so that pairs stay the same;
+    - otherwise: in both prompts a step begins at n, and all steps before n are the same. Kernels may depend
+      on all tokens of a step, and on tokens that a window has dropped.
     """
     if not resumes or not prompt.token_ids or kept.prefill != prompt.prefill:
         return 0
@@ -52,7 +52,7 @@ def reusable(
 
 
 def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
-    """Reduce `found` until both calls, or neither, put an unpaired last token in its own block."""
+    """Reduce `found` so that reuse does not change whether the last token is alone in its block."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
         return found

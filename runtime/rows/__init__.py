@@ -1,1 +1,1 @@
-"""Reading of table rows: from flash as token ids arrive, cached in slots for the backbone."""
+"""Reads table rows from flash as token ids arrive, and caches them in slots for the backbone."""

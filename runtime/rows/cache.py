@@ -40,13 +40,13 @@ class RowCache:
 
     def __init__(self, storage: Slots, slots: int | None = None) -> None:
         self.layout, self.storage, most = storage.layout, storage, storage.count
-        self.slots = most if slots is None else slots  # that may be used now
+        self.slots = most if slots is None else slots  # number of slots that may be used now
         buckets = max(LEAST_BUCKETS, BUCKETS_PER_SLOT * most)
         self._buckets = min(buckets, self.layout.records)
         # The first slot of each bucket, then the slot that follows each slot in its bucket.
         self._links = np.full(self._buckets + most, EMPTY, np.int32)
         self._count = np.zeros(self._buckets, np.uint32)  # uses, halved at times
-        # Of each slot, and last of EMPTY, which all may ask for.
+        # One element for each slot. The last one is for EMPTY (-1), so that it is a valid index.
         self._record_of = np.full(most + 1, EMPTY, np.int64)
         self._last_use = np.zeros(most + 1, np.int64)  # time of the last use; breaks ties
         self._clock = 0

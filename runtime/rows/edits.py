@@ -1,7 +1,7 @@
 """A record store that adds the records of edits to a table store.
 
-Records of the table store keep their numbers, and edit records are numbered after them. Only their
-lookups are in memory: each read composes such a record from records of the store. Equal lookups share
+Records of the table store keep their numbers, and edit records are numbered after them. Only the lookup of
+an edit record is in memory: each read composes the record from records of the store. Equal lookups share
 a number until its last user releases it; a number is never assigned again.
 """
 
@@ -81,7 +81,7 @@ class EditedStore:
         self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
 
     def unused(self) -> I64:
-        """Return numbers of edit records without users. They stay valid until `forget`."""
+        """Return the numbers of edit records without users. They are valid until `forget`."""
         if not self._released:
             return np.empty(0, np.int64)
         while self._released:

@@ -26,13 +26,13 @@ POOL_THREADS = 8
 class ByteRange(NamedTuple):
     """A range of bytes in a shard."""
 
-    shard: int  # counted through all arrays
+    shard: int  # number of the shard, counted through all arrays
     offset: int
     nbytes: int
 
 
 class ShardFiles:
-    """The open shard files of a bundle. Threads may read at once. Raises BundleError."""
+    """The open shard files of a bundle. Threads may read concurrently. Raises BundleError."""
 
     distant = False  # True if bytes come over a network
     # Advice for bytes that cannot be read, are too few, or are damaged.
@@ -77,7 +77,7 @@ class ShardFiles:
             return error
 
     def ahead(self, pieces: Sequence[ByteRange]) -> None:
-        """Ask the OS to start reading these pieces. Returns at once; guarantees nothing."""
+        """Ask the OS to start reading these pieces. Returns immediately; guarantees nothing."""
         if hasattr(os, "posix_fadvise"):
             for piece in pieces:
                 self._advise(piece, os.POSIX_FADV_WILLNEED)

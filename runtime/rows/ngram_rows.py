@@ -29,7 +29,7 @@ PAGES_AT_ONCE = 2048
 
 
 class NgramRows:
-    """The n-gram tables of one model, opened for reading. Threads may read at once.
+    """The n-gram tables of one model, opened for reading. Threads may read concurrently.
 
     A context manager; closing releases files. Raises BundleError.
     """
@@ -50,11 +50,11 @@ class NgramRows:
         return max(table.hash.memory for table in self.tables)
 
     def keys(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> I64:
-        """Return, for each token, a row number for each hash head, int64 [T, heads]. Raises InputError."""
+        """Return the row numbers int64 [T, heads] that `rows` reads. Raises InputError like `rows`."""
         return self._table(table)[0].hash.keys(ids, before, self._class_of)
 
     def prefetch(self, ids: npt.ArrayLike, before: npt.ArrayLike = ()) -> None:
-        """Ask the OS to start reading the rows of these ids. Returns at once."""
+        """Ask the OS to start reading the rows of these ids. Returns immediately."""
         for table, store in zip(self.tables, self._stores, strict=True):
             keys = table.hash.keys(ids, before, self._class_of)
             store.ahead(np.unique(keys // table.rows_per_page))
@@ -73,7 +73,7 @@ class NgramRows:
         return values.reshape(len(keys), described.hash.heads * described.width)
 
     def counters(self) -> RowCounters:
-        """Return the bytes that were read since opening."""
+        """Return the number of bytes read since opening."""
         return sum((store.counters() for store in self._stores), RowCounters())
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class NgramRows:
 
 
 def _gathered(table: NgramTable, store: RowStore, keys: I64) -> Iterator[tuple[I64, U8]]:
-    """Read pages in batches; yield positions in `keys`, and their rows [n, row_nbytes]."""
+    """Read pages in batches; yield positions [n] in `keys`, and their rows [n, row_nbytes]."""
     order = np.argsort(keys, kind="stable")
     numbers = keys[order] // table.rows_per_page
     first = np.flatnonzero(np.diff(numbers, prepend=-1))  # of each page's rows in this order
@@ -118,6 +118,6 @@ def open_rows(path: str | Path, *, url: str | None = None) -> NgramRows:
             rows.prefetch(ids)
             vectors = rows.rows(ids)  # float32 [T, heads * width]
 
-    url: location of the shards if they are not in the folder, for fsspec. Disables prefetching.
+    url: where fsspec finds the shards if they are not in the folder. `prefetch` then does nothing.
     """
     return NgramRows(path, url)

@@ -1,8 +1,8 @@
 """Table shards on a network disk, in object storage or on a web server. fsspec reads byte ranges.
 
-A table store's descriptions and index are in the bundle; only its shards are remote, and the place of a
-record in them is computed. Opening sends no request. The ranges of a step are read at the same
-time. The row store checks each record's crc32c, and repeats a failed read once.
+The descriptions and the index of a table store are in the bundle; only its shards are remote. Byte ranges
+of records are computed, so opening sends no request. All ranges of a step are requested in parallel.
+The row store checks each record's crc32c, and repeats a failed read once.
 
 fsspec takes credentials and proxies from its own configuration and the environment, never from a
 bundle. It also caches on disk if the URL asks for that (blockcache::https://...).
@@ -31,7 +31,7 @@ LIBRARY_NBYTES = 10_500_000  # memory of connections and their libraries (measur
 LIMIT_SECONDS = 60.0  # of one range
 PAUSE_SECONDS = 0.5  # before a range is read again
 NOT_FOUND = 404  # the status of HTTP
-URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error's words
+URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error message
 
 
 class RemoteShards:
@@ -47,7 +47,7 @@ class RemoteShards:
 
         files, self._root = open_url(url)
         self._url, self._counted = printable_url(url), RowCounters()
-        # A file that reads megabytes ahead would fetch many records for one, unless the URL asks for a cache.
+        # By default, fsspec files read megabytes ahead of each record. A URL with "::" asks for a cache.
         self._options = {} if files.async_impl or "::" in url else {"cache_type": "none"}
         self._files = files if files.async_impl else AsyncFileSystemWrapper(files, False)
         # Name below the URL, and size, of each shard of all arrays.

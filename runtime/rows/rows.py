@@ -21,15 +21,15 @@ from stem_edge.numerics.quantize import I32, I64
 from stem_edge.tables.rows import RowLookup
 
 EMPTY = -1  # stands for no record or slot
-# Where records from two sources meet in one array, it is filled in parts of this size, because the
-# memory plan does not count a second array. That many records keep flash busy.
+# Records to read at a time where they are copied to a larger array, because the memory plan does not
+# count a second array of that size. This number of records keeps flash busy.
 READ_AT_ONCE = 32
 ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
 NO_IDS: I64 = np.zeros(0, np.int64)
-# Kernels add up so many products at a time. A mean in two parts would depend on where its step begins.
+# Number of products that kernels sum at a time. If a sum were split, its bits would depend on the step's start.
 ADDED_AT_ONCE = 128
-# From the tokens of a text, the row ids of their own rows [T], and the first token that is asked for, to
-# row ids [T - first], or [T - first, keys].
+# (token ids of a text [T], row ids of the tokens' own rows [T], index `first` of the first wanted token) ->
+# row ids of the tokens from `first` on: [T - first] or [T - first, keys].
 Keys: TypeAlias = Callable[[I64, I64, int], I64]
 
 
@@ -55,8 +55,8 @@ class RowKeys:
 
     of: Keys | None = None
     before: int = 0  # tokens before a step that decide which rows it looks up
-    rows_per_token: int = 1  # the last of a token's keys; the others are of tokens before it
-    rows_before: int = 0  # rows of tokens before a step that it looks up again
+    rows_per_token: int = 1  # a token's own keys, the last of its keys; others: of earlier tokens
+    rows_before: int = 0  # number of rows of earlier tokens that a step looks up again
     editable: bool = True  # False if edits cannot change which rows tokens look up
     step_tokens: int = sys.maxsize  # most tokens of a step
 
@@ -87,7 +87,7 @@ def keys_of(config: ModelConfig) -> RowKeys:
 
 
 class Rows:
-    """The rows of a dense model, which has no tables."""
+    """Rows of a dense model: it has no tables, so nothing is read. Base class of TableRows."""
 
     def __init__(self, keys: RowKeys | None = None) -> None:
         self._keys = keys or RowKeys()
@@ -95,7 +95,7 @@ class Rows:
 
     @property
     def step_tokens(self) -> int:
-        """Maximum tokens of a step, for any choice of tokens."""
+        """Maximum number of tokens in a step, whichever tokens they are."""
         return ANY_NUMBER
 
     @property
@@ -106,8 +106,8 @@ class Rows:
     def ids(self, token_ids: I64, own: I64 | None = None, first: int = 0) -> I64:
         """Return the row ids of tokens from index `first` on: [T - first] or [T - first, keys].
 
-        own [T]: row ids of the tokens' own rows; default: the token ids. At least `before` tokens, or the
-        whole text, must precede index `first`.
+        own [T]: row ids of the tokens' own rows; default: the token ids. token_ids must contain at least
+        `before` tokens before index `first`, or begin where the text begins.
         """
         own, of = token_ids if own is None else own, self._keys.of
         return own[first:] if of is None else of(token_ids, own, first)
@@ -132,7 +132,7 @@ class Rows:
         """Release row ids from `make`. Any thread may call it."""
 
     def counters(self) -> RowCounters:
-        """Return the counts since loading."""
+        """Return the row counters since loading."""
         return RowCounters()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Slots(Protocol):
 
 
 class ArraySlots(Slots):
-    """Slots for onnxruntime: arrays of codes and scales, packed as in records."""
+    """Slots for onnxruntime: arrays of quantized values and of scales, packed as in records."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count

@@ -24,13 +24,13 @@ Shards: TypeAlias = "ShardFiles | RemoteShards"
 
 
 class RowStore:
-    """Reads the records of one table store. Threads may read at once. A context manager."""
+    """Reads the records of one table store. Threads may read concurrently. A context manager."""
 
     def __init__(self, tables: TableStore, shards: Shards) -> None:
         self._shards, self.distant = shards, shards.distant
         self.layout = tables.format.tables  # of records as `read` returns them
-        self.tokens = tables.format.tokens  # row ids that are token ids
-        # Token -> record; None: record i is token i's. EMPTY, as the last index, stands for none.
+        self.tokens = tables.format.tokens  # row ids below this number are token ids
+        # Token id -> record number; None if they are equal. The last element maps EMPTY (-1) to EMPTY.
         self._index = None if tables.index is None else np.append(tables.index, np.int32(EMPTY))
         # Of each shard: its array, and the number of its first record.
         self._grids, self._starts, first = list[ShardGrid](), list[int](), 0
@@ -52,7 +52,7 @@ class RowStore:
         pieces = list(map(self._piece, numbers.tolist()))
         # A record in one piece is read together with the checksum that follows it.
         buffers = pages_to_fill((len(pieces), self.layout.record_nbytes + CRC_NBYTES))
-        # Over a network in parts, because answers are held in addition to the records.
+        # Network reads are split into parts, because responses take memory in addition to the records.
         step = READ_AT_ONCE if self.distant else max(1, len(pieces))
         for at in range(0, len(pieces), step):
             part = slice(at, at + step)
@@ -60,7 +60,7 @@ class RowStore:
         return buffers[:, :-CRC_NBYTES]
 
     def ahead(self, numbers: I64) -> None:
-        """Ask the OS to start reading records. Returns at once; guarantees nothing."""
+        """Ask the OS to start reading records. Returns immediately; guarantees nothing."""
         self._shards.ahead(list(map(self._piece, numbers.tolist())))
 
     def _piece(self, number: int) -> ByteRange:
@@ -121,7 +121,7 @@ class RowStore:
         return widen(grid.layout, record, self.layout).reshape(-1)
 
     def counters(self) -> RowCounters:
-        """Return the counts since opening."""
+        """Return the row counters since opening."""
         return self._shards.counters()
 
     def stop(self) -> None:

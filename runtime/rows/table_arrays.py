@@ -23,7 +23,7 @@ Ids: TypeAlias = "int | slice | npt.ArrayLike"
 
 
 class Tables:
-    """The tables of a bundle, read-only; a context manager. Its arrays are copies."""
+    """The tables of a bundle, read-only. A context manager. Returned arrays are copies."""
 
     def __init__(self, root: Path) -> None:
         tables = open_table_store(root)
@@ -33,7 +33,7 @@ class Tables:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The numbers of STEM layers, ascending."""
+        """The numbers of the layers that have a table (STEM layers), ascending."""
         return self.layout.layers
 
     @property
@@ -42,7 +42,7 @@ class Tables:
         return self._store.tokens, len(self.layers), self.layout.row_width
 
     def __getitem__(self, key: tuple[Ids, int]) -> F32:
-        """Return rows of ids in a STEM layer of the model: [n, width], or [width] for one id.
+        """Return `tables[ids, layer]`: rows [n, width] of token ids, or one row [width] for one id.
 
         Raises InputError for an id or layer that the tables do not have.
         """

@@ -1,10 +1,10 @@
 """Rows of a model with tables: fills row cache slots with records from the table store.
 
-`expect` starts a thread that reads records of a later step that the cache lacks. `slots` waits for that
+`expect` lets a thread read the records of the next step that are not cached. `slots` waits for this
 read, and itself reads all other missing records. Only `slots` changes the cache, in the caller's thread
 and between two computations, so the graph never reads a slot that is being written. At most one read runs
-at a time. No record is read twice for a step unless the thread fails: then `slots` reads again, except over
-a network, and raises an error that persists.
+at a time. If the thread's read fails, `slots` reads the records again, and raises an error if that fails,
+too. Over a network, it raises the thread's error instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Tokens to hint to the system ahead of the next step. 0 and unlimited both doubled stalls.
 AHEAD_TOKENS = 256
-# Then a step reads by itself, because a thread that ran out of memory can die without a word.
+# After this time, a step reads by itself: a thread that ran out of memory can end without an error.
 PATIENCE_SECONDS = 60.0
 
 
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 class TableRows(Rows):
     """The rows of a model with tables. Without `overlap`, `expect` does nothing.
 
-    Only the engine's thread may use it, except for `release`. `close` also closes the store.
+    Only the thread that runs a step may use it, except for `release`. `close` also closes the store.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TableRows(Rows):
         self._stall_seconds = 0.0
         self._pool = _one_thread() if overlap else None
         self._reading: tuple[I64, Future[U8]] | None = None
-        self._asked: Asked | None = None  # None: the cache has changed since
+        self._asked: Asked | None = None  # None: the cache has changed since the last lookup
 
     @property
     def step_tokens(self) -> int:
@@ -94,9 +94,9 @@ class TableRows(Rows):
                 self._pool.submit(self.store.ahead, self.cache.find(records).missing)
 
     def slots(self, row_ids: I64) -> I32:
-        """Read the rows that are not cached; return the slots of all rows. Each distinct record needs a slot.
+        """Read the rows that are not cached; return the slots of all rows, in the shape of row_ids.
 
-        Raises RowReadError or MemoryError. After these errors, the cache is valid and the call can be repeated.
+        Each distinct record needs a slot. Raises RowReadError or MemoryError; the call can then be repeated.
         """
         asked = self._ask(row_ids)
         self.cache.use(self._new(asked.records), asked.found)
@@ -106,7 +106,7 @@ class TableRows(Rows):
         return asked.found.slots.reshape(row_ids.shape)
 
     def _ask(self, row_ids: I64) -> Asked:
-        """Look up a step's records in the cache; repeat the last result if nothing has changed."""
+        """Look up a step's records in the cache; reuse the last result if nothing has changed."""
         asked = self._asked
         if asked is None or not np.array_equal(asked.row_ids, row_ids):
             records = self.store.records_of(row_ids)
@@ -114,7 +114,7 @@ class TableRows(Rows):
         return asked
 
     def _new(self, keys: I64) -> I64:
-        """Return the keys that earlier steps did not have, as a one-dimensional array."""
+        """Return keys [T] or [T, n], flattened, without the keys that belong to earlier tokens."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
     def _install(self, missing: I64, records: U8, asked: Asked) -> Asked:
@@ -125,7 +125,7 @@ class TableRows(Rows):
         return asked
 
     def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the running read, and install those of its records that this step needs."""
+        """Wait for the thread's read, and put the records that this step needs into slots."""
         if self._reading is None:
             return asked
         read, call = self._reading
@@ -134,7 +134,7 @@ class TableRows(Rows):
         if not call.done():
             self._pool = _one_thread()
         error = call.exception() if call.done() else TimeoutError()
-        # Records of an abandoned answer would evict some that this step needs. That is rare.
+        # Other records, such as those of an answer that was abandoned, could evict records that this step needs.
         wanted = read is asked.found.missing or np.isin(read, asked.records)
         if error is None and np.any(wanted):
             records = call.result()
@@ -142,7 +142,7 @@ class TableRows(Rows):
                 read, records = read[wanted], records[wanted]
             return self._install(read, records, asked)
         if self.store.distant and np.all(wanted) and isinstance(error, RowReadError):
-            raise error  # over a network it was tried twice already
+            raise error  # over a network, the store has already tried twice
         return asked
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:

@@ -1,4 +1,4 @@
 """The generation loop: a Loop computes one request alone, a Scheduler computes several together.
 
-A step is a chunk of the prompt at the front of the queue, or a token of each running sequence; they alternate.
+A step processes a chunk of one prompt, or one token of each running sequence. These two kinds of steps alternate.
 """

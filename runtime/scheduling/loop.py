@@ -45,7 +45,7 @@ class Loop:
         finally:
             self._record.update()
             request.end(failure)
-            failure = None  # which would keep this frame, and with it the context
+            failure = None  # its traceback would keep this frame alive, and with it the context
 
     def _advance(self, request: Request) -> None:
         """Process one chunk of the prompt, or one decode step."""
@@ -109,7 +109,7 @@ class Loop:
             self._engine.expect(step)
 
     def _hand_out(self, request: Request) -> bool:
-        """Add a chunk to the results if its text can no longer change; return False at the end."""
+        """Add new final text to the results as a chunk; return False if the answer has ended."""
         chunk = request.hand_out()
         if chunk is not None and not request.cancelled:
             self._chunks.append((request, chunk))

@@ -39,7 +39,8 @@ def requests(
 ) -> Iterable[Request | InputError]:
     """Return a request, or the error that refuses it, for each prompt.
 
-    Raises InputError: for a sequence of prompts, at the first bad prompt; if there are fewer params than prompts.
+    Raises InputError if there are fewer params than prompts. A sequence of prompts is checked at once: its first
+    bad prompt raises InputError.
     """
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise InputError("prompts are texts or lists of token ids; give a list of prompts")
@@ -101,10 +102,10 @@ def run(
     begin: Callable[[Item], Result | None],
     push: Callable[[Request, Chunk], Result | None],
 ) -> Generator[Result]:
-    """Begin items as places become free; yield all results, and close the scheduler at the end.
+    """Run items in a scheduler as places become free; yield their results; close the scheduler.
 
-    items: while it waits for its next item, nothing decodes. begin: submits the request of an item, or
-    returns its result if it has no request. push: accepts a chunk; returns a result if one is complete.
+    Nothing decodes while `items` waits for its next item. begin: function that submits an item's request, or
+    returns the item's result if it needs none. push: function that gets each chunk, and returns a finished result.
     """
     more = True
     try:

@@ -44,11 +44,11 @@ class Chunk:
     finish_reason: FinishReason | None
     error: StemEdgeError | None = None  # the error, if finish_reason is "error"
     stop: str | None = None  # the stop text that ended the answer
-    thoughts: str = ""  # before the answer; only conversations tell them from its text
+    thoughts: str = ""  # the model's thoughts; only conversations separate them from the text
 
 
 class Stepping(NamedTuple):
-    """Which tokens a model may decode in one step: several sequences, and drafts."""
+    """What a model may decode in one step: tokens of several sequences, and drafts."""
 
     # Decode several tokens or sequences in a step only if that changes no bits.
     exact: bool = False
@@ -66,7 +66,7 @@ class Stepping(NamedTuple):
         return not self.exact or (self.costs is not None and self.costs.same_in_batches)
 
     def guesses(self, context: Context) -> Guesses | None:
-        """Return a new source of drafts for the answer that is decoded in `context`; None without drafts."""
+        """Return a new source of drafts for the answer in `context`; None if nothing is drafted."""
         if self.speculation is None or (self.exact and not self.same_bits):
             return None
         return self.speculation(context)
@@ -80,12 +80,12 @@ class Request:
 
     lookups: rows that tokens look up in place of their own. length: most tokens of prompt and answer that are
     processed. constraint: restricts the answer's text.
-    score: called with the logits [n, V] of each step of the prompt, before a chunk without text; the answer
-    then has no tokens.
+    score: function that gets the logits [n, V] of each step of the prompt. With it, each such step gives a chunk
+    without text, and nothing is generated.
     """
 
     context: Context  # once it has begun
-    last: Step  # of the token chosen last, which is not yet processed
+    last: Step  # step of the token that was chosen last, which is not processed yet
 
     def __init__(
         self,
@@ -144,13 +144,13 @@ class Request:
     def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool = False) -> None:
         """Get a context, and split the prompt into steps.
 
-        whole: reserve the memory of a full context now, rather than as it fills.
+        whole: reserve the memory of a full context now, rather than while the context fills.
         """
         started, self.seen = time.perf_counter(), list(self.prompt)
         self._engine, lookups = engine, self.lookups
         if lookups is not None:
             lookups.__enter__()
-        if every := self.score is not None:  # also of tokens that a cached prompt has
+        if every := self.score is not None:  # all logits are wanted, so no cached prompt is used
             self.context = prefixes.empty(self.length)
         else:
             places = {} if lookups is None else lookups.places
@@ -165,7 +165,7 @@ class Request:
     def drafted(self, most: int, forced: int) -> Step:
         """Return the next decode step: the last chosen token and drafts of the tokens after it.
 
-        most: tokens of the step. forced: most tokens that a grammar forces; they are drafts that are always right.
+        most: most tokens of the step. forced: most drafts from the grammar, which are tokens that it forces.
         """
         if self.guesses is None and self.constraint is None:
             return self.last
@@ -187,10 +187,10 @@ class Request:
         return Step(ids[last - first :], rows.ids(ids, own, last - first), 1 + len(drafts))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
-        """Choose tokens until one differs from its draft. Yield True for a right draft, else False.
+        """Choose a step's tokens until one differs from its draft. Yield, for each, if they agree.
 
-        logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same
-        sampler, random numbers and earlier tokens. The context then has all tokens except the last.
+        logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same sampler,
+        random numbers and earlier tokens. At the end, the context has all tokens except the last one.
         """
         for place, line in enumerate(logits):
             self.choose(line)
@@ -276,7 +276,7 @@ class Request:
 def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:
     """Compute a step of a token and its drafts; if that fails, compute the token alone.
 
-    Otherwise an unreadable row of a wrong draft could end the answer.
+    Without the second try, an unreadable row of a wrong draft could end the answer.
     """
     compute = partial(engine.step, [context], apart=True)
     try:

@@ -30,8 +30,8 @@ class Scheduler(Loop):
     Requests begin in the order of submission, one prompt at a time, once there is a place and
     memory: the KV caches of all sequences stay within the limit of `prefixes`. If nothing runs, any request may begin.
 
-    A sequence that runs alone stays in its own context and drafts, so a step may yield several
-    tokens. When a second sequence begins, both decode in a batch without drafting.
+    A sequence that runs alone decodes in its own context, with drafts, so a step may yield several
+    tokens. When a second sequence begins, both decode in a batch without drafts.
 
     length: most tokens of a sequence. nbytes_of: number of tokens -> bytes of keys and values. record:
     counts tokens and times. steady: a single sequence also decodes in the batch, so that tokens

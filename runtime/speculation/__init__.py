@@ -1,4 +1,4 @@
-"""Speculative decoding: guesses the next tokens, so that one step computes several.
+"""Speculative decoding: drafts the next tokens, so that one step computes several tokens.
 
-A guess is a token that may come next. A draft is a guess that a step verifies. Guesses never change tokens.
+A draft is a token that may come next. A step verifies its drafts, so drafts never change the answer.
 """

@@ -1,4 +1,4 @@
-"""Chooses the drafts of each step of an answer, and how many of them are expected to pay.
+"""Chooses the drafts of each step of an answer, in the number that is expected to be fastest.
 
 Choices depend only on the text and on times that were measured before, never on a clock, so the same call always
 drafts the same tokens.
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     Drafts: TypeAlias = TextDrafts | ModelDrafts
 
-WORTH = 1.05  # drafting begins at this many tokens in the time of a plain step
+WORTH = 1.05  # draft only if this many tokens are expected in the time of a one-token step
 
 
 class Costs:
-    """Times of steps by their number of tokens; a one-token step takes 1.
+    """Relative times of steps, by number of tokens in the step. A one-token step takes 1.
 
-    most: largest number of drafts. attention: time of each token of a step for each earlier token beyond the
-    first BEFORE.
+    most: largest number of drafts. attention: additional time of a step, for each of its tokens and for each
+    earlier token of the text after the first BEFORE tokens.
     """
 
     def __init__(self, times: Mapping[int, float], most: int, attention: float = 0.0) -> None:
@@ -38,9 +38,9 @@ class Costs:
         return any(size / time > WORTH for size, time in self.times.items())
 
     def gains(self, chance: float, room: int, each: float, before: int) -> dict[int, float]:
-        """Return the expected tokens in the time of a plain step, by the number of drafts up to `room`.
+        """Return, for each number of drafts up to `room`, the expected speedup over one-token steps.
 
-        chance: how often a draft is right. each: time to draft a token. before: tokens that a step attends to.
+        chance: probability that a draft is right. each: time to draft a token. before: tokens that a step attends to.
         """
         deep = self._attention * max(0, before - BEFORE)
         return {
@@ -53,7 +53,7 @@ class Costs:
 
 
 class BestGuesses:
-    """Drafts from the source with the highest expected gain, as many as are expected to pay.
+    """Takes drafts from the source, and in the number, with the highest expected speedup.
 
     seconds: time of a one-token step.
     """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# How often a draft is right before anything is known, and how many drafts that counts as. Each new outcome fades
-# the earlier ones; so does each step without drafts, so that they are tried again now and then.
+# Assumed fraction of right drafts, and the number of drafts that this assumption counts as. Each new outcome
+# reduces the weight of earlier outcomes. So does each step without drafts, so that drafting is tried again.
 EXPECTED, TRUST, MEMORY, FADING = 0.75, 3.0, 0.95, 0.995
 
 
 class ModelDrafts:
-    """Drafts from a draft model for one answer, with the fraction of right drafts.
+    """Drafts from a draft model for one answer, and an estimate of how often they are right.
 
-    draft: function (token ids, number) -> that many drafts; its errors are those of a step. seconds:
+    draft: function (token ids so far, number of drafts) -> drafts. It raises the errors of a step. seconds:
     time per draft.
     """
 
@@ -24,7 +24,7 @@ class ModelDrafts:
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Compare `drafts`, made for the text of the last call, with the new tokens of `seen`."""
+        """Compare `drafts`, which followed the last call's `seen`, with the tokens added to `seen`."""
         if not drafts:
             self._right, self._all = FADING * self._right, FADING * self._all
         for draft, token in zip(drafts, seen[self._known :], strict=False):
@@ -36,5 +36,5 @@ class ModelDrafts:
 
     @property
     def chance(self) -> float:
-        """How often the next draft is right."""
+        """Estimated probability that the next draft is right."""
         return (TRUST * EXPECTED + self._right) / (TRUST + self._all)

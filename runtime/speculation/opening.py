@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.speculation.guesses import Drafts
     from stem_edge.runtime.speculation.model_drafts import ModelDrafts
 
-TRIES = 3  # of an assistant, the fastest counts
+TRIES = 3  # measurements of an assistant's speed; the fastest counts
 
 
 def open_speculation(
@@ -35,7 +35,7 @@ def open_speculation(
     costs: StepCosts | None,
     options: LoadOptions,
 ) -> Speculation | None:
-    """Return a function that begins drafting for a context; None if drafts cannot be used."""
+    """Return a function that starts drafts for a context; None if they change bits or save no time."""
     if options.exact and not (costs is not None and costs.same_bits):
         return None
     if callable(options.speculate):
@@ -45,7 +45,7 @@ def open_speculation(
     if known is None:
         return None
     most = options.speculate if type(options.speculate) is int else MOST - 1
-    # A step reads weights and, for each of its tokens, keys and values: about as fast.
+    # A step reads the weights, and for each of its tokens the keys and values, at about the same speed.
     depth = plan.context_length
     attention = footprint.with_kv(plan.kv).kv_read_nbytes(depth) / depth / footprint.step_nbytes
     step_costs, assistant = Costs(known.times, most, attention), _assistant(engine, plan)
@@ -61,7 +61,7 @@ def open_speculation(
 
 
 def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
-    """Return drafts of a function, up to the first that is no token id."""
+    """Wrap a caller's draft function: its drafts end before the first that is not a token id."""
     return lambda seen, room: list(
         takewhile(lambda token: 0 <= token < vocab_size, draft(seen, room)[:room])
     )
@@ -70,7 +70,7 @@ def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
 def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
     """Measure step times with the first tokens of the vocabulary, before the engine is in use.
 
-    None if context, slots or planned memory are too small for such a step. Raises what a step raises.
+    Returns None if context, slots or planned memory are too small. Raises the errors of a step.
     """
     before = min(BEFORE, engine.chunk_tokens, plan.context_length - MOST)
     if before < 1 or engine.logit_tokens < MOST:
@@ -80,13 +80,13 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
     )
 
     ids = np.arange(before + MOST, dtype=np.int64) % vocab_size
-    # Fetched once, because the row cache counts how often each is used.
+    # The slots are looked up once, because the row cache counts how often each record is used.
     slots = engine.rows.slots(engine.rows.ids(ids)[: min(MOST, engine.chunk_tokens)])
     return measure_steps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)])
 
 
 def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDrafts | None] | None:
-    """Return a function that begins drafts of the model's assistant; None if there is none."""
+    """Return a function that starts the bundle's draft model for a context; None if it has none."""
     if plan.context_length < MOST:
         return None
     context, times, opened = engine.open_context(MOST), list[float](), engine.backend.open_drafter

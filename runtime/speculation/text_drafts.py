@@ -1,13 +1,13 @@
-"""Drafts from the text so far: what followed the last time its latest tokens occurred."""
+"""Drafts from the text so far: the tokens that followed when its last tokens occurred before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MATCH = 3  # tokens that must occur again
-BITS = 64 // MATCH  # of each token id in a key
-# A match of n tokens is right next time with a chance of n^2 / (n^2 + doubt). Doubt begins at 16, doubles with
-# each step whose first draft was wrong, and halves with each step that was right.
+MATCH = 3  # number of tokens that must occur again
+BITS = 64 // MATCH  # bits of each token id in a key
+# After a match of n tokens, the next draft is right with probability n^2 / (n^2 + doubt). Doubt begins at 16,
+# doubles after each step whose first draft was wrong, and halves after each step whose first draft was right.
 DOUBT, LEAST_DOUBT, MOST_DOUBT = 16, 4, 32
 
 
@@ -19,11 +19,11 @@ class TextDrafts:
     def __init__(self) -> None:
         self._ids, self._key = list[int](), 0
         self._places: dict[int, int] = {}  # MATCH tokens -> the place after their latest occurrence
-        self._length, self._next = 0, 0  # of the match in tokens, and the place that follows it
+        self._length, self._next = 0, 0  # number of tokens in the match, and the index after them
         self._doubt: float = DOUBT
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Add the new tokens of `seen`. drafts: the drafts of them that came from here."""
+        """Add the new tokens of `seen`. drafts: the last step's drafts, if they came from here."""
         known, ids, places, key = len(self._ids), self._ids, self._places, self._key
         if drafts:
             doubt = self._doubt / 2 if drafts[0] == seen[known] else self._doubt * 2
@@ -35,17 +35,17 @@ class TextDrafts:
             before = places.get(key, 0)
             if place >= MATCH:
                 places[key] = place
-            # A copy is followed where it began, although its tokens may have occurred later, too.
+            # Continue the match where it began, although its tokens may have occurred later, too.
             self._next = self._next + 1 if goes_on else before
             self._length = self._length + 1 if goes_on else MATCH if before else 0
         self._key = key
 
     @property
     def chance(self) -> float:
-        """How often the next draft is right."""
+        """Estimated probability that the next draft is right."""
         return self._length**2 / (self._length**2 + self._doubt)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return `count` drafts. At the end of the text, they repeat what follows the match."""
+        """Return the `count` tokens after the match. If the text ends before, they repeat."""
         found = self._ids[self._next : self._next + count]
         return (found * count)[:count]

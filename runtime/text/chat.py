@@ -36,7 +36,7 @@ class Chat:
         self._template: ChatTemplate | None = None
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Raise InputError, because Model.chat is no method."""
+        """Raise InputError for model.chat(...), because Model.chat is not a method."""
         raise InputError(
             "Model.chat is the chat template; use Model.conversation() to chat, or "
             "Model.chat_prompt(messages) for a prompt"
@@ -49,7 +49,7 @@ class Chat:
 
     @property
     def tool_family(self) -> Family | None:
-        """The template's format of tool calls; None without a template or with an unknown format.
+        """The format of tool calls in the template; None if it is unknown or there is no template.
 
         Raises BundleError.
         """
@@ -61,7 +61,7 @@ class Chat:
 
     @cached_property
     def thoughts(self) -> Thoughts | None:
-        """The template's markers of thoughts; None if it has no known ones. Raises BundleError."""
+        """The markers around a model's thoughts; None if they are unknown. Raises BundleError."""
         if not self.has_template:
             return None
         return thoughts_of(read_template(self._path)[0], self._codec.special_tokens)
@@ -75,10 +75,10 @@ class Chat:
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> ChatPrompt:
-        """Render a conversation as text. Raises what ChatTemplate raises.
+        """Render a conversation as text. Raises the errors of ChatTemplate.
 
-        Raises InputError if a text in messages, tools or arguments names a special token, because it
-        could end its turn and begin a forged one, unless special_tokens_in_text is set.
+        Raises InputError if messages, tools or arguments contain the name of a special token, because
+        it could end a message and begin a forged one. special_tokens_in_text allows such names.
         """
         given, offered = checked_messages(messages), checked_tools(tools)
         arguments = checked_template_arguments(template_arguments)

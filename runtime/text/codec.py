@@ -19,8 +19,8 @@ from stem_edge.shown import format_size, printable
 from stem_edge.system.memory import own_memory, return_freed_memory
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Memory for each byte of a text on its way to ids, or for each that steps may make of it: the most
-# that byte-level and sentencepiece tokenizers took with tokenizers 0.23.
+# Bytes of memory to tokenize one byte of text, and one byte that the tokenizer's steps may make of it. The
+# largest measurements for byte-level and sentencepiece tokenizers, with tokenizers 0.23.
 TEXT_NBYTES, GROWN_NBYTES = 480, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 SPECIAL_IN_PROMPT = "a prompt names special tokens, which are ordinary text in it; chat_prompt (--chat) makes a prompt of messages"
@@ -28,7 +28,7 @@ LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a who
 
 
 class ChatPrompt(str):
-    """A text that a chat template made. Names of special tokens in it become these tokens."""
+    """A text from a chat template. When it is tokenized, names of special tokens become tokens."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class TextCodec:
     """The tokenizer of a bundle. Raises BundleError when its file is damaged.
 
     vocab_size: vocabulary of the model; all ids in the file must be below it.
-    limit: most memory of this process while it loads. Raises MemoryPlanError.
+    limit: most bytes that this process may take while loading it. Raises MemoryPlanError.
     kept: path of the cached form of this tokenizer.json (kept.py). If it is missing, a child process writes it, so
         that all loads take the same memory.
     """
@@ -58,7 +58,7 @@ class TextCodec:
         limit: int | None = None,
         kept: Path | None = None,
     ) -> None:
-        self._path, self._lock = path, Lock()  # one setting of the library is no argument
+        self._path, self._lock = path, Lock()  # encode_special_tokens is set before each call
         self._kept = None if kept is None else open_kept(kept)
         if self._kept is None and kept is not None:
             from stem_edge.runtime.text.keeping_child import keep_by_child  # at a first load
@@ -79,7 +79,7 @@ class TextCodec:
 
     @property
     def nbytes_to_come(self) -> int:
-        """Bytes of memory that the tokenizer may still take when a later text needs more of it."""
+        """Bytes of memory that parts of the tokenizer may take which are not loaded yet."""
         return self._checked.memory.kept if self._kept is not None else 0
 
     def read_whole(self, limit: int) -> None:
@@ -104,7 +104,7 @@ class TextCodec:
         return {token[:1] for token in self.special_tokens}  # few, while tokens can be thousands
 
     def special_ids(self, others: Collection[str]) -> set[int]:
-        """Return the ids of all special tokens except those named in `others`."""
+        """Return the ids of all special tokens whose names are not in `others`."""
         names = (name for name in self.special_tokens if name not in others)
         tokenizer = self._for_ids(())
         return {id_ for id_ in map(tokenizer.token_to_id, names) if id_ is not None}
@@ -179,9 +179,9 @@ class TextCodec:
             return name is None or (skip_special_tokens and self._added.get(token_id, False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, perhaps part of a character; of a special token, its name.
+        """Return the bytes of a token, which may be part of a character.
 
-        Ids that the tokenizer lacks have no bytes; models use such ids to fill up their vocabulary.
+        For a special token, they are its name. For an id without a token, which pads a vocabulary, b"".
         """
         with self._lock:
             text = self._for_ids((token_id,)).id_to_token(token_id)
@@ -207,7 +207,7 @@ class TextCodec:
 
     @cached_property
     def _added(self) -> Mapping[int, bool]:
-        """Map of added token id to whether it is special. Cached, because reading is slow."""
+        """Added token id -> True if the token is special. Cached, because reading it is slow."""
         tokens = self._for_ids(()).get_added_tokens_decoder()
         return {token_id: token.special for token_id, token in tokens.items()}
 

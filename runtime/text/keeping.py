@@ -57,7 +57,7 @@ def keep(
 
     tokenizer: the library's object for the file. limit: most memory of this process.
     """
-    # Taking it apart takes as much memory as the library keeps of it (37 MB of 42 with 128,256 tokens), and long.
+    # This is slow, and takes as much memory as the library's tokenizer (37 of 42 MB with 128,256 tokens).
     if limit is not None and own_memory() + checked.memory.kept > limit:
         return
     if not isinstance(tokenizer.model, models.BPE) or not writable(path.parent):
@@ -89,7 +89,7 @@ def _merges(model: dict[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dict[str, Any]] | None:
-    """Return a tokenizer's cached form; None if a part of it could tokenize differently."""
+    """Return the content of the cached file; None if loading only parts could change token ids."""
     file = msgspec.json.decode(checked.json)
     model = file["model"]
     ids: dict[str, int] = model.get("vocab", {})

@@ -10,12 +10,12 @@ from pathlib import Path
 from stem_edge.system.child import module_command
 from stem_edge.system.memory import own_memory
 
-SECONDS = 600  # for the process that checks one
+SECONDS = 600  # timeout of the child process
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
-    """Write a tokenizer's cached form in a child process, because 10 to 20 MB stay allocated.
+    """Write a tokenizer's cached form in a child process, because 10 to 20 MB would stay allocated.
 
     limit: most memory of both processes.
     """

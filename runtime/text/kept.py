@@ -1,8 +1,8 @@
-"""The cached form of a checked BPE tokenizer, from which the library gets only the parts it needs.
+"""The cached form of a checked BPE tokenizer, of which only the parts that a text needs are loaded.
 
-The library takes a second and 70 MB for 262,144 tokens with half a million merges, but a text consists of
-few of them. The library makes the same ids of a text if it gets all tokens that occur in the text's
-words, and all merges between them. It makes the same text of ids if it gets only their tokens.
+The tokenizers library takes a second and 70 MB to load 262,144 tokens with half a million merges, but a text
+needs few of them. The token ids of a text stay the same if the library has all tokens that are parts of the
+text's words, and all merges between these tokens. To decode ids, it only needs their tokens.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from stem_edge.numerics.quantize import I64
 
 Keys = npt.NDArray[np.uint64]
 FORMAT, TOKENIZERS = 1, "tokenizers"  # folder in the user's cache folder
-# Of a file: its checksum, the length of its Header, the Header, then the arrays, wide ones first.
+# A file contains a checksum, the length of its Header, the Header, then the arrays, wide types first.
 PREFIX_NBYTES, ALIGNMENT = 8, 8
 ARRAYS = {"keys": "<u8", "pairs": "<u8", "ids": "<i4", "ends": "<u4", "ranks": "<i4", "text": "u1"}
-# Beyond this, the whole tokenizer is as fast: characters of a text, parts of its words, tokens.
+# Above these limits, the whole tokenizer is as fast: characters of a text, parts of its words, loaded tokens.
 MOST_CHARS, MOST_PARTS, MOST_READ = 1 << 14, 1 << 16, 1 << 13
-MOST_WRITTEN = 1 << 8  # tokens, because each new one takes as long as all before it
+MOST_WRITTEN = 1 << 8  # tokens of the decoder, which is built again when it needs another token
 
 
 class Header(msgspec.Struct, frozen=True):
     """The part of a cached tokenizer file that is not arrays."""
 
-    checked: CheckedTokenizer  # its JSON has the added tokens alone, and no merges
+    checked: CheckedTokenizer  # its JSON has only the added tokens, and no merges
     settings: dict[str, Any]  # of the library's BPE
     always: list[int]  # ids of tokens that the library looks up whatever the text is
     longest: int  # characters of a token
@@ -46,7 +46,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Records the words into which the library splits a text. Separate to avoid a cycle."""
+    """Records the words into which the library splits a text. A class, to avoid a reference cycle."""
 
     def __init__(self) -> None:
         self.words = list[str]()
@@ -148,7 +148,7 @@ class KeptTokenizer:
         return {part: id_ for part, id_ in found if self._token(id_) == part}
 
     def _merges_to(self, tokens: dict[str, int]) -> dict[int, tuple[str, str]]:
-        """Return the merges that result in these tokens, by rank."""
+        """Return the merges that result in these tokens, as rank -> pair of tokens."""
         splits = ((token[:at], token[at:]) for token in tokens for at in range(1, len(token)))
         pairs = [(a, b) for a, b in splits if a in tokens and b in tokens]
         keys = np.fromiter(
@@ -160,7 +160,7 @@ class KeptTokenizer:
 
 
 def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
-    """Return the path of a tokenizer.json's cached form. A changed file or vocab_size changes it.
+    """Return the path for the cached form of a tokenizer.json, which depends on its file status.
 
     Raises OSError.
     """

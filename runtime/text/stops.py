@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopTexts:
-    """Returns the parts of a text that are certainly before a stop text, as the text grows.
+    """Receives a text in pieces, and returns the parts that certainly precede any stop text.
 
     If several stop texts end at the same character, the longest counts.
     """
@@ -32,13 +32,13 @@ class StopTexts:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back. Call this at the end of the text."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` with which `stop` begins."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
             return length

@@ -57,8 +57,8 @@ class TokenStream:
                 return ""
         new = text[self._given : len(text) - unfinished]
         if unfinished:
-            # The bytes before the last character are no characters, whatever comes. Keep enough tokens to know
-            # so, and those of the last character.
+            # The bytes before the last character can no longer become characters. Keep the tokens that show
+            # this, and the tokens of the last character.
             self._before, self._waiting = [], self._waiting[:CHARACTER] + self._waiting[-CHARACTER:]
             self._given = len(self._decode(self._waiting)) - 1
         else:
