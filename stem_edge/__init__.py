@@ -5,7 +5,7 @@
     with stem_edge.load("model") as model:
         print(model.generate_text("The capital of France is"))
 
-Names of this package are imported on first use, so that importing it costs nothing. Errors are in
+`import stem_edge` is fast, because each name is imported on first use. Errors are in
 `stem_edge.errors`.
 """
 

@@ -11,7 +11,7 @@ from stem_edge.limits import MAX_PARAMETERS
 
 
 class ModelConfig(Description, frozen=True):
-    """A model description whose fields fit together; otherwise it raises ValueError."""
+    """A checked model description. Raises ValueError if its fields contradict each other."""
 
     def __post_init__(self) -> None:
         check_config(self)
@@ -25,7 +25,7 @@ class ModelConfig(Description, frozen=True):
             check_ranges(self.ranges, matrices - {"embedding"})
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of a layer's tensors in the backbone, matrices as [outputs, inputs]."""
+        """Return name -> shape of a layer's backbone tensors; matrices are [outputs, inputs]."""
         own = self.layer(layer)
         q, kv = self.n_heads * own.head_dim, own.n_kv_heads * own.head_dim
         shapes: dict[str, tuple[int, ...]] = {
@@ -62,7 +62,7 @@ class ModelConfig(Description, frozen=True):
         return shapes | {f"{name}.bias": shapes[name][:1] for name in biased}
 
     def backbone_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every backbone tensor, matrices as [outputs, inputs]."""
+        """Return name -> shape of every backbone tensor; matrices are [outputs, inputs]."""
         shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, self.dim)}
         for stream in range(1, self.streams):
             square = self.dim, self.dim
@@ -79,10 +79,10 @@ class ModelConfig(Description, frozen=True):
         return shapes
 
     def row_parts(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays that make up a row of the tables.
+        """Return the shapes of the arrays that make up a table row.
 
-        An expert's row has two arrays: gate and up with alternating rows, and down. The rows that a
-        router mixes are side by side in one array.
+        The row of an expert has two arrays: gate and up interleaved row by row, and down. Any other
+        row is one vector. If a router mixes rows, the vector contains all of them, side by side.
         """
         if self.stem_ffn == "hash-moe":
             return (2 * self.d_ff, self.dim), (self.dim, self.d_ff)
@@ -95,7 +95,7 @@ class ModelConfig(Description, frozen=True):
 
     @property
     def table_ids(self) -> int:
-        """Number of ids that rows are looked up by: token ids, or row numbers of n-gram tables."""
+        """Number of ids that select rows: the token ids, or the row numbers of n-gram tables."""
         return sum(self.ngram_sizes) or self.vocab_size
 
     @property
@@ -115,6 +115,6 @@ class ModelConfig(Description, frozen=True):
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that a token uses: backbone with one embedding row, and records."""
+        """Number of parameters that one token uses, with only one row of an untied embedding."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
         return self.backbone_parameters - embedding + self.lookups * self.record_values

@@ -1,6 +1,6 @@
 """The description of a model: its layers, their sizes, and which layers look up table rows.
 
-Exporter, reference model and runtime share this description; nothing else says what a model computes.
+Exporter, reference model and runtime use only this description to know what a model computes.
 To support a new architecture, write a checkpoint reader that fills it in.
 """
 
@@ -68,7 +68,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # FFN, and the others are predicted from it; per-layer embeddings are added to all but the
     # first.
     streams: int = 1
-    active_stream: int = 0  # the one that goes through attention and FFN
+    active_stream: int = 0  # index of the stream that goes through attention and FFN
     ple_gate_scale: bool = False  # factors of the active stream before the gate of its row
     laurel_rank: int = 0  # rank of a low-rank product parallel to attention; 0: none
     bos_id: int | None = None
@@ -79,21 +79,21 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ranges: dict[str, tuple[float, float]] = {}
 
     def ffn_kind(self, layer: int) -> str:
-        """Key of FFN_TERMS for the FFN of a layer."""
+        """Return the kind of a layer's FFN, which is a key of FFN_TERMS."""
         return self.stem_ffn if layer in self.stem_layers else "dense"
 
     def window(self, layer: int) -> int:
-        """Tokens that the attention of a layer sees; 0: all."""
+        """Return how many tokens the attention of a layer sees; 0 means all tokens."""
         everywhere = self.window_layers is None or layer in self.window_layers
         return self.sliding_window if everywhere else 0
 
     def layer(self, number: int) -> Layer:
-        """Description of a layer."""
+        """Return the description of one layer."""
         return self.layers[number]
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Descriptions of all layers. Raises ValueError if one has no K and V to share."""
+        """Descriptions of all layers. Raises ValueError if a layer has no K and V to use."""
         layers, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
         for number in range(self.n_layers):
             layer = self._own_layer(number)
@@ -108,7 +108,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(layers)
 
     def _own_layer(self, number: int) -> Layer:
-        """Description of a layer as if it computed its own K and V."""
+        """Return the description of a layer, as if it computed its own K and V."""
         kinds = [kind for kind in self.layer_kinds if number in kind.layers]
 
         def own(field: str) -> int:
@@ -131,32 +131,32 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def lookups(self) -> int:
-        """Number of rows a token looks up; rows of earlier tokens (row_window) do not count."""
+        """Number of records that a token looks up, without those of earlier tokens (row_window)."""
         return len(self.ngram_sizes) or 1
 
     @property
     def row_layers(self) -> tuple[int, ...]:
-        """Layers whose rows are side by side in a record; for n-grams, the first STEM layer."""
+        """Layers that have a row in each record; in n-gram models, only the first STEM layer."""
         return self.stem_layers[:1] if self.ngram_order else self.stem_layers
 
     @property
     def conv_layers(self) -> tuple[int, ...]:
-        """Layers with a convolution, whose inputs of earlier tokens the context caches."""
+        """Layers with a convolution over tokens (Engram). The context caches its earlier inputs."""
         return self.stem_layers if self.engram_kernel else ()
 
     @property
     def mixed_rows(self) -> int:
-        """Number of rows that a token has in a layer; they are side by side in its record."""
+        """Number of rows that a token has in one layer; above 1 only if a router mixes rows."""
         return self.row_experts or 1
 
     @property
     def own_kv_layers(self) -> int:
-        """Number of layers, from the first on, that compute their own K and V."""
+        """Number of layers that compute their own K and V. They are the first layers."""
         return self.n_layers - self.borrowed_kv_layers
 
     @property
     def prompt_rows(self) -> int:
-        """Number of rows in a record that a prompt token needs if its logits are not wanted."""
+        """Number of rows of a record that a prompt token without logits needs, to fill K and V."""
         return sum(layer < self.own_kv_layers for layer in self.row_layers)
 
     @cached_property

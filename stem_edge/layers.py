@@ -1,4 +1,4 @@
-"""Building blocks of a model description: kinds of FFN, rotations, and layers that differ."""
+"""Parts of a model description: kinds of FFN, RoPE and its scalings, and sizes of single layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 Term = Literal["matrix", "row", "mix"]
 # An FFN computes W_down (SiLU(gate) * up); gate and up are each W x, the token's row, or their sum.
-# With a mix, the sum is (1 - s) W x + s row, s the logistic function of the layer's number `mix`.
+# With a mix, the sum is (1 - s) W x + s row, s the logistic function of the layer's parameter `mix`.
 # An expert is a dense FFN with its three matrices in the row.
 FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
     "dense": {"gate": ("matrix",), "up": ("matrix",)},
@@ -36,7 +36,7 @@ class LinearRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="l
 
 
 class Llama3Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="llama3"):
-    """Llama 3.1: low frequencies are divided by `factor`, high ones not, with a ramp between."""
+    """Llama 3.1: divides low frequencies by `factor`, keeps high ones, with a ramp in between."""
 
     factor: float
     low_freq_factor: float
@@ -56,9 +56,9 @@ class YarnRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="yar
 
 
 class ProportionalRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proportional"):
-    """Gemma 4: the highest `share` of frequencies is divided by `factor`; all others become 0."""
+    """Gemma 4: divides the highest frequencies by `factor`, and sets all lower ones to 0."""
 
-    share: float
+    share: float  # of frequencies that are not set to 0
     factor: float = 1.0
 
 
@@ -80,7 +80,7 @@ class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     head_dim: int = 0
     n_kv_heads: int = 0
     d_ff: int = 0
-    sparsity: float = 0.0  # share of gates that are cut to 0, were they normally distributed
+    sparsity: float = 0.0  # share of gates to set to 0, if they were normally distributed
     rope_theta: float = 0.0
     rope_scaling: RopeScaling | None = None  # read only if rope_theta is given
 
@@ -98,5 +98,5 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def cutoff(self) -> float:
-        """Gates below mean + cutoff * std are set to 0. Only for layers with a sparsity."""
+        """Threshold in standard deviations: gates below mean + cutoff * std become 0."""
         return NormalDist().inv_cdf(self.sparsity)

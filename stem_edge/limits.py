@@ -1,6 +1,6 @@
-"""Limits on the size of a model, far above any published one.
+"""Limits on the sizes of a model, far above those of any published model.
 
-They refuse a damaged or hostile number before an array of that size is allocated.
+A damaged or hostile size is refused before an array of this size is allocated.
 """
 
 from __future__ import annotations

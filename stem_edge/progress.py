@@ -16,8 +16,8 @@ LINE_AFTER, LINE_EVERY = 2.0, 10.0  # seconds of a part until its first line, an
 class Progress:
     """Progress bar as a context manager; `advance` may be called from any thread.
 
-    show: False: nothing. True: a bar. None: a bar on a terminal; elsewhere, lines about long parts, a
-        few a minute. The other arguments are those of `begin`.
+    show: True shows a bar, False shows nothing. None shows a bar on a terminal; elsewhere it prints a few
+        lines a minute about long parts. The other arguments are those of `begin`.
     """
 
     def __init__(self, total_nbytes: int, what: str, show: bool | None, *, layers: int = 0) -> None:
@@ -72,7 +72,7 @@ class Progress:
                 told = line
 
     def _line(self) -> str:
-        """Return the share of this part that is done, and the time left."""
+        """Return a line with the share of this part that is done, and the time left."""
         share = min(self._done / self._total, 1) if self._total else 0
         if not share:
             return self._what
@@ -94,7 +94,7 @@ class Progress:
 
 
 def show_status(what: str) -> None:
-    """Print a line that the next one overwrites, if stderr is a terminal; "" removes it."""
+    """Write a status line to a terminal, over the previous status line; "" removes it."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-# Temperature and penalty have ends because float32 cannot divide by what is beyond. Integer ends mean
-# whole numbers only.
+# Smallest and largest values. Divisions by temperatures and penalties outside these limits would leave float32.
+# If the limits are integers, the values must be integers, too.
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 1e6),
     "top_k": (0, 2**31 - 1),

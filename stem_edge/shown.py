@@ -36,7 +36,7 @@ def shown(value: object) -> str:
 
 
 def one_line(value: object, shown: int = MAX_REASON_CHARS) -> str:
-    """Make the text of a file or an error fit for a message of one line and for a terminal."""
+    """Return a value as one line of text, safe for a terminal and cut after `shown` characters."""
     text = str(value)
     line = printable(" ".join(text[: 8 * shown].split()))
     return line if len(line) <= shown and len(text) <= 8 * shown else line[:shown] + "..."

@@ -1,4 +1,4 @@
-"""Unusual models (n-grams, AltUp, scaled RoPE, quantized activations): checks, tensors, dense twins."""
+"""Checks and tensor shapes of unusual models: n-grams, AltUp, scaled RoPE, int8 activations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check_altup(config: Description) -> None:
 
 
 def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
-    """Raise ValueError for int8 activation ranges of unknown matrices, or with impossible steps."""
+    """Raise ValueError if int8 activation ranges have unknown matrices or impossible steps."""
     for name, steps in ranges.items():
         if name not in matrices:
             raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")
@@ -132,7 +132,7 @@ def check_scaling(scaling: RopeScaling) -> None:
 
 
 def more_shapes(config: Description, layer: int) -> Shapes:
-    """Return name -> shape of the extra tensors of a layer in an unusual model."""
+    """Return name -> shape of a layer's n-gram, per-layer embedding, AltUp and LAuReL tensors."""
     dim, ple, kind, shapes = config.dim, config.ple_width, config.ffn_kind(layer), Shapes()
     if kind == "ngrams":
         shapes["project"] = (dim, config.lookups * config.row_rank)
@@ -155,13 +155,13 @@ def more_shapes(config: Description, layer: int) -> Shapes:
 
 
 def dense_twin(config: T) -> T:
-    """Return the description of the model without tables, with up projections in all layers."""
+    """Return the description of the same model as a dense model: all FFNs dense, no tables."""
     usual = {f.name: f.default for f in fields(config) if f.name in OF_ROWS}
     return replace(config, stem_layers=(), **usual)
 
 
 def is_plain(config: Description) -> bool:
-    """Return True if all layers have the model's sizes and SiLU, and compute K and V."""
+    """Return True if a model has no special parts of Gemma 3n and 4, and no n-grams."""
     scales = (config.embedding_scale, config.attention_scale)
     unusual = config.layer_kinds or config.borrowed_kv_layers or config.ple_width
     unusual = unusual or config.v_norm or config.layer_scale or config.activation != "silu"

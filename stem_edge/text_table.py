@@ -1,4 +1,4 @@
-"""Text for a terminal: aligned tables, wrapped paragraphs, and escapes for what breaks either."""
+"""Text for a terminal: aligned tables, wrapped paragraphs, and escaped control characters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 80  # columns of a small terminal
 def table(rows: Sequence[Sequence[str]], align: str = "lr") -> list[str]:
     """Return rows as lines with aligned columns, each as wide as its widest cell.
 
-    align: "l" or "r" for each column; the last letter holds for all that follow. Rows may differ in
+    align: "l" or "r" for each column; the last letter is for all further columns. Rows may differ in
     length. A table wider than a small terminal gets one space between its columns.
     """
     widths = [
@@ -41,7 +41,7 @@ def columns(text: str) -> int:
 
 
 def cut(text: str, width: int, mark: str = "") -> str:
-    """Shorten text that is too wide, and end it with the mark."""
+    """Shorten text to at most `width` columns. Shortened text ends with the mark."""
     if columns(text) <= width:
         return text
     while columns(text) > width - len(mark):
@@ -50,7 +50,7 @@ def cut(text: str, width: int, mark: str = "") -> str:
 
 
 def wrapped(text: str, inside: str = "") -> list[str]:
-    """Wrap a paragraph for this terminal. inside: begins all lines but the first."""
+    """Wrap a paragraph to the width of the terminal. inside: indent of all lines but the first."""
     width = min(WIDTH, shutil.get_terminal_size().columns)
     return textwrap.wrap(
         text, width, subsequent_indent=inside, break_on_hyphens=False, break_long_words=False
@@ -63,7 +63,7 @@ def shown_lines(text: str) -> str:
 
 
 def quoted(text: str | None, token_id: int, width: int) -> str:
-    """Quote a token's text, shortened to a width; if it is no whole character, give its id."""
+    """Return a token's text in quotes, cut to `width` columns; "token ID" for broken characters."""
     if not text or "\N{REPLACEMENT CHARACTER}" in text:
         return f"token {token_id}"
     shown = repr(text)

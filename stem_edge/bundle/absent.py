@@ -10,12 +10,12 @@ from stem_edge.bundle.hub import PREFIX
 from stem_edge.bundle.hub.names import parsed_name
 from stem_edge.errors import BundleError, InputError
 
-WORKING = ".stem-edge-"  # before the bundle's name: folder beside it where an export grows
-OLD = "-old"  # after that: the replaced bundle, where names cannot be swapped
+WORKING = ".stem-edge-"  # prefix + bundle name: the folder beside the bundle that an export writes
+OLD = "-old"  # suffix of that folder: the replaced bundle, if the system cannot swap names
 
 
 def no_bundle(manifest: Path) -> BundleError:
-    """Return the error for a path without a manifest; it recognizes interrupted exports."""
+    """Return the error for a path without a manifest; interrupted exports have their own text."""
     root = manifest.parent
     working = root.absolute().with_name(WORKING + root.absolute().name)
     if root.is_dir():
@@ -40,7 +40,7 @@ def no_bundle(manifest: Path) -> BundleError:
 
 
 def _or_on_a_hub(root: Path) -> str:
-    """Return a suggestion of hf:org/name for a path like org/name or HF:org/name, or for a name."""
+    """Return ", or hf:org/name" to end the error, if a path looks like a name on a hub; else ""."""
     with suppress(InputError):
         meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
         return "" if root.is_file() else f", or {meant}"

@@ -17,13 +17,13 @@ SMALL_NBYTES = 16 << 20
 class TokenizerMemory(NamedTuple):
     """Bytes of memory that a loaded tokenizer takes, as measured with tokenizers 0.23."""
 
-    kept: int
+    kept: int  # once it is loaded
     loading: int  # at its peak while it loads
 
     def check(self, path: Path, limit: int) -> None:
-        """Raise MemoryPlanError if loading the tokenizer takes this process beyond a limit.
+        """Raise MemoryPlanError if loading the tokenizer would take this process over the limit.
 
-        Small tokenizers always pass: if memory is short, the memory plan raises with more details.
+        Tokenizers under 16 MiB always pass. The later memory plan checks them, with a better error.
         """
         own = own_memory()
         if self.loading > SMALL_NBYTES and own + self.loading > limit:
@@ -38,9 +38,9 @@ class CheckedTokenizer(msgspec.Struct, frozen=True):
     """A tokenizer.json that passed all checks, with bounds on how much it can lengthen a text."""
 
     json: bytes
-    longest_nbytes: int  # of the longest token in UTF-8
+    longest_nbytes: int  # bytes of the longest token in UTF-8
     growth: int  # largest factor by which its steps can lengthen a text
     special_tokens: tuple[str, ...]
-    byte_level: bool  # whether its tokens are written with a character for each byte
+    byte_level: bool  # True if tokens are written with one character for each byte
     memory: TokenizerMemory
-    count: int  # of token ids
+    count: int  # number of token ids

@@ -15,7 +15,7 @@ from stem_edge.files.plain_files import check_folders, unreadable
 
 
 def tables_hash(files: Mapping[str, FileEntry]) -> str:
-    """sha256 of a table store: over the lines `sha256  path` of its files, sorted by path."""
+    """Return the sha256 of a table store: of a sorted list of its files and their hashes."""
     digest = hashlib.sha256()
     for name in sorted(files):
         if name.startswith(TABLES + "/"):
@@ -29,11 +29,11 @@ def verify(
     *,
     shards: bool = True,
 ) -> dict[str, str]:
-    """Hash every file of a bundle and return file -> "ok" or what is wrong.
+    """Hash every file of a bundle. Return file name -> "ok", or a description of what is wrong.
 
-    shards: False leaves out the tables' shards, which then must be elsewhere.
-    `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
-    cannot be opened at all.
+    Raises BundleError if the bundle cannot be opened.
+    progress: called with the number of bytes just hashed.
+    shards: False if the shards of the tables are not in the folder; then they are not hashed.
     """
     root = bundle_folder(path, shards=shards)
     manifest = open_manifest(root)
@@ -48,7 +48,7 @@ def verify(
 
 
 def _names(root: Path) -> set[str]:
-    """Names of all files and links below a folder; links are not followed."""
+    """Return the relative paths of all files and links in a folder tree; follow no links."""
 
     def fail(error: OSError) -> None:
         raise unreadable(Path(error.filename), "folder", error) from error

@@ -1,8 +1,8 @@
 """Fetch files of a model on a hub, and check their sha256 before they are read.
 
 A hub may be wrong, a mirror dishonest, and a cache damaged. Files are hashed only once: a marker
-file in the user's cache folder records that they were right. Its name is a digest of the files'
-hashes, sizes and times of change.
+file in the user's cache folder records that their hashes were right. The marker's name is a digest
+of these hashes, and of the sizes and mtimes of the files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHECKED = "checked"  # folder of the marker files; each contains the path of its
 
 
 def fetch_checked(snapshot: Snapshot, files: Mapping[str, str]) -> None:
-    """Fetch the files that are not in the cache, and check the hashes of all.
+    """Fetch the files that are not in the cache, and check the hashes of all files.
 
     files: name -> expected sha256. Raises HubError, and BundleError for a file with another hash.
     """
@@ -52,7 +52,7 @@ def fetch_checked(snapshot: Snapshot, files: Mapping[str, str]) -> None:
 
 
 def _mark(folder: Path, files: Mapping[str, str]) -> Path | None:
-    """Return the path of the marker file for these files as they are now; None without a cache."""
+    """Return the path of the marker for the present state of these files; None without a cache."""
     with contextlib.suppress(InputError, OSError):  # a user without a home; a file that is missing
         states = [disk.status(folder / file) for file in files]
         stamps = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]

@@ -1,4 +1,4 @@
-"""Sizes of a bundle, part by part, whether it exists or is still to be made."""
+"""Sizes of the parts of a bundle that exists, or that an export is to write."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ FLOAT, HALF = 4, 2
 # Smaller backbones for onnxruntime load fast, and in little memory, without being prepared. Files of a prepared
 # backbone hold every matrix plain and packed.
 LEAST_PREPARED, PREPARED_OVER_DATA = 64 << 20, 2.2
-# Bookkeeping of the row cache (runtime/rows/cache.py): of each slot, and of the buckets that there are at least.
+# Bookkeeping of the row cache (runtime/rows/cache.py): bytes of a slot and of a bucket; least number of buckets.
 SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes in bytes of a bundle on one engine, which decide its memory and speed."""
+    """Sizes in bytes of a bundle on one engine. They decide how much memory and time it takes."""
 
     engine: EngineName
     model: ModelConfig
@@ -66,12 +66,12 @@ class Footprint:
 
     @property
     def flash_nbytes(self) -> int:
-        """Bytes of backbone and tables; tokenizer and manifest are small."""
+        """Bytes of backbone and tables on flash, without the small tokenizer and manifest."""
         return self.backbone_nbytes + self.prefill_nbytes + self.tables_nbytes
 
     @property
     def prepared_nbytes(self) -> int:
-        """Approximate bytes of the prepared backbone that the first load writes; 0 if none."""
+        """Approximate bytes of the prepared backbone; 0 if the first load prepares none."""
         own = self.backbone_nbytes + self.prefill_nbytes
         prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
@@ -83,9 +83,9 @@ class Footprint:
         return layers + self._conv_nbytes(tokens)
 
     def kv_read_nbytes(self, tokens: int) -> int:
-        """Bytes of keys and values that a decode step reads in a context of `tokens` tokens.
+        """Bytes that a decode step reads from the KV cache in a context of `tokens` tokens.
 
-        A layer that uses the keys and values of an earlier layer reads them again.
+        Keys and values that several layers share are read by each of these layers.
         """
         layers = self.model.layers
         return sum(
@@ -94,7 +94,7 @@ class Footprint:
         ) + self._conv_nbytes(min(tokens, self.model.engram_kernel))
 
     def _conv_nbytes(self, tokens: int) -> int:
-        """Bytes of the cached inputs of Engram's convolutions for `tokens` tokens."""
+        """Bytes that caching the inputs of Engram's convolutions takes for `tokens` tokens."""
         values = tokens * self.model.dim * len(self.model.conv_layers)
         return values * (FLOAT if self.kv == "fp32" else FLOAT // 2)
 
@@ -118,7 +118,7 @@ class Footprint:
 
 
 def footprint_of(manifest: Manifest) -> Footprint:
-    """Footprint of a bundle that exists."""
+    """Return the footprint of an existing bundle, by its manifest."""
     tables = manifest.table_format
     if manifest.gguf is not None:
         return gguf_footprint(manifest.model, manifest.gguf, tables)
@@ -149,7 +149,7 @@ def onnx_footprint(
     data: int,
     prefill: int,
 ) -> Footprint:
-    """Footprint of a bundle on onnxruntime. data, prefill: bytes of its weight files."""
+    """Return the footprint of an onnxruntime bundle. data, prefill: bytes of its weight files."""
     embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
     step = data if backbone.tied else max(0, data - embedding)
     slot = array_slot_nbytes(tables.tables) if tables else 0
@@ -170,7 +170,7 @@ def onnx_footprint(
 
 
 def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | None) -> Footprint:
-    """Footprint of a bundle on ggml, not counting the header of the GGUF file."""
+    """Return the footprint of a bundle for ggml, without the header of the GGUF file."""
     from stem_edge.ggml import gguf_schema  # for such bundles alone
 
     sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
@@ -193,7 +193,7 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
 
 
 def array_slot_nbytes(layout: RecordLayout) -> int:
-    """Bytes of a slot: codes, float32 scales, and the zero points needed to dequantize them."""
+    """Bytes of a row cache slot on onnxruntime: codes, float32 scales, and zero points."""
     zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
     return len(layout.layers) * (layout.codes_nbytes + layout.groups * FLOAT) + zero_points
 

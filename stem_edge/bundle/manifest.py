@@ -4,15 +4,15 @@
     backbone.onnx.data      weights for onnxruntime, as stem_edge.graph.weight_plan lays them out
     backbone.onnx           a graph over them for other tools; nothing here reads it
     prefill.data            optional: int8 matrices for prompts
-    assistant.data          optional: weights of the model's own drafter (stem_edge.graph.special.assistant)
+    assistant.data          optional: weights of the model's own draft model (stem_edge.graph.special.assistant)
     backbone.gguf           weights for ggml, as stem_edge.ggml.gguf_schema describes them
     tables.zarr/            stem_edge.tables.store; a dense model has none
     tokenizer.json, tokenizer_config.json
     token_counts.npy        optional: stem_edge.tables.token_counts
 
-A bundle has one backbone. manifest.json lists every other file
-with its size and sha256. Unknown fields are refused, so that a bundle never means more than this
-version understands; `format_version` grows when the meaning does.
+A bundle has one backbone, for onnxruntime or for ggml. manifest.json lists all other files of the
+bundle, with size and sha256. A manifest with unknown fields is refused, because this version would
+misunderstand the bundle. `format_version` grows when the meaning of a manifest changes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ MAX_MANIFEST_NBYTES = 1 << 20
 _ONE = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA, ASSISTANT_DATA, GGUF, TOKENIZER)
 _ALL = "|".join(map(re.escape, (*_ONE, TOKENIZER_CONFIG, TOKEN_COUNTS)))
 _ARRAYS = f"{RECORDS}|{RARE_RECORDS}|{INDEX}"
-# All that a bundle may have. Nothing else is opened, fetched or pushed.
+# All names of files that a bundle may have. Files with other names are not opened, fetched or pushed.
 NAMES = re.compile(rf"{_ALL}|{TABLES}/(zarr\.json|({_ARRAYS})/(zarr\.json|c/[0-9]{{1,9}}(/0)?))")
-# Bounded, because a damaged size must not reach arithmetic that cannot hold it.
+# Bounded, because a damaged size must not overflow 64-bit arithmetic.
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
 
@@ -74,7 +74,7 @@ def version_of(module: str) -> str:
 
 
 def digest(*parts: object) -> str:
-    """Return a digest of some values, for the name of a cached file."""
+    """Return a short hash of some values, as a name for a cached file."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
 
 
@@ -95,7 +95,7 @@ class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Size and quality of a backbone, measured while exporting."""
 
-    checkpoint_nbytes: Size  # of the tensors that were read
+    checkpoint_nbytes: Size  # bytes of the tensors that were read
     backbone_nbytes: Size
     tables_nbytes: Size
     errors: dict[str, KindError]
@@ -120,11 +120,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backbone: BackboneFormat | None = None  # for onnxruntime, or
     gguf: GgufFormat | None = None  # for ggml
     assistant: Assistant | None = None  # drafts for the backbone of onnxruntime
-    # As most records are stored; None: a dense model.
+    # Layout of most records; None: a dense model.
     stored: RecordLayout | None = msgspec.field(name="tables")
-    rare_tables: RecordLayout | None = None  # of rare tokens, if they are stored in fewer bits
-    indexed: bool = False  # if an index says which record a token has
-    sampling: Sampling | None = None  # as the model's makers say
+    rare_tables: RecordLayout | None = None  # layout of rare tokens' records, if it differs
+    indexed: bool = False  # True if an index maps token ids to records
+    sampling: Sampling | None = None  # recommended by the model's makers
     files: dict[str, FileEntry]  # path with forward slashes -> entry
     reports: dict[EngineName, QualityReport]  # of the backbone, by its engine
 
@@ -161,7 +161,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def format(self) -> BackboneFormat | GgufFormat:
-        """How the backbone is stored."""
+        """Format of the backbone, for onnxruntime or for ggml."""
         (found,) = [each for each in (self.backbone, self.gguf) if each is not None]
         return found
 
@@ -172,7 +172,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files but the manifest."""
+        """Bytes of all files of the bundle except the manifest."""
         return sum(entry.nbytes for entry in self.files.values())
 
     @property
@@ -194,11 +194,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def tables(self) -> RecordLayout | None:
-        """Layout of records in row cache slots and graphs; None for a dense model."""
+        """Layout of records in memory, after rare records are widened; None for a dense model."""
         return self.table_format.tables if self.table_format else None
 
     def required_files(self) -> list[str]:
-        """List the files that the bundle must have; shards are checked with the tables."""
+        """Return the names of the files that the bundle must have, except the shards of tables."""
         names = [TOKENIZER, TOKENIZER_CONFIG]
         names += [BACKBONE_GRAPH, BACKBONE_DATA] if self.backbone is not None else []
         names += [PREFILL_DATA] if self.has_prefill else []
@@ -234,7 +234,7 @@ def is_shard(name: str) -> bool:
 
 
 def open_manifest(root: str | Path) -> Manifest:
-    """Read and check the manifest in a folder, without looking at other files."""
+    """Read and check the manifest in a folder, but no other file. Raises BundleError."""
     path = Path(root) / MANIFEST
     try:
         data = disk.read_file(path, MAX_MANIFEST_NBYTES)
@@ -248,7 +248,7 @@ def open_manifest(root: str | Path) -> Manifest:
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
-    """Parse a manifest. Raises BundleError, which names the path."""
+    """Parse the bytes of a manifest. Raises BundleError. path: for its message."""
     try:
         found = decode_json(data, _Version, MAX_MANIFEST_NBYTES).format_version
         if found == FORMAT_VERSION:
@@ -267,6 +267,6 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 
 class _Version(msgspec.Struct):
-    """Fields that all versions of the manifest share."""
+    """The only field of the manifest that is in all versions of the format."""
 
     format_version: Annotated[int, msgspec.Meta(le=2**31 - 1)]

@@ -13,7 +13,7 @@ from stem_edge.errors import BundleError
 
 
 class NoBundleError(BundleError):
-    """A model on a hub is not a bundle."""
+    """Raised if a model on a hub is not a bundle."""
 
     def __init__(self, found: HubName, asked: HubName) -> None:
         super().__init__(

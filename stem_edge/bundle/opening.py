@@ -1,6 +1,6 @@
 """Open a bundle: check its manifest, and the existence and sizes of its files.
 
-A bundle on a hub is fetched first. Checksums of a local folder are left to checksums.py.
+A bundle on a hub is fetched first. The checksums of a local folder are checked only by checksums.py.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def open_bundle(
     path: the bundle's folder; or the short name of a cached bundle, as `stem-edge list` shows it; or
         a name on a model hub, hf:org/name or hf:org/name@revision. Missing files are fetched from the
         hub into its cache, and their sha256 is checked.
-    tables: fsspec URL of the table store, if its shards are not in the folder. They are not
-        fetched then.
+    tables: fsspec URL of the table store, if its shards are not in the folder. Then no shards are
+        fetched.
     progress: show a bar on stderr while fetching. Default: if stderr is a terminal.
 
-    Raises BundleError, HubError, InputError. Checksums of a local folder are left to `verify`,
-    because hashing gigabytes at every start would take too long.
+    Raises BundleError, HubError, InputError. The checksums of a local folder are checked only by
+    `verify`, because hashing gigabytes at every start would take too long.
     """
     root = bundle_folder(path, shards=tables is None, progress=progress)
     manifest = open_manifest(root)
@@ -67,7 +67,7 @@ def open_bundle(
             continue
         check_folders(root, root / name, folders)
         check_file(root / name, entry.nbytes)
-        # Their readers would refuse larger ones, but only after all of it was hashed.
+        # The readers of these files have the same limits, but run after all files were hashed.
         if entry.nbytes > (most := MAX_SMALL_NBYTES.get(name, MAX_SIZE)):
             raise damaged(root / name, f"{entry.nbytes} bytes found, expected at most {most}")
     if lacking and shards:
@@ -81,7 +81,7 @@ def open_bundle(
 
 
 def _is_missing(path: Path) -> bool:
-    """Return True if no file has this path; False also if the path cannot be read."""
+    """Return True if nothing has this path. Return False if that cannot be found out."""
     try:
         path.lstat()
     except OSError as error:
@@ -115,7 +115,7 @@ def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | Non
 def _check_backbone(root: Path, manifest: Manifest) -> None:
     """Raise BundleError if the weight file is too small for the parameters in the manifest.
 
-    So no array is allocated for a false shape. Exact sizes are checked when weights are opened.
+    This keeps later code from allocating arrays of false shapes. Opening the weights checks exact sizes.
     """
     parameters = manifest.model.backbone_parameters
     least = parameters * min(WEIGHT_BITS.values()) // 8

@@ -1,6 +1,6 @@
-"""The command stem-edge: a file for each subcommand, which parses arguments and prints results.
+"""The command stem-edge: each subcommand has a file that parses arguments and prints results.
 
-Each has DESCRIPTION and EPILOG for its help, `add_arguments`, and `run`, which returns the exit status.
+Each file has DESCRIPTION and EPILOG for its help, `add_arguments`, and `run`, which returns the exit status.
 
-The work itself is done by functions of the package that Python users call, too.
+The work itself is done by functions that Python users can call, too.
 """

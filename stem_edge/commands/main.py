@@ -20,7 +20,7 @@ from stem_edge.commands.options.arguments import Parser, with_options
 from stem_edge.errors import FarError, StemEdgeError
 from stem_edge.shown import printable
 
-# Command, which is also the name of its module -> the module's room, and the line in --help.
+# Name of a command and of its module -> folder of the module, and the command's line in --help.
 COMMANDS = {
     "demo": ("running", "see it work on the small model in this package"),
     "export": ("bundles", "convert a trained checkpoint to a bundle"),
@@ -40,7 +40,7 @@ COMMANDS = {
 }
 # Ollama's name of a command -> ours.
 SYNONYMS = {"ls": "list", "show": "inspect"}
-# What Ollama, llama.cpp and mlx-lm write where our command is -> what to type.
+# Words of Ollama, llama.cpp and mlx-lm in the place of our command -> what to type instead.
 FOREIGN = {
     "chat": "stem-edge run MODEL chats",
     "pull": "stem-edge run hf:org/name fetches the model, too",
@@ -71,7 +71,7 @@ first steps:
 
 MORE_MEMORY = "free some, or raise the limit of this process (ulimit -v)"
 EXIT_ERROR = 1
-EXIT_FAR = 3  # an export is farther from its checkpoint than it may be
+EXIT_FAR = 3  # an export would diverge from its checkpoint more than allowed
 EXIT_INTERRUPTED, EXIT_PIPE = 130, 141  # 128 + SIGINT or SIGPIPE, as shells count
 
 
@@ -119,22 +119,22 @@ def _nowhere() -> TextIO:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Return True if Ctrl-C caused this error; native modules turn it into an ImportError."""
+    """Return True if Ctrl-C caused this error. During an import, it may cause an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Return True if memory ran out; libraries that cannot be mapped raise an ImportError."""
+    """Return True if memory ran out. The import of a native library then raises ImportError."""
     unmapped = ("failed to map", "allocate memory", "bad_alloc")
     return isinstance(error, MemoryError) or any(words in str(error) for words in unmapped)
 
 
 def _prepare_process() -> None:
-    """Make output fit for any terminal, and clean up when the system ends the process."""
-    # Closed streams must be replaced, otherwise the next file that is opened gets their number
-    # and what is printed.
+    """Escape characters that the terminal cannot show, and end cleanly on SIGTERM and SIGHUP."""
+    # Replace closed streams. Otherwise the next file that is opened gets their descriptor, and
+    # then all output.
     sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
@@ -151,7 +151,7 @@ def _end(number: int, _: object) -> None:
 
 
 def _show_warning(parser: Parser, message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as one line, instead of Python's two with a line of source code."""
+    """Print a warning in one line, without the source code that Python adds."""
     text = with_options(parser, " ".join(str(message).split()))
     print(f"stem-edge: note: {printable(text)}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
 """File system access: checked reads of regular files, atomic writes, locks, hashes.
 
-The meaning of the files is known in other packages.
+Other packages know what the files contain.
 """

@@ -3,8 +3,8 @@
 The exporter writes bundles, and the runtime reads them, only through these functions, called as
 `disk.write(...)`. Tests can put another disk in their place: it fails at call k, reads fewer
 bytes, or forgets unsynced data in a power cut. All functions raise OSError as the system calls
-do; the caller adds which file it was and what to do. Signals do not interrupt the functions,
-because Python repeats interrupted calls.
+do; callers convert it to an error that names the file and a remedy. Signals do not interrupt the
+functions, because Python repeats interrupted calls.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def append(path: Path) -> int:
 
 
 def update(path: Path) -> int:
-    """Open a file for reading and writing. A missing file is created, for this user alone."""
+    """Open a file for reading and writing. A missing file is created, only for this user."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY | _CAREFUL, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -113,7 +113,7 @@ def update(path: Path) -> int:
 
 
 def resize(descriptor: int, nbytes: int) -> None:
-    """Truncate a file, or extend it with zeros, for which most file systems need no space."""
+    """Set the size of a file. New bytes are zeros, and take no space on most file systems."""
     os.ftruncate(descriptor, nbytes)
 
 
@@ -195,7 +195,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def fill(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill the buffer from `offset` on. Return the number of bytes; fewer only at the end."""
+    """Read from `offset` on until the buffer is full or the file ends; return the byte count."""
     done = 0
     while done < len(buffer) and (count := pread(descriptor, buffer[done:], offset + done)):
         done += count

@@ -1,8 +1,8 @@
 """Codecs: how the values of rows are encoded on flash, and which encodings slots can hold.
 
-Slots and graphs read only the types in Form. Records of other types are converted to a wider type when they are
-read, without rounding. So only this file and export/job/table_plan.py, which offers them, name other types; a type
-whose codes are not a whole part of a byte also needs a change of pack_codes in numerics/quantize.py.
+Row cache slots and graphs read only the types in Form. Records of other types are converted to a wider type when
+they are read, without rounding. To add a type, extend this file and export/job/table_plan.py; if its codes do not
+divide a byte evenly, also extend pack_codes in numerics/quantize.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FP16_MAX = float(np.finfo(np.float16).max)
 class Codec(NamedTuple):
     """How the values of rows are encoded in records."""
 
-    bits: int  # of a value, not counting its share of the scale
+    bits: int  # bits of a value, not counting the scales
     forms: tuple[Form, ...]  # types to which it converts exactly, narrowest first
     scaled: bool  # True: values are whole numbers times the scale of their group
     # Codes [..., columns] of float32 values or, if scaled, of whole numbers modulo 256.

@@ -1,6 +1,6 @@
 """Records of edits, composed from records of the table store each time they are read.
 
-They are packed in the same way, so cache, slots and graphs see no difference.
+A composed record has the layout of a stored record, so row cache and graphs treat both alike.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from stem_edge.tables.rows import RecordLayout, RowLookup
 
 
 def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
-    """Compose the packed record [record_nbytes] of a lookup from the records of its tokens.
+    """Compose the packed record [record_nbytes] of a lookup. records: token id -> stored record.
 
-    The row of a single token is copied as it is. A mean is computed in float32 and packed, which rounds it
+    The row of a single token is copied. A mean of rows is computed in float32 and packed, which rounds it
     like any row of this type.
     """
     record = np.empty(layout.record_nbytes, np.uint8)
@@ -44,13 +44,13 @@ def mean(rows: Sequence[F32]) -> F32:
 
 
 def pack_row(layout: RecordLayout, values: F32) -> bytes:
-    """Pack a float32 row [row_width] as in a record. Raises ValueError as `pack` does."""
+    """Pack a float32 row [row_width] as in a record. Raises ValueError above fp16's range."""
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
     return pack_records(single, [values[None]], least_error_scales).tobytes()
 
 
 def is_row(layout: RecordLayout, row: bytes) -> bool:
-    """True if these bytes are a packed row of finite values."""
+    """Return True if these bytes are a packed row of finite values."""
     if len(row) != layout.row_nbytes:
         return False
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
@@ -60,7 +60,7 @@ def is_row(layout: RecordLayout, row: bytes) -> bool:
 
 
 def token_of(lookup: RowLookup) -> int | None:
-    """Return the token whose record this lookup reads unchanged; None if it must be composed."""
+    """Return the token whose stored record equals that of the lookup; None if none does."""
     first = lookup[0]
     if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
         return first[0]
@@ -68,5 +68,5 @@ def token_of(lookup: RowLookup) -> int | None:
 
 
 def tokens_of(lookup: RowLookup) -> list[int]:
-    """Return the tokens whose records a lookup is composed from, ascending."""
+    """Return the token ids whose records are needed to compose a lookup, ascending."""
     return sorted({token for row in lookup if isinstance(row, tuple) for token in row})

@@ -13,20 +13,20 @@ from stem_edge.numerics.quantizing import cut, encode, extremes
 from stem_edge.tables.codecs import CODECS, FP16_MAX, RowType
 from stem_edge.tables.rows import Parts, RecordLayout, ScaleType
 
-# Scales of blocks [..., size], for codes of so many bits.
+# Function of blocks [..., size] and the bits of a code; returns scales [...].
 Scaling: TypeAlias = Callable[[F32, int], F32]
 
 
 def range_scales(blocks: F32, bits: int) -> F32:
-    """Return a scale per block with which its value of greatest magnitude is stored exactly."""
+    """Return a scale per block that stores the value of greatest magnitude exactly."""
     return np.asarray(extremes(blocks) / -np.float32(1 << (bits - 1)), np.float32)
 
 
 def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = range_scales) -> U8:
     """Pack rows, float32 [n, row_width] for each STEM layer, into records [n, record_nbytes].
 
-    scaling: finds the scales of quantized blocks; that of stem_edge.numerics.block_search loses
-    less, and takes several times as long. Raises ValueError for other shapes, and for values above fp16's range.
+    scaling: function that chooses scales. least_error_scales (numerics.block_search) loses less, and takes
+    several times as long. Raises ValueError for other shapes, and for values above fp16's range.
     """
     shape = (len(rows[0]), layout.row_width)
     if len(rows) != len(layout.layers) or {row.shape for row in rows} != {shape}:
@@ -46,7 +46,7 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
 
 
 def keep_records(layout: RecordLayout, rows: Sequence[tuple[U8, F32]]) -> U8:
-    """Pack codes [n, row_width] and scales [n, 1] of each layer into records [n, record_nbytes]."""
+    """Pack each layer's codes [n, row_width] and scales [n, 1] into records [n, record_nbytes]."""
     records = np.empty((len(rows[0][0]), layout.record_nbytes), np.uint8)
     for index, (codes, scales) in enumerate(rows):
         layout.row_codes(records, index)[:] = pack_codes(codes, layout.bits)
@@ -55,7 +55,7 @@ def keep_records(layout: RecordLayout, rows: Sequence[tuple[U8, F32]]) -> U8:
 
 
 def _quantize(layout: RecordLayout, values: F32, scaling: Scaling) -> tuple[U8, F32]:
-    """Return the codes of values, and the scales as they will be stored."""
+    """Quantize values [n, row_width]. Return codes, and the scales rounded to their type."""
     half, blocks = np.float32(1 << (layout.bits - 1)), cut(values, layout.group_size)
     scales = scaling(blocks, layout.bits)
     if layout.scale_type == "fp16":
@@ -77,7 +77,7 @@ def make_layout(
 ) -> RecordLayout:
     """Return a record layout with the largest quantization group that fits, at most `group_size`.
 
-    mixed: number of original rows that are side by side in a row; no group spans two of them.
+    mixed: number of rows for a router that lie side by side in a table row; no group spans two of these rows.
     """
     width = math.gcd(*(part[-1] // mixed for part in parts))
     group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0

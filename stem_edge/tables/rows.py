@@ -10,8 +10,8 @@ are split into groups of `group_size` values that share one scale (numerics/quan
 spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
 the attributes of its zarr group.
 
-A lookup says for each STEM layer which row a token uses. With the row of its own id in every layer, it reads
-the token's own record; any other lookup reads a composed record (composing.py).
+A lookup says for each STEM layer which row a token uses. If a token uses its own row in every layer, its stored
+record is read. Other lookups read a composed record (composing.py).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class RecordLayout(
 ):
     """Byte layout of the records of one table store. Raises ValueError for invalid fields.
 
-    Sizes that follow from it are cached, because every step uses them in each layer.
+    Derived sizes are cached, because every step uses them in each layer.
     """
 
-    records: int  # as many as tokens, unless tokens share records
+    records: int  # number of tokens, unless tokens share records
     layers: tuple[int, ...]
     parts: Parts  # shapes of the arrays of one row
     row_type: RowType
@@ -87,7 +87,7 @@ class RecordLayout(
 
     @cached_property
     def bits(self) -> int:
-        """Bits of one stored value, without its share of the scale."""
+        """Bits of one stored value, not counting the scales."""
         return CODECS[self.row_type].bits
 
     @cached_property
@@ -122,21 +122,21 @@ class RecordLayout(
 
     @cached_property
     def codes_dtype(self) -> np.dtype[np.generic]:
-        """dtype of `row_codes()`: a float type, or uint8 for packed integers."""
+        """dtype of the result of `row_codes()`: a float type, or uint8 for packed integers."""
         return np.dtype({32: "<f4", 16: "<f2"}.get(self.bits, "u1"))
 
     @cached_property
     def scales_dtype(self) -> np.dtype[np.generic]:
-        """dtype of `row_scales()`."""
+        """dtype of the result of `row_scales()`: float32 or float16."""
         return np.dtype({"fp32": "<f4", "fp16": "<f2"}[self.scale_type])
 
     def codes_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Shape of a part's codes in one row."""
+        """Return the shape of a part's codes in one row, in elements of codes_dtype."""
         *outer, width = self.parts[part]
         return (*outer, width * self.bits // 8 // self.codes_dtype.itemsize)
 
     def scales_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Shape of a part's scales in one row, if rows are quantized."""
+        """Return the shape of a part's scales in one row. Only for quantized rows."""
         *outer, width = self.parts[part]
         return (*outer, width // self.group_size)
 
@@ -164,7 +164,7 @@ class RecordLayout(
         return records[:, start:stop].view(self.scales_dtype)
 
     def split(self, records: U8) -> tuple[Codes, Scales]:
-        """Return views of codes [n, layers, columns] and scales [n, layers, groups] of all layers."""
+        """Return views of all codes [n, layers, columns] and scales [n, layers, groups]."""
         rows = records.reshape(len(records), len(self.layers), self.row_nbytes)
         codes = rows[:, :, : self.codes_nbytes].view(self.codes_dtype)
         return codes, rows[:, :, self.codes_nbytes :].view(self.scales_dtype)
@@ -174,14 +174,14 @@ class RecordLayout(
         return self.values(self.row_codes(records, index), self.row_scales(records, index))
 
     def values(self, codes: Codes, scales: Scales | None) -> F32:
-        """Dequantize codes [n, columns] with scales [n, groups], if any, to float32 [n, row_width]."""
+        """Decode codes [n, columns] with scales [n, groups] or None to float32 [n, row_width]."""
         if scales is None or not self.quantized:
             return CODECS[self.row_type].unpack(codes).astype(np.float32)
-        from stem_edge.numerics.quantizing import dequantize_blocks  # not where engines do it
+        from stem_edge.numerics.quantizing import dequantize_blocks  # only if no engine does it
 
         return dequantize_blocks(codes.view(np.uint8), scales.astype(np.float32), self.bits)
 
 
-# Token ids whose rows are averaged (a token that is there twice counts twice), or a packed row.
+# Token ids whose rows are averaged (a repeated id counts each time), or a packed row.
 Row: TypeAlias = tuple[int, ...] | bytes
 RowLookup: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order

@@ -8,12 +8,12 @@ A shard contains the bytes of each piece of each record, each followed by its cr
 index: an (offset, nbytes) pair of uint64 for each piece of the shard's records_per_shard places, then the crc32c
 of all pairs. Places beyond the last record have the pair (2**64-1, 2**64-1). All little-endian.
 
-A record is one piece, or several pieces with the same number of layers each if prompts need only the rows of
-its first layers. Here a record is always read whole; other readers may take its first pieces alone.
+A record has one piece. If prompts need only the rows of its first layers, it has several pieces with the same
+number of layers, so that programs may read the first pieces alone.
 
-A random record through zarr costs 400-1100 us, through pread 2-10 us, so zarr is the format and not
-the read path. Only dense shards in record order are accepted, so an offset is computed, and a
-missing or empty chunk, which zarr would read as zeros, is an error.
+Reading a random record takes 400-1100 us with the zarr package, and 2-10 us with pread. So the format
+is zarr, but records are read with pread. Offsets are computed, because only dense shards in record
+order are accepted. A missing or empty chunk, which zarr would read as zeros, is an error.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return the number of equal pieces of a record. The rows that prompts need are whole pieces."""
+    """Return the number of equal pieces of a record, of which prompts need only the first."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
@@ -59,7 +59,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
     root: Path  # of the array
     layout: RecordLayout
     records_per_shard: int
-    pieces: int = 1  # of a record, alike in size
+    pieces: int = 1  # number of equal pieces of a record
 
     @property
     def shards(self) -> int:
@@ -81,7 +81,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return self.root / "c" / str(shard) / "0"
 
     def shard_records(self, shard: int) -> int:
-        """Return the number of records in a shard. The last shard may have fewer than the others."""
+        """Return the number of records in a shard. The last shard may have fewer records."""
         start = shard * self.records_per_shard
         return min(self.records_per_shard, self.layout.records - start)
 
@@ -92,19 +92,19 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return self.shard_records(shard) * self.stride + index_nbytes
 
     def index_bytes(self, shard: int) -> bytes:
-        """Return the index of a shard. All dense shards with the same number of records share it."""
+        """Return the index of a shard. Shards with as many records have the same index."""
         return b"".join(_index_pieces(*self._index_facts(shard)))
 
     def _index_facts(self, shard: int) -> tuple[int, int, int]:
-        """Return a shard's number of pieces, its number of index entries, and bytes per piece."""
+        """Return (pieces in a shard, entries in its index, bytes of a piece with crc32c)."""
         count = self.shard_records(shard) * self.pieces
         return count, self.records_per_shard * self.pieces, self.piece_stride
 
     def open_shard(self, shard: int) -> int:
         """Open a shard file, and check its size and the checksum of its index. Raises BundleError.
 
-        The index itself is not read (29 MB for Gemma 3n E2B), because the place of a record is computed. The index of a
-        shard that is not dense has another checksum.
+        Only the checksum of the index is read, not the index (29 MB for Gemma 3n E2B). It is compared with the checksum
+        of a dense index, because offsets of records are computed and not looked up.
         """
         path = self.shard_path(shard)
         check_folder(path.parents[1])
@@ -130,7 +130,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
             raise damaged(path, f"shard index is damaged or not dense at byte {at}")
 
     def append_checksums(self, records: U8) -> bytes:
-        """Return the bytes of records [n, record_nbytes] in a shard: a crc32c follows each piece."""
+        """Return records [n, record_nbytes] as bytes of a shard: a crc32c after each piece."""
         pieces = records.reshape(len(records) * self.pieces, -1)
         checked = np.empty((len(pieces), self.piece_stride), np.uint8)
         checked[:, :-CRC_NBYTES] = pieces
@@ -139,13 +139,13 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Remove the checksums from records, whole records or only their first pieces."""
+        """Remove the checksums of whole records, or of only their first pieces [n, nbytes]."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
 
     def damage(self, checked: U8) -> str:
-        """Return which crc32c of a record with checksums is wrong; "" if all are right."""
+        """Describe the first wrong crc32c in a record with checksums; "" if all are right."""
         for piece in checked.reshape(-1, self.piece_stride):
             if crc32c(piece) != INTACT:
                 found, expected = crc32c(piece[:-CRC_NBYTES]), piece[-CRC_NBYTES:].tobytes()
@@ -155,7 +155,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
 
 def _index_pieces(count: int, total: int, stride: int) -> Iterator[bytes]:
-    """Yield the bytes of a dense index in pieces, because it can be large. Its crc32c comes last."""
+    """Yield the bytes of a dense index in blocks, because it can be large; the crc32c is last."""
     crc = 0
     for start in range(0, total, INDEX_PIECE_ENTRIES):
         stop = min(start + INDEX_PIECE_ENTRIES, total)
@@ -199,7 +199,7 @@ def array_metadata(grid: ShardGrid) -> dict[str, Any]:
 def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
     """Open an array of records with this layout. Raises BundleError for any other zarr.json.
 
-    It does not read the shards, because they may be remote.
+    The shards are not read, because they may be on another machine.
     """
     check_folder(root)
     path = root / "zarr.json"

@@ -38,9 +38,9 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     attribute: ClassVar[str] = "stem_edge"
     tokens: int
-    # Of all records, as those in the first array are stored.
+    # Layout of all records, with the row type of the first array.
     stored: RecordLayout = msgspec.field(name="tables")
-    rare_tables: RecordLayout | None = None  # of the last records as they are stored
+    rare_tables: RecordLayout | None = None  # layout of the last records, in the second array
     indexed: bool = False
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @cached_property
     def tables(self) -> RecordLayout:
-        """Layout of all records after reading, as the row cache and graphs use them."""
+        """Layout of all records in memory, where all rows have the same, wider type."""
         types = [layout.row_type for layout in (self.stored, self.rare_tables) if layout]
         return msgspec.structs.replace(self.stored, row_type=form_of(*types))
 
@@ -69,7 +69,7 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return "mixed" if self.rare_tables else self.stored.row_type
 
     def arrays(self) -> dict[str, RecordLayout]:
-        """The layout of each array of records, by its name, in the order of record numbers."""
+        """Return name -> layout of each array of records, in the order of record numbers."""
         if (rare := self.rare_tables) is None:
             return {RECORDS: self.stored}
         frequent = self.stored.records - rare.records
@@ -81,11 +81,11 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @property
     def index_nbytes(self) -> int:
-        """Bytes of the int32 index, in its file as in memory."""
+        """Bytes of the int32 index; 0 without an index."""
         return 4 * self.tokens if self.indexed else 0
 
     def nbytes(self, prompt_rows: int = 0) -> int:
-        """Return the bytes on flash, without the zarr.json files. prompt_rows: see ModelConfig."""
+        """Return the bytes of all arrays on flash. prompt_rows: ModelConfig.prompt_rows."""
         overhead = pieces_for(self.stored, prompt_rows) * (CRC_NBYTES + INDEX_ENTRY_NBYTES)
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)

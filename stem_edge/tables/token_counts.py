@@ -1,7 +1,7 @@
-"""Counts of the tokens of a text: they tell rare tokens from frequent ones.
+"""Counts of each token in a text. They say which tokens are rare.
 
 A bundle's token_counts.npy is a plain .npy file, uint32 [V]. Its header is compared byte for byte, so that nothing in
-a foreign file is ever interpreted.
+a file from a stranger is ever interpreted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import I32, I64
 
 Counts: TypeAlias = npt.NDArray[np.uint32]
-LARGEST = np.iinfo(np.uint32).max  # greater counts must not wrap around
+LARGEST = np.iinfo(np.uint32).max  # greater counts are cut to this, and do not wrap around
 
 
 def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
@@ -42,9 +42,9 @@ def encode_counts(counts: Counts) -> bytes:
 
 
 def read_counts(path: Path, length: int) -> Counts | None:
-    """Read counts [length]; None if the file is missing, damaged or of another length.
+    """Read counts [length]. Return None if the file is missing, damaged or of another length.
 
-    That is not an error, because no answer depends on them.
+    A missing file is no error, because no answer depends on the counts.
     """
     header = len(encode_counts(np.zeros(0, np.uint32)))
     try:

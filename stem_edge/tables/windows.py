@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32, I32, I64
 
-NOTHING = -1  # stands for no row
-Ids = TypeVar("Ids", I32, I64)  # of rows, or slots in their place
+NOTHING = -1  # in place of a row before the document
+Ids = TypeVar("Ids", I32, I64)  # row ids, or ids of slots
 
 
 def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Sequence[int]) -> Ids:
@@ -30,7 +30,7 @@ def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Seque
 
 
 def spread(slots: npt.NDArray[np.integer[Any]]) -> tuple[I32, F32]:
-    """Split windows [B, T, window] of consecutive tokens into distinct slots and their weights.
+    """Replace overlapping windows [B, T, window] of slots by a list of slots and weights per token.
 
     Returns slots [B, T + window - 1] in the order of the text, and weights [B, T, T + window - 1].
     """

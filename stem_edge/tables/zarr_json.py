@@ -1,4 +1,4 @@
-"""zarr.json files of a table store. They are written in one way, and only that way is accepted."""
+"""Write and check the zarr.json files of a table store. Each has exactly one accepted form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_JSON_NBYTES = 1 << 20
 
 
 class Format(msgspec.Struct, frozen=True):
-    """A description of arrays, stored in the attribute `attribute` of their zarr group."""
+    """Base of descriptions of arrays, stored in a zarr group under the name `attribute`."""
 
     attribute: ClassVar[str]
 
@@ -48,7 +48,7 @@ def array_document(
 
 
 def group_document(format: Format) -> dict[str, Any]:
-    """Return the contents of a group's zarr.json, with a format in its attributes."""
+    """Return the contents of a group's zarr.json, with `format` in its attributes."""
     attributes = {format.attribute: msgspec.to_builtins(format)}
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
@@ -73,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Convert errors in this block into a BundleError that names the file."""
+    """Context manager that converts errors in its block to a BundleError that names the file."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:

@@ -1,7 +1,7 @@
 """Checks and copies the messages and tools of a conversation, which are in OpenAI's format.
 
-Every text stays as it was given. `texts` yields each of them, because a text that names a special
-token could forge a turn.
+Texts are not changed. `texts` yields them, for a check elsewhere: a text with the name of a special
+token could pretend to be another message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stem_edge.shown import printable, shown
 MAX_MESSAGES = 4096
 MAX_MESSAGE_CHARS = 1 << 19  # of all messages together, and of all tools
 MAX_TOOLS = 256
-MAX_DEPTH = 64  # of arguments and parameters, which templates walk by recursion
+MAX_DEPTH = 64  # of nested arguments and parameters; templates recurse into them
 MAX_TEMPLATE_ARGUMENTS = 64
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OF_TEMPLATES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
@@ -27,10 +27,10 @@ Object = dict[str, Any]
 
 
 def checked_messages(messages: object) -> list[Object]:
-    """Check and copy messages. Each has a role, a content that is one text, and optional fields.
+    """Check and copy messages: each has a role, a text as content, and optional fields.
 
-    Tool calls become {"id", "type", "function": {"name", "arguments"}} with arguments as an object,
-    which most templates need; a message with tool calls but no content gets "". Raises InputError.
+    Tool calls become {"id", "type", "function": {"name", "arguments"}}. Arguments become an object, as
+    most templates need. A message with tool calls but no content gets "". Raises InputError.
     """
     given = _listed("messages", messages, 1, MAX_MESSAGES)
     checked = [_message(f"messages[{number}]", message) for number, message in enumerate(given)]
@@ -45,9 +45,9 @@ def checked_messages(messages: object) -> list[Object]:
 
 
 def checked_tools(tools: object) -> list[Object] | None:
-    """Check and copy tools, each {"type": "function", "function": {"name", ...}}. None: no tools.
+    """Check and copy tools, each {"type": "function", "function": {"name", ...}}.
 
-    Raises InputError.
+    Returns None if there are no tools. Raises InputError.
     """
     if tools is None or (isinstance(tools, Sequence) and not tools):
         return None
@@ -87,7 +87,7 @@ def checked_template_arguments(arguments: object) -> Object:
 
 
 def texts(where: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield (place, text) for each text in a JSON value, keys included. A place: "tools[0].type"."""
+    """Yield (place, text) for the texts and keys in a JSON value. Place: like "tools[0].type"."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, Mapping):
@@ -190,7 +190,7 @@ def _tool(where: str, tool: object) -> Object:
 def _function(
     where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
 ) -> tuple[Object, Object]:
-    """Check an object with a "function" field; return the fields of both objects."""
+    """Check an object with an object in "function"; return the fields of outer and inner object."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {shown(given['type'])}, expected 'function'")
@@ -213,7 +213,7 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Check the fields of an object; return the ones that are not null. Null means missing."""
+    """Check the fields of an object. Return them without fields that are null."""
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}

@@ -1,4 +1,4 @@
-"""Separates a model's thoughts from its answer, by the markers that chat templates use."""
+"""Separates a model's thoughts from its answer, by the markers around the thoughts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 SPACE = " \t\r\n"
-LAST_TOKENS = 16  # of a prompt, which have the marker that begins thoughts if one does
+LAST_TOKENS = 16  # tokens at the end of a prompt, where the begin marker of thoughts may be
 
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Markers around thoughts. special: special tokens among them, which decoding must keep."""
+    """Markers around thoughts. special: special tokens in the markers; decoding must keep them."""
 
     begin: str
     end: str
     special: tuple[str, ...] = ()
 
     def parser(self, prompt: str) -> ThoughtParser:
-        """Return a parser for an answer. The prompt's end may already open the thoughts."""
+        """Return a parser for one answer. The prompt may end with the begin marker of thoughts."""
         return ThoughtParser(self, inside=prompt.rstrip().endswith(self.begin))
 
 
@@ -30,7 +30,7 @@ KNOWN = (
 
 
 def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> Thoughts | None:
-    """Return the known thought markers that a chat template uses, recognised by the end marker, or None."""
+    """Return the thought markers whose end marker is in a chat template; None if none is known."""
     for known in KNOWN:
         if known.end in template_source:
             names = (n for n in special_tokens if n == known.end or known.begin.startswith(n))
@@ -41,8 +41,8 @@ def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> T
 class ThoughtParser:
     """Splits one answer into thoughts and content. It removes white space around thoughts.
 
-    Markers count only before the content, because the content may mention them. But special tokens
-    among them are removed everywhere, because no message that is sent back may name a special token.
+    Markers in the content are text, because an answer may mention markers. But markers that are special
+    tokens are removed everywhere, because messages that come back must not contain special tokens.
     inside: True if the answer begins with thoughts, without a marker.
     """
 
@@ -53,7 +53,7 @@ class ThoughtParser:
         self._lead = True  # no thought has come out yet
 
     def push(self, text: str, *, ended: bool = False) -> tuple[str, str]:
-        """Add text; return the thoughts and the content that can no longer change."""
+        """Add text; return (thoughts, content) that are final. ended: no more text follows."""
         self._text, thought = self._text + text, ""
         if self._state == "before":
             self._begin(ended=ended)
@@ -79,7 +79,7 @@ class ThoughtParser:
             self._state = "content"
 
     def _read_thought(self, *, ended: bool) -> str:
-        """Return thoughts up to the end marker. Hold back white space, and text that may begin the marker."""
+        """Return thoughts up to the end marker, or up to a possible beginning of it."""
         text, end = self._text, self._marks.end
         if self._lead:
             text = text.lstrip(SPACE)

@@ -1,8 +1,8 @@
 """Checks a tokenizer.json before the tokenizers library reads it.
 
-The library trusts the numbers, lengths and ids in the file, and some values make it abort the
-process. This module limits them, and refuses unknown kinds of steps by name. The library gets JSON
-that is encoded again, so that two parsers cannot disagree about it.
+The library trusts the numbers, lengths and ids in the file. Some values make it abort the process, so
+this module limits values, and refuses unknown kinds of steps. The library gets newly encoded JSON, so
+that it cannot read anything else than what was checked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NULL = msgspec.Raw(b"null")
 
 
 class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
-    """A token that is split off a text before the tokenizer's model sees the text."""
+    """A token that is searched in a text first, before the tokenizer's model splits the rest."""
 
     id: Id
     content: Content
@@ -67,10 +67,10 @@ Added = Annotated[list[AddedToken], msgspec.Meta(max_length=MAX_ADDED)]
 
 
 def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokenizer:
-    """Check a tokenizer.json for a model with `vocab_size` rows. Raises BundleError.
+    """Check the tokenizer.json of a model with `vocab_size` token ids. Raises BundleError.
 
-    Ids must be from 0 to vocab_size - 1, each for one token. Some ids may have no token, because a model
-    can have more rows than its tokenizer has tokens.
+    Ids must be from 0 to vocab_size - 1, each for one token. Some ids may have no token, because a
+    model's embedding can have more rows than its tokenizer has tokens.
     """
     try:
         data = disk.read_file(path, MAX_NBYTES)
@@ -90,7 +90,7 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
 def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
     """Check the bytes of a tokenizer.json like check_tokenizer. Raises ValueError, RecursionError.
 
-    Removes padding, truncation, and dropout, which makes the ids of a text random.
+    Removes padding and truncation. Also removes dropout, because it makes the ids of a text random.
     """
     if len(data) > MAX_NBYTES:
         raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
@@ -151,7 +151,7 @@ def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
 
 
 def check_added(tokens: Sequence[str]) -> int:
-    """Return the bytes of added tokens. Raises ValueError if the library would take gigabytes for them."""
+    """Return the bytes of added tokens. Raises ValueError for too many tokens or bytes."""
     if len(tokens) > MAX_ADDED:
         raise ValueError(f"{len(tokens):,} added tokens, expected at most {MAX_ADDED:,}")
     if (nbytes := sum(len(token.encode()) for token in tokens)) > MAX_ADDED_NBYTES:

@@ -1,7 +1,7 @@
 """Checks a tokenizer's model: its tokens and merges, and the memory that the library needs.
 
-A file of 64 MiB can describe a model for which the library needs gigabytes and minutes, so sizes are limited
-first. Lists are decoded in pieces, because Python objects would take more memory than the library.
+A file of 64 MiB can describe a model for which the library needs gigabytes and minutes, so this module limits
+sizes first. It decodes lists in pieces, because whole lists of Python objects need more memory than the library.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PIECES = _some(_PAIR % rb"[-+.0-9eE]+")
 
 
 class _Fields(msgspec.Struct):
-    """Fields of a model that the library knows. Other fields, which it ignores, are dropped."""
+    """Fields of a model that the library reads. Decoding drops all other fields."""
 
     type: Field = msgspec.UNSET
     dropout: Field = msgspec.UNSET
@@ -65,11 +65,11 @@ class _Fields(msgspec.Struct):
 def check_tokens(
     raw: msgspec.Raw, added_nbytes: int
 ) -> tuple[bytes, dict[str, int], TokenizerMemory]:
-    """Check a model; return it as new JSON for the library, its token ids, and its memory needs.
+    """Check a model. Return new JSON of it for the library, its token -> id, and its memory.
 
-    Leaves out dropout, which makes the ids of a text random. Raises ValueError.
+    Removes dropout, because it makes the ids of a text random. Raises ValueError.
 
-    added_nbytes: bytes of the added tokens' texts, whose memory counts, too.
+    added_nbytes: bytes of the added tokens' texts, to be included in the memory.
     """
     fields = msgspec.json.decode(raw, type=_Fields)
     given = msgspec.structs.asdict(fields).items()
@@ -118,7 +118,7 @@ def _pieces(raw: msgspec.Raw) -> dict[str, int]:
 
 
 def _nodes(pieces: Collection[str]) -> int:
-    """Return the size of the library's prefix tree of tokens, in nodes. Raises ValueError."""
+    """Return the number of nodes of the library's prefix tree of tokens. Raises ValueError."""
     text = sum(len(piece.encode()) for piece in pieces)
     if text > MAX_PIECES_NBYTES:
         raise ValueError(
@@ -148,8 +148,8 @@ def _check_distinct(ids: Mapping[str, int], count: int) -> None:
 def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[bytes, int]:
     """Return the merges as JSON for the library, and their number. Raises ValueError.
 
-    plain: write them as "a b", which the library reads with half the memory that ["a", "b"] takes.
-    Tokens with spaces cannot be written so, and the library skips texts that begin with #version.
+    plain: write merges as "a b"; the library reads ["a", "b"] with twice the memory. Only for vocabularies
+    without spaces in tokens, and without tokens that begin with #version: the library skips such merges.
     """
     most = min(MAX_MERGES * len(ids), MAX_MERGES_IN_ALL)
     keys, written = array("Q"), list[bytes]()
@@ -182,7 +182,7 @@ def _is_comment(merge: object) -> bool:
 
 
 def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
-    """Return the two tokens of a merge. Old files join them in one text."""
+    """Return the two tokens of a merge, which is a pair, or in old files a text "a b"."""
     first, *others = merge.split(" ") if isinstance(merge, str) else merge
     if len(others) != 1:
         raise ValueError(f"model.merges has {str(merge)[:80]!r}, expected two tokens")
@@ -190,7 +190,7 @@ def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
 
 
 def _lists(raw: msgspec.Raw, some: re.Pattern[bytes], kind: Any, where: str) -> Iterator[list[Any]]:
-    """Decode a JSON list; yield it in pieces. Raises ValueError for elements of another kind."""
+    """Decode a JSON list and yield it in pieces. Raises ValueError for any other JSON."""
     data = memoryview(raw)
     if bytes(data[:1]) != b"[":
         raise ValueError(f"{where} is not a list")

@@ -1,7 +1,7 @@
 """Checks a tokenizer's steps: their kinds, and the factor by which they can lengthen a text.
 
-The library accepts steps that turn a line into gigabytes: nine that replace a character by ten, a
-prefix of a million bytes, or a template with the text five times. They must be refused first.
+The library accepts steps that turn a line into gigabytes: nine steps that each replace a character by
+ten, a prefix of a million bytes, or a template that repeats the text. This module refuses such steps.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def check_model(model: Mapping[str, msgspec.Raw]) -> None:
 
 
 def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
-    """Return the largest factor by which steps lengthen a text or the text of decoded tokens.
+    """Return the largest factor by which steps can lengthen a text, in encoding or decoding.
 
-    parts: the steps, by the names in KINDS. Raises ValueError for a step that is not accepted.
+    parts: name of a part, as in KINDS -> its step. Raises ValueError for a step that is not accepted.
     """
     growths = dict.fromkeys(KINDS, 1)
     for part, step in parts.items():
@@ -88,7 +88,7 @@ def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
 
 
 def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path in the file, step) for the steps of a part, including nested sequences."""
+    """Yield (path in the file, step) for each step of a part, also in nested sequences."""
     field, names = KINDS[part]
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":
@@ -132,7 +132,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _check_numbers(where: str, step: dict[str, Any], vocab_size: int) -> None:
-    """Check numbers that the library trusts: lengths, and ids that a step adds around a text."""
+    """Raise ValueError if a step has an invalid length, or adds invalid token ids to a text."""
     kind = step["type"]
     length = step.get("length")
     if kind == "FixedLength" and "length" in step and not (type(length) is int and length > 0):
@@ -191,7 +191,7 @@ def _factor(step: dict[str, Any]) -> int:
 
 
 def _charsmap_growth(charsmap: Any) -> int:
-    """Return the length of the longest text in a charsmap: a trie, then zero-terminated texts."""
+    """Return the bytes of the longest text in a charsmap. charsmap: base64 of a trie and texts."""
     message = "normalizer.precompiled_charsmap is {}, expected base64 of a trie and its texts"
     try:
         data = base64.b64decode(charsmap, validate=True)

@@ -1,8 +1,8 @@
-"""Edits, which make tokens use other table rows than their own, and the format of edit files.
+"""Edits, and the format of edit files. An edit makes tokens use table rows other than their own.
 
 An edit file is JSON, `{"format_version": 1, "sha256": ..., "edit": {...}}`; the checksum covers the
-bytes of the edit exactly as they are in the file. An edit names the tables that it was made for,
-and bundles with other tables refuse it. Nothing in it is executed, and unknown fields are refused.
+bytes of the edit exactly as they are in the file. An edit contains the hash of the tables that it
+was made for, and fits no other tables. Nothing in an edit is executed. Unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         str, msgspec.Meta(pattern="^[0-9a-f]{64}$")
     ]  # hash of the tables, see tables_id
     change: Change  # of lookups, or new values of rows
-    layers: Indices  # STEM layers that it applies to, ascending
-    # "positions": where the source occurs in the prompt. "everywhere": at each of its tokens.
+    layers: Indices  # STEM layers whose rows the edit changes, ascending
+    # "positions": only where the source text occurs. "everywhere": wherever its tokens occur.
     scope: Scope = "positions"
 
     def __post_init__(self) -> None:
@@ -232,7 +232,7 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
 
 
 def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
-    """Return the token ids that a change names, with their new rows if it has any."""
+    """Return the token ids in a change: each with its new rows, or the padding token with ()."""
     if isinstance(change, NewRows):
         return change.rows
     return {} if change.pad is None else {change.pad: ()}

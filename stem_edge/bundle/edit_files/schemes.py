@@ -4,11 +4,12 @@ The schemes come from the STEM paper, section 3.3. The source has n_s tokens, th
 
 | scheme | requires | each token looks up |
 |---|---|---|
-| swap | n_s = n_t | token i of the target |
-| pad-left, pad-right | n_s >= n_t | padding tokens, then the target's; or the target's first |
-| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last one repeated |
+| swap | n_s = n_t | the target's token at the same place |
+| pad-left | n_s >= n_t | padding tokens first, then the target's tokens |
+| pad-right | n_s >= n_t | the target's tokens first, then padding tokens |
+| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last token until n_s |
 | subset | n_s <= n_t | n_s tokens of the target, in their order |
-| average | | the mean of all target rows, at every token of the source |
+| average | | the mean of the rows of all target tokens |
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stem_edge.errors import InputError
 
 Scheme = Literal["auto", "swap", "pad-left", "pad-right", "copy", "subset", "average"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
-Lookup: TypeAlias = tuple[int, ...]  # average the rows of these token ids; usually one
+Lookup: TypeAlias = tuple[int, ...]  # token ids whose rows are averaged; usually one id
 # Scheme -> signs of n_s - n_t that it can align.
 FITS: dict[Scheme, tuple[int, ...]] = {
     "swap": (0,),
@@ -67,10 +68,10 @@ def align(
     pad: int | None = None,
     subset: Sequence[int] | None = None,
 ) -> list[Lookup]:
-    """Return what each of `source_length` tokens looks up, for a target of these token ids.
+    """Return which token ids each of the `source_length` source tokens looks up.
 
-    pad: the padding token. subset: places of the target's tokens to use, counted from 0, ascending;
-    by default the last ones. Raises InputError if lengths or options do not fit.
+    target: ids of the target. pad: id of the padding token. subset: places in the target of the tokens
+    to use, from 0, ascending; default: the last ones. Raises InputError if lengths or options do not fit.
     """
     count = len(target)
     if not source_length or not count:

@@ -1,6 +1,6 @@
 """Files of a model on a hub, fetched by huggingface_hub into its own cache.
 
-A name is resolved to a commit first, so that all files are of one state of the model. Files that are in
+A name is first resolved to a commit, so that all files come from this commit. Files that are in
 the cache are not requested again. Without a network, the cache is used.
 """
 
@@ -45,19 +45,19 @@ class Snapshot:
 
     @cached_property
     def listing(self) -> Collection[str]:
-        """Names of all files of this commit, for which the hub is asked once. Raises HubError."""
+        """Names of all files of this commit. The first use asks the hub. Raises HubError."""
         return {file.rfilename for file in _info(self.name).siblings or ()}
 
 
 def cache() -> Path:
-    """Return the folder in which the hub's libraries keep models."""
+    """Return the folder of the hub's cache, which all programs with huggingface_hub share."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def pinned(path: str | Path, progress: bool | None = None) -> str:
-    """Return the name of a model on a hub with its commit, so that later uses get the same files.
+    """Add the current commit to the name of a model on a hub, so that its files stay the same.
 
     Other paths are returned unchanged. Raises HubError, InputError.
     """
@@ -66,7 +66,7 @@ def pinned(path: str | Path, progress: bool | None = None) -> str:
 
 
 def open_snapshot(name: HubName, progress: bool | None = None) -> Snapshot:
-    """Resolve a name to a commit, and say so on stderr. Raises HubError."""
+    """Resolve a name to a commit, and print the commit to stderr. Raises HubError."""
     commit = name if name.pinned else _resolve(name, progress)
     return Snapshot(commit, cache() / name.folder / SNAPSHOTS / (commit.revision or ""), progress)
 
@@ -110,7 +110,7 @@ def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
 
 
 def _resolve(name: HubName, progress: bool | None) -> HubName:
-    """Return the name with its branch resolved to a commit, or to the last known one if offline."""
+    """Resolve the branch of a name to its commit; if offline, to the last known commit."""
     ref = cache() / name.folder / "refs" / (name.revision or MAIN)
     try:
         sha = _info(name).sha

@@ -1,7 +1,7 @@
 """Bundles that are cached on this machine, and their short names.
 
-Bundles made from checkpoints are in the user's cache folder, bundles from a hub in the hub's cache. There is no
-index: a short name is the name of the folder, or the name on the hub without the organization.
+Bundles made from checkpoints are in the user's cache folder, bundles from a hub in the hub's cache. A bundle's
+short name is the name of its folder, or its name on the hub without the organization. There is no index file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stem_edge.files.names import cache_folder
 from stem_edge.shown import one_line
 
 MADE = "made"  # folder of bundles that were made of checkpoints, in the user's cache folder
-KEY_CHARS = 12  # few, to be typed
+KEY_CHARS = 12  # few, because people type them
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")  # names of the folders in there
 MARK = "manifest.json"
 
@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 
 
 def kept_bundles() -> Iterator[Kept]:
-    """Yield the folders in both caches that look like bundles. Other models have no manifest."""
+    """Yield the bundles in both caches: all folders of models that have a manifest.json."""
     with suppress(InputError):  # a user without a home
         for mark in sorted((cache_folder(None) / MADE).glob(f"*/*/{MARK}")):
             if KEY.fullmatch(mark.parent.parent.name):

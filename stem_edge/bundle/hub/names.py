@@ -10,9 +10,8 @@ from stem_edge.bundle.hub import PREFIX
 from stem_edge.errors import InputError
 from stem_edge.files.hub_links import COMMIT, SNAPSHOTS
 
-REPOSITORIES = (
-    "models--"  # before a repository's name in the hub's cache, which has -- for its slash
-)
+# Prefix of a repository's folder in the hub's cache, where -- stands for the slash of org/name.
+REPOSITORIES = "models--"
 _PART = r"[0-9A-Za-z_](?:[0-9A-Za-z_.-]{0,94}[0-9A-Za-z_])?"
 _REVISION = r"[0-9A-Za-z_](?:[0-9A-Za-z_./+-]{0,198}[0-9A-Za-z_+-])?"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?")
@@ -20,7 +19,7 @@ _NAME = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?")
 
 @dataclass(frozen=True)
 class HubName:
-    """Name of a model on a hub. revision: a branch, a tag or a commit; None: the main branch."""
+    """Name of a model on a hub. revision: a branch, tag or commit; None means the main branch."""
 
     repository: str  # like org/name
     revision: str | None = None
@@ -44,12 +43,12 @@ class HubName:
 
 
 def hub_name(path: str | Path) -> HubName | None:
-    """Parse the name of a model on a hub; return None for other paths. Raises InputError."""
+    """Parse a name like hf:org/name; return None for a path without hf:. Raises InputError."""
     return parsed_name(str(path)) if str(path).startswith(PREFIX) else None
 
 
 def parsed_name(text: str) -> HubName:
-    """Parse the name of a model on a hub. Raises InputError."""
+    """Parse a name like org/name or hf:org/name@revision. Raises InputError."""
     found = _NAME.fullmatch(text.removeprefix(PREFIX).replace("\\", "/"))  # a Path on Windows
     if found is None or "--" in found[1] or ".." in found[0]:
         raise InputError(
@@ -71,6 +70,6 @@ def name_of(folder: Path) -> HubName | None:
 
 
 def shown_name(folder: Path) -> str:
-    """Return a model's name for display: org/name for a folder from a hub, else the folder's name."""
+    """Return a model's name for display: org/name if it is from a hub, else its folder's name."""
     name = name_of(folder.resolve())
     return (folder.name or folder.resolve().name) if name is None else name.repository

@@ -84,12 +84,12 @@ def _model(manifest: Manifest) -> Rows:
 
 
 def _sizes(model: ModelConfig, name: str) -> str:
-    """Return the value of a field of all layers as text, or all its values if layers differ."""
+    """Return the distinct values that a field has in the layers, as text like "256 or 512"."""
     return " or ".join(map(str, sorted({getattr(layer, name) for layer in model.layers})))
 
 
 def _settings(manifest: Manifest) -> Rows:
-    """Yield the model's other fields (docs/api.md) that differ from their defaults."""
+    """Yield the fields that have no row of their own, if they differ from their defaults."""
     model = manifest.model
     for field in msgspec.structs.fields(model):
         value = getattr(model, field.name)

@@ -84,7 +84,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
-    """Raise InputError if an edit must not be written to `path`. force: it may replace a file."""
+    """Raise InputError if an edit must not be written to `path`. force: a file may be replaced."""
     if path.suffix != SUFFIX:
         raise InputError(f"{path}: the name of an edit file ends in {SUFFIX}; add it")
     if path.parent.resolve().is_relative_to(bundle.path.resolve()):

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> Kept:
-    """Find a cached bundle by its short name, or by its place if several have the name."""
+    """Find a bundle by its short name, its folder, or its name on a hub with a commit."""
     place = str(Path(name).absolute())
     for kept in kept_bundles():
         if kept.place in (name, place):
@@ -72,7 +72,7 @@ def _remove(kept: Kept) -> None:
     elif kept in kept_bundles() and not made.remove(kept.folder.parent):
         raise StemEdgeError(f"{kept.name}: a process makes it; end that first")
     root = cache_folder(None)
-    # Links lead elsewhere, and what has another name is somebody else's.
+    # Links lead elsewhere, and entries with other names belong to other programs.
     ours = [p for p in root.glob("*/*") if KEY.fullmatch(p.name) and not p.is_symlink()]
     for path in ours:
         if path.parent.name == PREPARED:

@@ -66,7 +66,7 @@ def report(found: Sequence[Quality]) -> str:
 
 
 def _text(found: Sequence[Quality]) -> list[str]:
-    """Return a line on text, window and engine for each bundle; bundles whose lines are equal share one."""
+    """Return lines about the text, windows and engine of each bundle, without repeated lines."""
     lines = []
     for each in found:
         documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"

@@ -1,4 +1,4 @@
-"""Shared parts of commands that generate text: sampling options, output, figures."""
+"""Shared parts of commands that generate text: prompt, sampling options, printed answers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FORM = "answers of this form only"
 
 
 def add_text(add: Callable[..., object], metavar: str, what: str) -> None:
-    """Declare the prompt, as an argument or as -p; given_text reads it."""
+    """Declare the prompt, as a positional argument and as -p. given_text returns its value."""
     add("text", metavar=metavar, nargs="?", help=what)
     add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
 
 
 def given_text(args: argparse.Namespace) -> str | None:
-    """Return the prompt, or None. Raises InputError if there are two, or for "-"."""
+    """Return the prompt, or None if none is given. Raises InputError for two, or for "-"."""
     if args.text is not None and args.prompt is not None:
         raise InputError("more than one prompt; give it by position or with -p")
     found: str | None = args.prompt if args.text is None else args.text
@@ -44,7 +44,7 @@ def given_text(args: argparse.Namespace) -> str | None:
 
 
 def _stdin_has_data() -> bool:
-    """Return True if a pipe or file waits in stdin. It stays unread: it may be that of a shell's loop."""
+    """Return True if stdin has data. The data is not read, because a shell loop may need it."""
     with suppress(AttributeError, ImportError, OSError):  # no stdin; Windows; a device
         import fcntl
         import termios
@@ -100,7 +100,7 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
 
 
 def taken(params: SamplingParams) -> str:
-    """Describe in words how tokens are sampled. params: complete, as from Model.chosen."""
+    """Describe in words how tokens are sampled. params: all values set, as by Model.chosen."""
     values = {name: getattr(params, name) for name in sampling.RANGES}
     if not values["temperature"]:
         del values["temperature"], values["top_k"], values["top_p"], values["min_p"]
@@ -124,7 +124,7 @@ def _file_named(path: Path | None) -> Iterator[None]:
 
 
 def write_text(text: str) -> None:
-    """Write a piece of an answer at once; a terminal gets control characters as escapes."""
+    """Write a piece of an answer to stdout at once; on a terminal, escape control characters."""
     sys.stdout.write(shown_lines(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 

@@ -54,7 +54,7 @@ FOREIGN = {
     "--greedy": "--temp 0 takes the most probable token",
     "--verbose": "--json prints all figures",
 }
-# llama.cpp's options of the model, which is an argument without a name here.
+# llama.cpp's options that name a model -> prefix of the model's name. Here the model is positional.
 MODEL = {"-m": "", "--model": "", "-hf": "hf:", "-hfr": "hf:", "--hf-repo": "hf:"}
 
 
@@ -67,7 +67,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         self._together = dict[argparse.Action, list[argparse.Action]]()
 
     def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
-        """Add options; neighbours with the same help become one entry."""
+        """Add options to the help. Neighbours with the same help text share one entry."""
         for _, found in groupby(actions, key=lambda action: action.help or action):
             together = list(found)
             self._together[together[0]] = together
@@ -87,7 +87,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return names if action.nargs == 0 else f"{names} {self._format_args(action, action.dest)}"
 
     def _format_action(self, action: argparse.Action) -> str:
-        """Put options and their help on one line as far as that fits, and wrap at spaces."""
+        """Format an entry: options and help on one line if they fit, else wrapped at spaces."""
         if action.choices is not None and isinstance(action.choices, dict):
             return super()._format_action(action)  # the list of commands
         line = f"  {self._format_action_invocation(action):{self._max_help_position - 4}}  "
@@ -109,7 +109,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return "".join(f"{indent}{line}\n" for line in lines)
 
     def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: Any) -> str:
-        """Return a usage line that names positional arguments alone."""
+        """Return a usage line with `[options]` and the names of the positional arguments."""
         forms = {"?": "[{}]", "+": "{} ...", "*": "[{} ...]"}
         if usage is None:
             positional = [one for one in actions if not one.option_strings]
@@ -127,11 +127,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, **options: Any) -> None:
         options |= {"formatter_class": Help, "allow_abbrev": False, "add_help": False}
         super().__init__(prog=prog, **options)
-        self._positionals = self._optionals  # one section for what a command works on and how
+        self._positionals = self._optionals  # one section for positional arguments and options
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse options and arguments in any order, and -m MODEL as llama.cpp has it."""
+        """Parse options and arguments in any order. Accepts -m MODEL, too, as llama.cpp does."""
         words = list(words)
         end = words.index("--") if "--" in words else len(words)
         for at, word in enumerate(words[:end]):
@@ -150,7 +150,7 @@ class Parser(argparse.ArgumentParser):
         return "" if option.startswith("--") and option not in self._option_string_actions else hint
 
     def error(self, message: str) -> NoReturn:
-        """Print the message, with a similar option if any, and end the process with status 2."""
+        """Print the message, and the most similar option if there is one. Exit with status 2."""
         if bad := re.search("invalid (int|float) value: '", message):
             wanted, found = {"int": "whole "}.get(bad[1], ""), shown(message[bad.end() : -1])
             message = f"{message[: bad.start()]}expected a {wanted}number, found {found}"
@@ -179,9 +179,9 @@ def with_options(parser: argparse.ArgumentParser, message: str) -> str:
 
 
 def read_text(path: Path | None, what: str, most: int) -> str:
-    """Return the text of a file, or of stdin for None, of at most `most` characters.
+    """Return the text of a file, or the text of stdin if `path` is None. Raises InputError.
 
-    what: what the text is, for error messages. Raises InputError.
+    what: noun for the text in errors. most: limit on its characters.
     """
     place = path or "stdin"
     try:

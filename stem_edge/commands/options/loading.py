@@ -16,7 +16,7 @@ BUNDLE_HELP = "folder, FILE.gguf, hf:org/name, or a listed name"
 
 
 def speculation(text: str) -> Speculate:
-    """Value of the option --speculate; argparse reports a ValueError as a bad value."""
+    """Parse the value of --speculate. Raises ValueError, which argparse reports as a bad value."""
     known: dict[str, Speculate] = {"auto": "auto", "on": True, "off": False}
     return known[text] if text in known else int(text)
 
@@ -50,7 +50,7 @@ LOADING: dict[str, dict[str, Any]] = {
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
-    """Declare options for these keywords of load; without names, for all of them."""
+    """Declare options for these keywords of load; without names, for all keywords in LOADING."""
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     for name in names or LOADING:
         given: dict[str, Any] = {"dest": name, "default": defaults[name], **LOADING[name]}

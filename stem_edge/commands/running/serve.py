@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _for_model(memory: str | None) -> int | None:
-    """Return the part of --memory that is left for the model. Raises InputError if nothing is."""
+    """Return --memory minus the memory for requests. Raises InputError if nothing is left."""
     if memory is None:
         return None
     left = parse_size(memory) - REQUESTS_NBYTES
@@ -130,7 +130,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Return the address that a browser on this machine can open, without a path."""
+    """Return the URL of the server for a browser on this machine, like http://127.0.0.1:8080."""
     host, port = listening.getsockname()[:2]
     if ip_address(host).is_unspecified:  # all addresses; a client cannot connect to this one
         host = "::1" if ":" in host else "127.0.0.1"
@@ -138,7 +138,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 def announce(listening: socket.socket, url: str, *, has_key: bool, has_names: bool) -> None:
-    """Print the address, and warnings about a missing API key or host name."""
+    """Print the address; if other machines can reach it, also notes on API key and host names."""
     tell(f"listening at {url}, loading the model")
     if ip_address(listening.getsockname()[0]).is_loopback:
         return
@@ -152,7 +152,7 @@ def announce(listening: socket.socket, url: str, *, has_key: bool, has_names: bo
 
 
 class _Server(Server):
-    """Server that says when the model is loaded, and ends gracefully.
+    """Server that prints when the model is loaded, and lets answers finish before it ends.
 
     After the first signal, new requests are refused, and answers may go on for half a minute before they get
     an error. The second signal sends these errors at once. The third, or a signal while the model loads, exits.
@@ -165,10 +165,10 @@ class _Server(Server):
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal: first drain, then end answers with an error, then exit at once."""
+        """On the first signal, let answers finish; on the second, end them; on the third, exit."""
         now = time.monotonic()
         if now >= self._deadline or self._loading:
-            os._exit(128 + sig)  # because others wait for the thread that loads, or show tasks
+            os._exit(128 + sig)  # other ways to exit wait for the loading thread, or print tasks
         elif self.compute.draining:
             self._deadline = now
         else:
@@ -178,7 +178,7 @@ class _Server(Server):
                 tell(f"finishing answers for at most {GRACE_SECONDS} s; once more to end now")
 
     async def on_tick(self, counter: int) -> bool:
-        """Return True to end; called ten times a second."""
+        """Return True if the server must end. uvicorn calls this ten times a second."""
         compute, now = self.compute, time.monotonic()
         if self._loading:
             self._show_loading(now - self._began)

@@ -1,1 +1,1 @@
-"""N-gram tables, in which several tokens select a row: which row it is, and its place on flash."""
+"""N-gram tables, in which several consecutive tokens select a row: row numbers and storage."""

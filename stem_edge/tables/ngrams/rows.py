@@ -1,7 +1,7 @@
 """Storage of the rows of an n-gram table: many small rows per page. A page is read as a whole.
 
-A page is the smallest unit that a drive reads, so reading a row costs no more than reading a byte. Rows are stored
-as in the checkpoint, or with fewer bits; the scales of a row follow its codes.
+A page is the smallest unit that a drive reads, so a page takes as long to read as a single row. Rows are stored
+as in the checkpoint, or with fewer bits. The scales of a row follow its codes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import TableFormat
 
 PAGE_NBYTES = 4096
-WORD_NBYTES = 2  # a page is a record of whole numbers of these, whatever they are
+WORD_NBYTES = 2  # a page is stored as a record of 2-byte values, whatever it contains
 Stored = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 FLOAT_NBYTES: dict[Stored, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 def _fp8_values() -> F32:
-    """Return the value of each byte as float8 e4m3fn (OCP, 2023): no infinities, one NaN."""
+    """Return the float32 values [256] of all float8 codes, in the format e4m3fn (OCP, 2023)."""
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     values = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
@@ -37,7 +37,7 @@ FP8 = _fp8_values()
 
 
 class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """An n-gram table: its hash, and the storage of its rows. Raises ValueError if invalid."""
+    """An n-gram table: its hash, and how its rows are stored. Raises ValueError if invalid."""
 
     name: str  # of its folder
     layer: int | None  # layer that adds the rows, from 0; None: the input embedding
@@ -82,12 +82,12 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def rows_per_page(self) -> int:
-        """Number of rows in a page: as many as fit beside its checksum, at least one."""
+        """Number of rows in a page: as many as fit with the checksum, at least one."""
         return max(1, (PAGE_NBYTES - CRC_NBYTES) // self.row_nbytes)
 
     @cached_property
     def page_nbytes(self) -> int:
-        """Bytes of a page without its checksum. With it, small rows fill a page of the drive."""
+        """Bytes of a page without its checksum; 4,096 with it, unless a row is longer."""
         if self.row_nbytes <= PAGE_NBYTES - CRC_NBYTES:
             return PAGE_NBYTES - CRC_NBYTES
         return -(-self.rows_per_page * self.row_nbytes // WORD_NBYTES) * WORD_NBYTES
@@ -99,7 +99,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def format(self) -> TableFormat:
-        """Format of a table store with one record per page. Its value type has no meaning."""
+        """Format of the table store with one record per page; its row type fp16 is only formal."""
         words = ((self.page_nbytes // WORD_NBYTES,),)
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)

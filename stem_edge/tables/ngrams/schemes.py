@@ -2,8 +2,8 @@
 
 | model | source | tables |
 |---|---|---|
-| Qwen3.8-Flash-Next | transformers, models/qwen4_exp | of one layer: bigrams and trigrams |
-| DeepSeek-V4.1 | the model's reference code | of two layers: up to 4 ids, which are mapped to classes first |
+| Qwen3.8-Flash-Next | transformers, models/qwen4_exp | bigrams and trigrams, in one layer |
+| DeepSeek-V4.1 | the model's reference code | up to 4 ids, each mapped to a class first, in two layers |
 | LongCat-Flash-Lite, LongCat-2.0 | the model's modeling_longcat_ngram.py | added to the input embedding |
 """
 
@@ -25,9 +25,9 @@ Ratio = Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 INT64_MAX = (1 << 63) - 1
 WORD = (1 << 64) - 1
-LAYER_SEED = 10007  # of layer p it is this times p
-# Multipliers of DeepSeek-V4.1 as numpy's generator gave them when the model was trained; numpy does not
-# promise that it always will.
+LAYER_SEED = 10007  # layer p has the seed LAYER_SEED * p
+# Multipliers of DeepSeek-V4.1, from the numpy generator with which the model was trained. Other numpy versions
+# may generate other numbers.
 DEEPSEEK = {
     (99092, 1): (76632096046245, 4839876093313, 35959672319349, 73987337458391),
     (99092, 14): (67716810739261, 51510806800915, 30921347202721, 82619226485591),
@@ -132,7 +132,7 @@ class LongCatConfig(msgspec.Struct):
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
 
     def tables(self) -> list[NgramTable]:
-        """Return the model's tables as a single table with one head per original table."""
+        """Return one table for the model, in which each original table is a head."""
         orders = _orders(self.emb_neighbor_num, self.emb_split_num)
         base = self.ngram_vocab_size_ratio * self.vocab_size
         sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))
@@ -177,7 +177,7 @@ def table(name: str, layer: int | None, keys: NgramHash, width: int) -> NgramTab
 
 
 def splitmix64(number: int) -> int:
-    """Return the number that follows `number` in the generator SplitMix64 (Steele et al., 2014)."""
+    """Return the number after `number` in the generator SplitMix64 (Steele et al., 2014)."""
     number = (number + GOLDEN) & WORD
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & WORD
@@ -187,7 +187,7 @@ def splitmix64(number: int) -> int:
 def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[int, ...]:
     """Return the first `count` primes above `number` that are not in `used`, ascending.
 
-    They are found by trial division: tables have at most 2**30 rows.
+    Trial division is fast enough, because tables have at most 2**30 rows.
     """
     found = list[int]()
     while len(found) < count:
@@ -198,7 +198,7 @@ def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[in
 
 
 def _bound(symbols: int) -> int:
-    """Return the limit on half a hash multiplier that keeps products with ids within 64 bits."""
+    """Return the limit on half of a multiplier, so that its products with ids fit into int64."""
     return max(1, INT64_MAX // symbols // 2)
 
 

@@ -39,7 +39,7 @@ class NgramFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def classes(self) -> tuple[int, int] | None:
-        """(ids in the vocabulary, classes to which they are mapped); None without classes."""
+        """(number of ids, number of classes); None if the hashes do not map ids to classes."""
         keys = self.tables[0].hash
         return None if keys.classes is None else (keys.vocab_size, keys.classes)
 
@@ -58,13 +58,13 @@ class NgramStore(msgspec.Struct, frozen=True):
 
 
 def is_ngrams(root: Path) -> bool:
-    """True if a folder contains n-gram tables, complete or damaged."""
+    """Return True if a folder contains n-gram tables, even if they are damaged."""
     path = root / "zarr.json"
     return path.is_file() and NgramFormat.attribute in str(read_json(path).get("attributes"))
 
 
 def open_ngrams(root: Path) -> NgramStore:
-    """Open n-gram tables. Raises BundleError unless they are exactly as the exporter writes them."""
+    """Open n-gram tables. Raises BundleError unless they are just as the exporter writes them."""
     if not (root / "zarr.json").is_file():
         raise BundleError(
             f"{root}: no tables of n-grams here; stem-edge export --tables-only makes them"

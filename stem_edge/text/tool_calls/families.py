@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 class Family:
     """The format of a model family's tool calls.
 
-    signs: patterns that all occur in the source of the family's chat templates. begin, end: markers
-    around a call; the end may be missing. inside: white space between a marker and a call.
-    between: separates calls. bare: start of an answer that is a call without markers.
+    signs: regular expressions; the chat templates of the family match all of them. begin, end: markers
+    around a call; answers may lack the end. inside: white space between a marker and a call.
+    between: text between calls. bare: first text of an answer that is a call without markers.
     key: name of the arguments in a call that is a JSON object. quote: marker around strings in a call
     like `call:name{key:value}`, for the families that do not use JSON. special: markers that are special
-    tokens, which decoding must not skip.
+    tokens; decoding must not skip them.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Family:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers that must be in the text of an answer to parse its calls."""
+        """The markers that decoding must keep in an answer, so that its calls can be parsed."""
         marks = () if self.bare else (self.begin, self.end)
         return (*marks, self.quote) if self.quote else marks
 

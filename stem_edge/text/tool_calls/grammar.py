@@ -1,8 +1,8 @@
 """The grammar of answers that are tool calls, in llguidance's dialect of Lark.
 
 For JSON arguments, llguidance enforces the whole schema. For arguments in Gemma's format, the grammar enforces
-`properties`, `required`, `type`, `items`, and scalars in `enum` and `const`; a value that other keywords
-describe, such as $ref, may be any value.
+`properties`, `required`, `type`, `items`, and scalars in `enum` and `const`. It ignores other keywords, such as
+$ref, and allows any value there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stem_edge.text.tool_calls.families import Family
 from stem_edge.text.tool_calls.reading import AFTER_WORDS
 
 Tools = Sequence[Mapping[str, Any]]
-OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # of schemas whose properties stand elsewhere
+OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # keywords of schemas that describe properties elsewhere
 # Spaces as templates write JSON, so that models see what they saw in training; oneOf as anyOf.
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 OPTIONS |= {"coerce_one_of": True}
@@ -51,7 +51,7 @@ def calls_grammar(
         known = ", ".join(each["name"] for each in functions)
         raise InputError(f"there is no tool {name!a}, expected one of: {known}")
     calls = " | ".join(f"call{n}" for n in range(len(chosen)))
-    # Markers that an answer does without are left out, because models then often do, too.
+    # If calls need no markers, the grammar has none, because models often leave them out.
     around = ("", "") if family.bare else (family.begin + family.inside, family.inside + family.end)
     begin, end = (_marks(family, text) for text in around)
     braces = _BracesRules(family) if family.quote else None
@@ -71,7 +71,7 @@ def calls_grammar(
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema that allows only the arguments that it describes."""
+    """Return the schema, changed to allow only the arguments that it describes."""
     if schema.keys() & OPEN:
         return schema
     return {"type": "object", "properties": {}, "additionalProperties": False, **schema}
@@ -83,7 +83,7 @@ def literal(text: str) -> str:
 
 
 def _marks(family: Family, text: str) -> str:
-    """Return the Lark for markers and white space; special tokens are matched as tokens."""
+    """Return the Lark grammar of markers and white space. Special tokens are matched as tokens."""
     marks = "|".join(map(re.escape, family.special))
     parts = re.split(f"({marks})", text) if marks else [text]
     special = {part for part in family.special if SPECIAL.fullmatch(part)}
@@ -91,7 +91,7 @@ def _marks(family: Family, text: str) -> str:
 
 
 class _BracesRules:
-    """Lark rules for calls in Gemma's format, each with its own name."""
+    """Builds Lark rules for calls in Gemma's format, and collects them in `lines`."""
 
     def __init__(self, family: Family) -> None:
         self._quote = _marks(family, family.quote)
@@ -106,7 +106,7 @@ class _BracesRules:
         ]
 
     def members(self, schema: Mapping[str, Any], depth: int = 0) -> str:
-        """Return the Lark for an object's members, in the order in which templates write them."""
+        """Return the Lark grammar of an object's members, sorted by name as in templates."""
         properties, required = schema.get("properties"), schema.get("required")
         if not isinstance(properties, Mapping) or not properties or depth > MAX_DEPTH:
             return "" if schema.get("additionalProperties") is False else "pairs"
@@ -148,5 +148,5 @@ class _BracesRules:
 
 
 def _key(name: str) -> str:
-    """Return the Lark for a key. It is quoted if it would be misread without quotes."""
+    """Return the Lark grammar of a key and its colon; the key is quoted if it needs quotes."""
     return literal((literal(name) if AFTER_WORDS.intersection(name) else name) + ":")

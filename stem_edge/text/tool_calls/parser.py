@@ -16,8 +16,8 @@ from stem_edge.text.tool_calls.reading import MoreError, NoCallError, read_call
 class Call:
     """A tool call."""
 
-    index: int  # among the calls of an answer, from 0
-    id: str  # as OpenAI's look
+    index: int  # number of the call in its answer, from 0
+    id: str  # in the form of OpenAI's ids
     name: str
     arguments: str  # the text of a JSON object
 
@@ -26,7 +26,7 @@ class CallParser:
     """Separates the tool calls of one answer from its text.
 
     tools: the offered tools, as checked_tools returns them; None allows any name.
-    Incomplete calls, and calls of functions that were not offered, are text.
+    Incomplete calls, and calls of functions that were not offered, are returned as text.
     White space before a call and after the last call is dropped.
     """
 
@@ -54,7 +54,7 @@ class CallParser:
         return pieces
 
     def _read(self) -> None:
-        """Consume one call, or the text before the next one. Raises MoreError."""
+        """Consume one call, or text before a call. Raises MoreError if more text is needed."""
         self._due, at = 0, self._next(0)
         if self._after_call and self._comes(self._family.between.strip(), at):
             at = self._next(at + len(self._family.between.strip()))
@@ -69,11 +69,11 @@ class CallParser:
             self._take(min((stop for stop in stops if stop > 0), default=len(self._text)))
 
     def _next(self, at: int) -> int:
-        """Return the index of the next character that is not white space."""
+        """Return the index of the first character from `at` on that is not white space."""
         return len(self._text) - len(self._text[at:].lstrip(SPACE))
 
     def _comes(self, mark: str, at: int) -> bool:
-        """True if a marker comes next. Raises MoreError if more text is needed to tell."""
+        """Return True if a marker is at `at`. Raises MoreError if more text is needed to decide."""
         partly = len(self._text) - at < len(mark) and mark.startswith(self._text[at:])
         if partly and not self._ended:
             raise MoreError

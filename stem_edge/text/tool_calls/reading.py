@@ -38,7 +38,7 @@ class MoreError(NoCallError):
 def read_call(
     text: str, at: int, quote: str, names: Collection[str] | None
 ) -> tuple[str, str, int]:
-    """Return the name and the arguments of the call at position `at`, and where it ends.
+    """Return (name, arguments as JSON, end) of the call that begins at position `at`.
 
     quote: marker around strings, for families that do not use JSON. names: functions that may be
     called; None: any. Raises NoCallError, MoreError.
@@ -65,9 +65,9 @@ def read_call(
 
 
 def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
-    """Parse an object and return it with its end. It may have slips that models make.
+    """Parse the object at position `at`; return it and its end. Accepts common errors of models.
 
-    Those are commas after the last value, words of Python, numbers like .5, and needless backslashes.
+    They are commas after the last value, words of Python like True, numbers like .5, needless backslashes.
     """
     marked = rf"|[ \t\r\n]*{re.escape(quote)}(?P<marked>.*?){re.escape(quote)}" if quote else ""
     token, found, depth = re.compile(TOKEN + marked, re.DOTALL), list[str](), 0
@@ -98,13 +98,13 @@ def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
 
 
 def _may_go_on(rest: str, quote: str) -> bool:
-    """True if a text that is no token may become one."""
+    """Return True if more text could complete `rest`, which is no token yet."""
     string = rest[:1] in ("", '"') or (quote != "" and rest.startswith(quote))
     return string or quote.startswith(rest) or not AFTER_WORDS.intersection(rest)
 
 
 def _word(word: str) -> str:
-    """Return a number, true, false or null as JSON."""
+    """Convert a word to JSON: a number, true, false or null. Raises NoCallError for other words."""
     if word in WORDS or PLAIN.fullmatch(word):
         return WORDS.get(word, word)
     try:
@@ -114,7 +114,7 @@ def _word(word: str) -> str:
 
 
 def _escape(found: re.Match[str]) -> str:
-    """Convert an escape to valid JSON. As in Python, an unneeded backslash is kept."""
+    """Convert an escape or control character to JSON. As in Python, needless backslashes stay."""
     char = found[1]
     if char is None:
         return json.dumps(found[0])[1:-1]

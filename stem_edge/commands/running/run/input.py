@@ -22,7 +22,7 @@ class Typed(NamedTuple):
 
 
 class TypedLines:
-    """Reads messages from stdin; `interactive`: with prompts and a line editor."""
+    """Reads messages and commands from stdin. interactive: with a prompt and a line editor."""
 
     def __init__(self, interactive: bool) -> None:
         self._interactive = interactive
@@ -33,14 +33,14 @@ class TypedLines:
                 # Python turns this off, and then each line of a pasted text would be a message.
                 readline.parse_and_bind("set enable-bracketed-paste on")
         if isinstance(sys.stdin, io.TextIOWrapper):
-            # What is not UTF-8 is refused with its message, rather than ending the conversation.
+            # A message that is not UTF-8 is refused later, and does not end the conversation.
             sys.stdin.reconfigure(errors="surrogateescape")
 
     def read(self) -> Typed | None:
         """Return the next message or command that is not empty; None at the end of the input.
 
-        Lines between two lines of three quotes are one message; the end of the input can stand for
-        the second one. Raises InputError for a message that is too long.
+        A line of three quotes begins a message of several lines. The next line of three quotes, or the
+        end of the input, ends it. Raises InputError for a message that is too long.
         """
         while (line := self._line("> ")) is not None:
             if line.startswith("/"):

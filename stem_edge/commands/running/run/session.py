@@ -20,7 +20,7 @@ from stem_edge.runtime.scheduling.request import Chunk
 class Session:
     """A chat session: the conversation and how it is printed.
 
-    quiet: print neither figures after an answer at a terminal, nor why an answer was cut. explain: error messages for this command.
+    quiet: print only answers, without statistics and notes. explain: replaces Python names in errors by options.
     """
 
     model: Model
@@ -30,8 +30,8 @@ class Session:
     as_json: bool
     quiet: bool
     explain: Callable[[str], str]
-    failed: bool = False  # whether a message or a command was refused
-    files: set[Path] = field(default_factory=set)  # that have this conversation, of before or now
+    failed: bool = False  # True if a message or a command was refused
+    files: set[Path] = field(default_factory=set)  # with this conversation, now or earlier
 
     def send(self, text: str) -> None:
         """Print the answer to a message."""
@@ -60,7 +60,7 @@ class Session:
         print(text, file=sys.stderr, flush=True)
 
     def _print(self, chunks: Generator[Chunk]) -> None:
-        """Print an answer while it is generated, then its figures, even if it is interrupted."""
+        """Print an answer while it is generated, then its statistics, even if it is interrupted."""
         done: list[Chunk] = []
         thinking = 0  # tokens
         try:
@@ -80,7 +80,7 @@ class Session:
                 self._complete(done)
 
     def _fold(self, text: str) -> None:
-        """Show the progress of hidden reasoning at a terminal."""
+        """At a terminal, write text about the progress of thoughts, which are not shown."""
         if self.interactive and not self.as_json:
             sys.stderr.write(text)
             sys.stderr.flush()

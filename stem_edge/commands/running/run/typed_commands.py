@@ -24,7 +24,7 @@ KEYS = '''\
 A message ends with its line. Lines between two lines of """ are one message. A message that begins with / needs a space before it.
 Ctrl-C stops an answer.'''
 
-# What people type who come from Ollama or llama.cpp -> what to do here.
+# Commands of Ollama and llama.cpp -> what to do here.
 HINTS = {
     **dict.fromkeys(("/regen", "/regenerate"), "try /retry"),
     "/show": "try /set, which shows the options",
@@ -37,7 +37,7 @@ HINTS = {
 
 
 def obey(session: Session, line: str) -> None:
-    """Run a slash command, except EXIT. Raises InputError, and errors of generating answers."""
+    """Run a slash command, except /exit. Raises InputError, and errors of generating answers."""
     name, _, argument = line.partition(" ")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, *ENDS], 1)
