@@ -74,7 +74,7 @@ def export_rows(
 
 
 def _stored(table: NgramTable, rows: RowsStored) -> NgramTable:
-    """Return a table's description as exported: with the row type that `rows` selects."""
+    """Return the description of a table whose rows are stored in the type that `rows` selects."""
     if rows not in ROWS_STORED:
         raise ExportError(f"rows of n-grams as {rows!r}; expected {', '.join(ROWS_STORED)}")
     if rows == "keep":

@@ -1,6 +1,6 @@
 """Compares a new bundle with its checkpoint, and reports the result in the manifest.
 
-The bundle is loaded through the public API, as users load it. The numpy reference model computes the
+The bundle is loaded and run as users do it. The numpy reference model computes the
 expected logits from the checkpoint.
 """
 
@@ -105,7 +105,7 @@ def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
 
 @contextmanager
 def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Model]:
-    """Load the bundle for a context of `tokens` tokens. A large one is prepared to save memory."""
+    """Load the bundle for a context of `tokens` tokens. A large bundle is prepared, to save memory."""
     # Imported only here, because an export needs nothing else of the runtime.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
@@ -144,7 +144,7 @@ def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
 
 
 def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare a bundle's logits with the checkpoint's; return report fields and first logits [n, V].
+    """Compare a bundle's logits with the checkpoint's; return report fields and first logits.
 
     exact: as in accept. The checkpoint's logits are computed for few tokens at a time, to save memory.
     """

@@ -84,7 +84,7 @@ def _records(
     start: int,
     stop: int,
 ) -> U8:
-    """Return an array's records start..stop as bytes. first: number of its record 0 in the plan."""
+    """Return an array's records start..stop as bytes. first: the plan's number of its record 0."""
     start, stop = first + start, first + stop
     out.bar.advance(4 * (stop - start) * layout.row_width * len(layout.layers))
     if (kept := _kept(plan, tables, layout, start, stop)) is not None:
@@ -131,6 +131,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Return the grid of an array: shards of about `nbytes` bytes, and pieces of a record."""
+    """Divide an array into shards of about `nbytes` bytes, and its records into pieces for prompts."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

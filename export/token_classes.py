@@ -1,7 +1,7 @@
 """Computes classes of token ids: tokens of a class differ only in case, accents or space.
 
-DeepSeek-V4.1 looks up n-grams of classes. No checkpoint stores the classes. They are
-computed from the tokenizer and numbered in the order of ids, as in the model's code (docs/formats.md).
+DeepSeek-V4.1 looks up n-grams of classes, not of ids. No checkpoint stores the classes. They are computed
+from the tokenizer and numbered in the order of ids, as in the model's code (docs/formats.md).
 """
 
 from __future__ import annotations

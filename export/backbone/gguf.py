@@ -1,4 +1,4 @@
-"""Writes the backbone for ggml: a GGUF file with the keys and tensors of ggml/gguf_schema.py."""
+"""Writes the backbone for ggml: a GGUF file. gguf_schema.py defines its keys and tensors."""
 
 from __future__ import annotations
 

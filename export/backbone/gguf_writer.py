@@ -65,7 +65,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
 
 
 def _copied(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
-    """Yield the bytes of a matrix unchanged from a GGUF checkpoint, piece by piece in file order."""
+    """Yield a matrix's bytes unchanged from a GGUF checkpoint, piece by piece in file order."""
 
     def read(span: RowSpan) -> U8:
         codes = stored.read(*span[1:])

@@ -1,7 +1,7 @@
 """Writes a weight file for onnxruntime, with each item at its offset in the WeightPlan.
 
 Weights for prompts are balanced: inputs with outliers are divided by a factor for each channel, and the
-weights multiplied by it (SmoothQuant, arXiv 2211.10438).
+weights are multiplied by it (SmoothQuant, arXiv 2211.10438).
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """Writer of a weight file. It quantizes matrices while it writes them.
 
-    peaks: matrix product of the prefill graph -> greatest magnitude of each input channel [K]; also the
-    arrays to write for KV-cache scales and an assistant's token order. keeps_blocks: copy the quantized
-    blocks of a GGUF checkpoint, because the quantizer would return the same codes.
+    peaks: name of a matrix product -> greatest magnitude of each input channel [K], for balancing. It also
+    holds arrays to write unchanged: KV-cache scales and an assistant's token order. keeps_blocks: copy
+    quantized blocks of a GGUF checkpoint, because the quantizer would return the same codes.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
-        """Return the item's matrices with their GGUF codes; () unless all have the planned format."""
+        """Return the item's matrices with their GGUF codes; () if some have another format."""
         parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
         same = [
             part
@@ -257,7 +257,7 @@ def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:
 
 
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
-    """Return factors [K], sqrt(input peak / matrix peak), for balancing; all 1 without input peaks."""
+    """Return balancing factors [K]: sqrt(input peak / matrix peak); all 1 without input peaks."""
     width = matrices[0].shape[1]
     if peaks is None or len(peaks) != width:
         return np.ones(width, np.float32)
@@ -269,7 +269,7 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """List the matrix products whose inputs have outliers, and no norm that can absorb factors."""
+    """List the matrix products whose inputs have outliers and do not come from a norm."""
     plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
     seen = {item.name: peaks[item.name] for item in plain if item.name in peaks}
     return tuple(

@@ -24,10 +24,10 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
-    """Build one graph from token ids to logits, which uses the weight file for decoding.
+    """Build one ONNX graph that computes logits from token ids. It uses the weight file for decoding.
 
-    Every value has a shape. All operators of the default domain are in the ONNX standard; onnxruntime
-    adds operators to this domain, which other tools lack. Experts are inputs in slots, as at runtime.
+    Every value has a shape. The graph has no operators that onnxruntime adds to the default domain,
+    because other tools lack them. Weights of experts are inputs in slots, as at runtime.
     """
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format)

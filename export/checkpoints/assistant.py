@@ -75,7 +75,7 @@ def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[i
 
 
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return the name of an assistant's tensor in Hugging Face's files, which number layers from 0."""
+    """Return a tensor's name in Hugging Face's files, where the assistant's layers start at 0."""
     if name.startswith("layers."):
         _, number, part = name.split(".", 2)
         name = f"layers.{int(number) - config.own_kv_layers}.{part}"

@@ -103,7 +103,7 @@ class Options(msgspec.Struct):
 
 
 def find_states(path: Path) -> list[Path]:
-    """List the state files in a folder, or [path] if it is such a file. The last one is exported."""
+    """List the state files in a folder, or [path] for a file. The last one is exported."""
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
     return [p for glob in STATES for p in sorted(path.glob(glob)) if p.is_file()]
@@ -160,7 +160,7 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def _convert(
     config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Return backbone tensors by our names, and tables by layer. Unknown tensors are not renamed."""
+    """Return backbone tensors by our names, and tables by layer. Unknown names stay."""
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
     names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)

@@ -1,4 +1,4 @@
-"""One description for the checkpoints of all trainers, and checks of their tensors."""
+"""Defines Checkpoint, which describes checkpoints of all trainers, and checks their tensors."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Checkpoint:
 def module_names(
     inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the trainer's name of each module -> this project's name of its weight.
+    """Return a dict from the trainer's name of each module to this project's name of its weight.
 
-    inside: prefix in a layer, with {} for its number. top, parts: names outside the layers, in a layer.
+    top: names outside the layers; parts: names in a layer, without the prefix `inside` ({}: its number).
     """
     return dict(top) | {
         inside.format(layer) + theirs: f"layers.{layer}.{ours}"

@@ -1,7 +1,7 @@
 """Translates the keys of a GGUF file to those that Hugging Face's config.json would have.
 
-In Gemma 3's GGUF files, norm weights include the 1 that transformers adds, and no key holds the factor
-of attention scores. It is chosen as in llama.cpp. The factor of embeddings is not rounded here.
+For Gemma 3, norm weights in the file already include the 1 that transformers adds. The factor of
+attention scores is not in the file; it is chosen as in llama.cpp. The factor of embeddings is not rounded.
 """
 
 from __future__ import annotations

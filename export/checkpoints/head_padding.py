@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Pad rows [heads * head_dim, ...] to the width of the graph: zeros at the end of each part."""
+    """Pad rows [heads * head_dim, ...] to the graph's head width, with zeros after each part."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

@@ -137,7 +137,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Open the backbone's tensors, and rename them to this project's names if these are known."""
+    """Open the backbone's tensors and give them this project's names. Unknown names stay."""
     path = folder / BACKBONE
     if not path.is_file():
         listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
@@ -152,7 +152,7 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
-    """Return STEM layer -> table. order: stem_layers of params.json; table i is of layer order[i]."""
+    """Return STEM layer -> table. order: stem_layers of params.json; order[i] has table i."""
     whole = folder / TABLES
     files = [whole] if whole.is_file() else _shard_files(folder)
     states = [_table_shards(path, len(order)) for path in files]
@@ -229,7 +229,7 @@ def _config(
 
 
 def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:
-    """Return the tokenizer that params.json names: at its path, or else in the checkpoint's folder."""
+    """Return the tokenizer that params.json names: at its path, or in the checkpoint's folder."""
     path = Path(data.tokenizer.path) if data.tokenizer.path else None
     if path is not None and not path.is_file():
         path = folder / path.name if not (folder / path).is_file() else folder / path

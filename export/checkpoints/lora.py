@@ -91,7 +91,7 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
 
 
 def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:
-    """Open an adapter file: module -> A or B -> tensor. Raises CheckpointError."""
+    """Open an adapter file; return module -> name of A or B -> tensor. Raises CheckpointError."""
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in open_tensors(path).items():
         match = PART.fullmatch(name.removeprefix(PREFIX))

@@ -88,7 +88,7 @@ def is_table(name: str) -> bool:
 
 
 def _stored(folder: Path, table: NgramTable, tensors: dict[str, Tensor]) -> StoredRows:
-    """Return the stored rows of `table`. tensors: name -> all n-gram tensors of the checkpoint."""
+    """Return the stored rows of `table`. tensors: name -> tensor, for all n-gram tables."""
     parts = dict[int, Tensor]()
     for name, tensor in tensors.items():
         if (found := WEIGHTS.fullmatch(name)) is None:

@@ -64,7 +64,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _refuse(path: Path) -> None:
-    """Raise CheckpointError with advice if `path` is often mistaken for a checkpoint."""
+    """Raise CheckpointError with advice if `path` is something that users mistake for a checkpoint."""
     if path.is_file():
         what = looks_like(SourceFile(path).head)
         if path.name.lower().endswith(ARCHIVES):

@@ -69,7 +69,7 @@ def create_file(path: Path) -> Iterator[BundleFile]:
 
 
 class Output:
-    """Files of a new bundle in `folder`, and the quantization errors of each part."""
+    """Writes a bundle's files into `folder`; records their checksums and quantization errors."""
 
     def __init__(self, folder: Path, bar: Progress) -> None:
         self.folder, self.bar = folder, bar

@@ -22,7 +22,7 @@ COST_TOKENS, PIECE_TOKENS = 128, 8
 
 
 def choose_types(plan: Plan) -> Plan:
-    """Return the plan with a type for every matrix; types that are open are chosen by their cost."""
+    """Return the plan with a type for every matrix. Types that the recipe leaves open are measured."""
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
         format = cast(BackboneFormat, format)  # `nats` is None for ggml
@@ -48,7 +48,7 @@ def _costly(
     fixed: Collection[MatrixKind],
     most_nats: float,
 ) -> list[str]:
-    """List the matrix products to store with 8 bits, until the cost of 4 bits is at most `most_nats`.
+    """List products to store with 8 bits, so that 4 bits in the rest cost at most `most_nats`.
 
     found: product -> its cost at 4 bits; fixed: kinds of matrices whose type is not chosen here.
     """

@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def judged(self) -> bool:
-        """True if the bundle is compared with its checkpoint; by default, if it is quantized anew."""
+        """True if the bundle is compared with its checkpoint. Default: if it is quantized anew."""
         asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
         return not self.own_types or asked or bool(self.recipe.prefill_graph)
 
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def guides(self) -> list[list[int]]:
-        """Sequences of the calibration text that guide the quantizer."""
+        """Sequences of token ids from the calibration text, for GPTQ or importance vectors."""
         config, tokens = self.source.config, OWN_TOKENS
         if self.recipe.calibration is None:
             large = config.backbone_parameters >= LARGE

@@ -147,7 +147,7 @@ def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
 
 
 def _check_target(out: Path, force: bool, kind: str, is_ours: Callable[[Path], bool]) -> None:
-    """Raise ExportError if `out` exists, unless force is set and `out` is a folder of our kind."""
+    """Raise ExportError if `out` exists, unless force is set and is_ours(out) is True."""
     if not out.exists() and not out.is_symlink():
         return
     if not force:

@@ -68,7 +68,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
-    """Return the ggml format for these types: a mixture of llama.cpp if it has just these types."""
+    """Return the ggml format for these types: llama.cpp's mixture, if one has just these types."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -131,7 +131,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
 
 
 def _product(config: ModelConfig, name: str) -> str:
-    """Return the name of a matrix's product in the graph; wq, wk and wv may share the product qkv."""
+    """Return the name of a matrix's product in the graph. wq, wk and wv may share one, qkv."""
     at, _, part = name.rpartition(".")
     if part not in ("wq", "wk", "wv"):
         return name
@@ -140,7 +140,7 @@ def _product(config: ModelConfig, name: str) -> str:
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
-    """Return the onnxruntime format for GGUF types; None if all are floats, or some below 4 bits."""
+    """Return the onnxruntime format for GGUF types; None for floats and types below 4 bits."""
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet

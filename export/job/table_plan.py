@@ -28,7 +28,7 @@ MIXED_SCALES: ScaleType = "fp16"
 
 
 class RowStorage(NamedTuple):
-    """How table rows are stored: their type, the size of a group, and the type of its scale."""
+    """How table rows are stored: type of rows, values per scale, and type of scales."""
 
     kind: ExportRows | RowType
     group_size: int  # values that share a scale

@@ -54,7 +54,7 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
 
 
 def _encode(tokenizer: Tokenizer, path: Path) -> I64:
-    """Encode a text file, some lines at a time: tokenizers need 100 bytes of memory per character."""
+    """Encode a text file, some lines at a time: tokenizers need 100 bytes for each character."""
     ids: list[I64] = [np.zeros(0, np.int64)]
     with path.open(encoding="utf-8") as file:
         while lines := file.readlines(READ_CHARS):
@@ -89,8 +89,8 @@ def observe(
 ) -> tuple[F32, dict[str, F32]]:
     """Run the checkpoint on `token_ids`; return its last hidden states and the peaks of channels.
 
-    The hidden states are [T, hidden_width], before the head. Peaks are greatest magnitudes, also over
-    `texts`: name of a matrix input (numerics.reference.Observer), or of keys or values -> peaks [K].
+    The hidden states [T, hidden_width] are those before the head. Matrix inputs, keys and values have peaks:
+    name (numerics.reference.Observer) -> greatest magnitude of each channel [K] over all tokens and `texts`.
     """
     peaks, config = dict[str, F32](), checkpoint.config
 

@@ -64,7 +64,7 @@ def exact_logits(source: Checkpoint, x: F32, observe: Observer = lambda name, x:
 
 
 def _check_tensors(source: Checkpoint, names: Iterable[str]) -> None:
-    """Raise a CheckpointError with the tensor's name if a tensor has values that are not finite."""
+    """Raise CheckpointError if a tensor has values that are not finite; the error names the tensor."""
     for name in names:
         matrix = source.backbone[name]
         for start in range(0, matrix.shape[0], READ_ROWS):

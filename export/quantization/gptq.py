@@ -118,7 +118,7 @@ class _Scales(NamedTuple):
     kept: F32  # 1 for blocks that are rounded without corrections, else 0
 
     def round(self, exact: F32, groups: npt.NDArray[np.intp], factor: F32, bits: int) -> U8:
-        """Return codes of columns `exact` [k, n]. groups: block of each column; factor: Inputs.factor."""
+        """Round columns `exact` [k, n] to codes. groups: block of each column; factor: Inputs.factor."""
         lost, codes = np.empty_like(exact), np.empty(exact.shape, np.uint8)
         for start in reversed(range(0, len(exact), TILE_COLUMNS)):
             stop = min(start + TILE_COLUMNS, len(exact))

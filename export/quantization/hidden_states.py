@@ -84,7 +84,7 @@ def layer_weights(source: Checkpoint, layer: int) -> dict[str, Matrix]:
 
 
 def _ends(source: Checkpoint) -> dict[str, Matrix]:
-    """Return the tensors after the last layer. The head is a dummy, because no logits are needed."""
+    """Return the tensors after the last layer. No logits are needed, so the head is a dummy."""
     row = ArrayMatrix(np.zeros((1, source.config.dim), np.float32))
     bias = ArrayMatrix(np.zeros(1, np.float32))
     ends = {n: m for n, m in source.backbone.items() if n == "norm" or n.endswith(".altup_out")}
@@ -99,8 +99,8 @@ def importance_vectors(
 ) -> dict[str, F32]:
     """Return name of a matrix -> importance of its input channels [width], float32, positive.
 
-    Routers are left out, and so is an embedding that is not also the head. sequences: token ids that run
-    through the checkpoint. Needs memory for one layer and the hidden states.
+    Routers, and an embedding that is not the head, have none. sequences: token ids to run through the
+    checkpoint. Needs memory for one layer and the hidden states.
     """
     config, sums = source.config, dict[str, F32]()
 

@@ -40,7 +40,7 @@ TILE_VALUES = 1 << 18  # at a time, so that they stay in the CPU's cache
 def with_offsets(matrix: F32, block: int) -> Rounded:
     """Quantize a matrix [N, K] to 4 bits: value = (code - 8) * scale + offset.
 
-    A block whose values are at most 16 evenly spaced levels is stored without loss, except for float32
+    A block whose values lie on at most 16 evenly spaced levels is stored without loss, except for float32
     rounding. In other blocks, 16 levels divide the range from the least to the greatest value.
     """
     rows, width = matrix.shape
@@ -124,7 +124,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             moments[name] = list(each)
 
     def typical(source: str, layer: int) -> list[Inputs]:
-        """Run the text up to and including `layer`; return the statistics of the input `source`."""
+        """Run the text through all layers up to `layer`; return statistics of the input `source`."""
         while states.layer <= layer:
             moments.clear()
             for each in inputs.values():

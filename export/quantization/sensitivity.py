@@ -1,8 +1,8 @@
 """Measures how much each matrix of a model loses if it is stored with 4 bits.
 
-The cost of a layer is the divergence, on a text, of a model in which only this layer is rounded. The
-cost is divided among the layer's matrices: each is rounded alone, and its share is proportional to the
-change of the layer's output. Only one layer is in memory at a time.
+The cost of a layer is how far the model diverges on a text if only this layer is rounded. Then each
+matrix of the layer is rounded alone. Its share of the layer's cost is proportional to the change of the
+layer's output. Only one layer is in memory at a time.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
 class MatrixReader:
     """Reads matrices in pieces of rows, and processes the pieces on several threads.
 
-    meter: collects quantization errors; progress: called with the number of bytes read, as float32.
+    meter: collects quantization errors; progress: called with the bytes read, counted as float32.
     """
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:

@@ -1,4 +1,4 @@
-"""Reads GGUF files, version 2 or 3: keys at once, and tensors when their rows are used.
+"""Reads GGUF files, version 2 or 3: keys when a file is opened, rows of tensors when needed.
 
 A file is a header (counts, keys, the list of tensors) and the values of the tensors one after another,
 each at a multiple of general.alignment, up to the end of the file (ggml's docs/gguf.md). Sizes in the
@@ -118,7 +118,7 @@ class _Header:
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
     def count(self, what: str, most: int, nbytes: int) -> int:
-        """Read the next count, at most `most`, of items (`what`) with at least `nbytes` bytes each."""
+        """Read the next count of `what`, at most `most`; each item needs `nbytes` bytes or more."""
         found: int = self.number("<Q")
         if found > most:
             raise ValueError(f"{found} {what}; expected at most {most}")

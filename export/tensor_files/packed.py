@@ -18,7 +18,7 @@ BITS = 8, 4, 2  # of a code
 
 
 def packed(stored: Tensor, scales: Tensor, width: int) -> Tensor:
-    """Return a lazy matrix [N, width] from packed codes and their scales. Raises CheckpointError."""
+    """Return a lazy matrix [N, width] from packed codes and scales. Raises CheckpointError."""
     rows, nbytes = (*stored.shape, 0, 0)[:2]
     sizes = {-(-width * bits // 8): bits for bits in BITS}
     bits = sizes.get(nbytes, 0)

@@ -37,7 +37,7 @@ class TensorFiles:
     def __init__(
         self, path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None
     ) -> None:
-        """Hold `tensors`. names: name -> the tensor's name in its file, for messages, if different."""
+        """names: name of a tensor -> its name in the file, if different; for messages."""
         self._path, self._left, self._names = path, dict(tensors), names or {}
 
     def __contains__(self, name: str) -> bool:
@@ -99,7 +99,7 @@ class _Index(msgspec.Struct):
 
 
 def indexed_files(folder: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """Return names of the files that hold wanted tensors, from the index. Raises CheckpointError."""
+    """Return names of files that hold wanted tensors, by the index. Raises CheckpointError."""
     return {file for name, file in _places(folder, "").items() if wanted(name)}
 
 

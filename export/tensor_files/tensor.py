@@ -1,6 +1,6 @@
 """Lazy tensors of a checkpoint: each has a shape and functions that read its rows when needed.
 
-Only plain numbers are read. The code that opens a file checks that its tensors lie within it.
+The code that opens a file checks that its tensors lie within the file.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _import_torch(path: Path) -> Any:
 
 
 def _opened(path: Path, tensor: Any) -> Any:
-    """Convert a torch tensor to a lazy Tensor; return it unchanged if its dtype is not supported."""
+    """Return a torch tensor as a lazy Tensor; unchanged if its dtype is not supported."""
     dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or str(tensor.layout) != "torch.strided":
         return tensor

@@ -2,9 +2,9 @@
 
 | tokenizer.ggml.model | becomes |
 |---|---|
-| gpt2 | byte-level BPE; tokenizer.ggml.pre names the pattern that splits text before |
+| gpt2 | byte-level BPE; tokenizer.ggml.pre names the pattern that splits text first |
 | llama | BPE in the style of sentencepiece, with merges in the order of the scores |
-| gemma4 | the same, but the file lists the merges |
+| gemma4 | as for llama, but the file lists the merges |
 
 The patterns come from the models' own tokenizer.json, because llama.cpp's pattern for "tekken" lacks
 combining marks. A name in tokenizer.ggml.pre stands for several models with the same tokenizer.
@@ -75,7 +75,7 @@ Said: TypeAlias = tuple[str | None, str | None, bool, str | None]
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
-    """Return tokenizer, settings and end ids from a GGUF file. Raises CheckpointError, ValueError."""
+    """Return tokenizer, settings, and ids that end a text. Raises CheckpointError, ValueError."""
     keys = open_gguf(path).keys
     kind = keys.get(AT + "model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):

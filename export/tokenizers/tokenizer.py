@@ -44,7 +44,7 @@ class ExportedTokenizer:
 def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
     """Convert a tokenizer of the kind "json", "gguf" or "bytes". Raises CheckpointError.
 
-    path: the tokenizer's file; None for "bytes". add_bos: True: BOS comes before each text; None: as in the file.
+    path: the tokenizer's file; None for "bytes". add_bos: put BOS before each text; None: as in the file.
     """
     if kind == "json":
         return _convert_json(_file(kind, path), add_bos)

@@ -60,16 +60,16 @@ class Decoder(msgspec.Struct, kw_only=True):
         )
 
     def extras(self) -> dict[str, Any]:
-        """Return ModelConfig fields that only this family sets, or sets differently: name -> value."""
+        """Return ModelConfig fields that this family adds or changes: name -> value."""
         return {}
 
     @classmethod
     def text(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys that describe the text model; `given` (config.json) may nest them."""
+        """Return the keys of `given` (a config.json) that describe the text model, even if nested."""
         return given
 
     def outer(self, given: dict[str, Any]) -> tuple[str, ...]:
-        """Read the keys of config.json that are not of the text model; return notes for the user."""
+        """Read keys of config.json outside the text model; return notes for the user."""
         return ()
 
     def names(self) -> Names:
@@ -77,7 +77,7 @@ class Decoder(msgspec.Struct, kw_only=True):
         return NAMES
 
     def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, Tensor]:
-        """Take the backbone's tensors from `files`; return name (backbone_shapes()) -> tensor."""
+        """Take the backbone's tensors from `files`; return this project's name -> tensor."""
         return {name: files.take(self.tensor(name)) for name in config.backbone_shapes()}
 
     def tensor(self, name: str) -> str:

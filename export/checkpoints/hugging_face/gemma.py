@@ -31,7 +31,7 @@ TOWERS = re.compile(
 
 
 class Gemma(Windowed, kw_only=True, dict=True):
-    """Keys of config.json, or of its text_config. Missing keys get the defaults of transformers."""
+    """Keys of config.json (or its text_config) that Gemma 3, 3n and 4 share."""
 
     # Values that differ between the families.
     family: ClassVar[str]
@@ -127,7 +127,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
                 yield LayerKind(layers=those, d_ff=width)
 
     def own_heads(self) -> Mapping[tuple[int, int], Sequence[int]]:
-        """Return (head_dim, n_kv_heads) -> numbers of the layers; 0 stands for the model's default."""
+        """Return (head_dim, n_kv_heads) -> layers of these sizes. Size 0 is the model's default."""
         return {}
 
     def ffn_widths(self) -> Sequence[int]:
@@ -138,7 +138,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return [given] * self.num_hidden_layers
 
     def for_each(self, key: str, given: list[T]) -> list[T]:
-        """Return `given`, the list in `key`. Raises ValueError unless it has one value per layer."""
+        """Return `given`, the value of `key`. Raises ValueError unless it has one item per layer."""
         if len(given) != self.num_hidden_layers:
             raise ValueError(
                 f"{key} is {one_line(repr(given))}; expected a number for each of "

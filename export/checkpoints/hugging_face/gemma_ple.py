@@ -1,6 +1,6 @@
 """Reads what Gemma 3n and 4 share: per-layer embeddings, and layers without own K and V.
 
-The checkpoint has one table of per-layer embeddings. Its row for a token joins the rows of all layers.
+The checkpoint has one table of per-layer embeddings. A token's row holds the rows of all layers.
 """
 
 from __future__ import annotations

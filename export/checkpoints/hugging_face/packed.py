@@ -44,7 +44,7 @@ class PackedFiles(TensorFiles):
         return packed(taken(codes, PACKED), taken(scales, FLOATS), self._widths[name])
 
     def steps(self, module: str) -> tuple[float, float]:
-        """Return a module's input and output activation scales, or 0. Raises CheckpointError."""
+        """Return a module's input and output activation scales; 0 if missing. Raises CheckpointError."""
         one, other = (self._step(module + name) for name in STEPS)
         return one, other
 
