@@ -66,7 +66,7 @@ class Engine:
         self._process = os.getpid()
         self.backend, self.rows, self.planned_chunk = backend, rows, chunk_tokens
         self.planned_logits = logit_tokens or chunk_tokens
-        self.uses_prefill = True  # False, for comparisons: the graphs that decode compute prompts
+        self.uses_prefill = True  # False for comparisons: prompts are computed by the decode graph
         # Re-entrant, because a signal handler that interrupts a step in this thread must not wait.
         self._lock = threading.RLock()
         self._busy = self._closing = False
@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def chunk_tokens(self) -> int:
-        """Maximum tokens per step. The distinct rows of a step must all be in slots at once."""
+        """Maximum tokens per step. All distinct rows of a step must fit in the slots together."""
         return min(self.planned_chunk, self.rows.step_tokens)
 
     @property

@@ -74,7 +74,7 @@ def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
 def loader_of_kv(
     bundle: Bundle, engine: str, options: LoadOptions, later: int
 ) -> tuple[EngineLoader, Room, MemoryPlan]:
-    """Choose the KV cache type; return the engine's loader, the memory for it, and its memory plan.
+    """Choose the KV cache type; return the engine's loader, the available memory, and the plan.
 
     For "auto", it is the engine's usual type, or the smaller SMALL_KV if the usual type allows only a short context.
     later: bytes that this process will need in addition to the model. Raises MemoryPlanError.

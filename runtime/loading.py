@@ -60,8 +60,8 @@ def load(
         and fp16 on ggml (fp32 with f32 weights), or int8 where the context would otherwise be below 4096.
     provider (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu", "coreml", or
         another by its onnxruntime name. It must run every operator. Default: cpu.
-    device_memory: limit on the memory of the provider's device, in bytes or like 2GB. With the CPU, a part of
-        its memory stands in for the device. Default: no limit.
+    device_memory: limit on the memory of the provider's device, in bytes or like 2GB. With the CPU as provider,
+        a part of main memory stands in for the device. Default: no limit.
     speculate: speculative decoding, with drafts from the text so far and from the bundle's own assistant, as long
         as it is faster. True drafts even if rounding may change answers (docs/python.md). So does a number, which
         limits the drafts in a step. A function is called with all token ids so far and the largest number of
@@ -150,7 +150,7 @@ def _assemble(
 
     if format is None:
         return model(loader.open(None), Rows())
-    # Not for dense models.
+    # Imported here, because dense models do not need these modules.
     from stem_edge.runtime.rows.cache import RowCache
     from stem_edge.runtime.rows.store import open_store
     from stem_edge.runtime.rows.table_rows import TableRows

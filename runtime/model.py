@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 class Model(Answering):
     """A loaded bundle. Use it as a context manager, or call close().
 
-    Threads may share it: their steps alternate. generate_many decodes several prompts together. The KV
-    caches of earlier prompts are cached: if a prompt begins like an earlier prompt, only the rest is
-    computed, and the tokens of the answer stay the same (docs/python.md). A forked process cannot use
-    the model. It stays usable after OutOfMemoryError.
+    Threads may share it: their steps alternate. generate_many decodes several prompts together. KV
+    caches of earlier prompts stay in memory: if a prompt begins like an earlier prompt, only the rest
+    is computed, and the tokens of the answer stay the same (docs/python.md). A forked process cannot
+    use the model. It stays usable after OutOfMemoryError.
     """
 
     def conversation(
@@ -58,7 +58,7 @@ class Model(Answering):
         options: as for generate, for all prompts.
         sequences: most sequences that decode together; fewer do if memory is short.
         exact: compute the same bits as `generate`. Sequences then decode one by one, unless preparing the
-            bundle found that batches compute the same bits. Default: the value that load had.
+            bundle found that batches compute the same bits. Default: `exact` of load.
         stem_ids: for each prompt, the stem_ids of generate, or None.
 
         A sequence that fails ends with a chunk that has finish_reason "error" and its `error`; the other
@@ -98,7 +98,7 @@ class Model(Answering):
     def scheduler(
         self, sequences: int = 8, *, exact: bool | None = None, steady: bool = False
     ) -> Scheduler:
-        """Make a Scheduler. The caller makes requests by `request`, submits them, and calls `step`.
+        """Make a Scheduler. The caller makes requests with `request`, submits them, and calls `step`.
 
         Model.stats has the metrics of all requests together. Raises InputError, OutOfMemoryError.
 

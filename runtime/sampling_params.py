@@ -17,7 +17,7 @@ else:
     Grammar = object  # so that others can read the types of the fields without the grammars
 
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
-# Integer ends mean whole numbers only.
+# If the limits are integers, only whole numbers are allowed.
 RANGES: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**31 - 1),
     **sampling.RANGES,

@@ -74,7 +74,7 @@ class GenerationStats:
 
     @property
     def flash_bytes_per_token(self) -> float:
-        """Bytes read from flash per token that steps processed."""
+        """Bytes read from flash per processed token."""
         tokens = self.row_hits + self.row_misses
         return self.flash_bytes / tokens if tokens else 0.0
 

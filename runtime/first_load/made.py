@@ -56,7 +56,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
-    """Open a bundle. If path is a checkpoint, first make a bundle from it, unless one is cached.
+    """Open a bundle. If path is a checkpoint, first make its bundle, unless that bundle is cached.
 
     A checkpoint on a hub is fetched. Raises CheckpointError, ExportError, and the errors of opening a bundle.
     """

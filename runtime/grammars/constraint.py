@@ -57,7 +57,7 @@ class Grammars:
         self._lock = Lock()
 
     def open(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint of a new answer. It applies from the first generated token on.
+        """Return a new constraint for one answer. It applies from the first generated token on.
 
         Raises InputError if llguidance is not installed, or if the grammar is malformed, unsupported,
         matches no text, or would take too long.
@@ -110,7 +110,7 @@ class GrammarConstraint:
         self._forced, self._asked = list[int](), False  # forced tokens, and True if they are known
 
     def mask(self, logits: F32) -> None:
-        """Set the logits [vocabulary] of all tokens that the grammar forbids to -inf, in place.
+        """Set logits [vocabulary] to -inf, in place, for all tokens that the grammar forbids.
 
         End tokens are allowed once the grammar is complete.
         """
@@ -169,7 +169,7 @@ def _compile(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
     source = _source(grammar)
     matcher: LLMatcher = module.LLMatcher(vocabulary, source, log_level=0, limits=limits)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # what makes the first step slow, and may find an error
+        matcher.compute_bitmask()  # here, because the first mask is slow, and may show an error
     if matcher.is_error():
         raise _refusal(grammar, matcher.get_error())
     return matcher

@@ -36,10 +36,10 @@ def library() -> Any:
 
 
 def one_reason(message: str) -> str:
-    """Reduce an llguidance error message to one line, without its stack and the grammar's text."""
+    """Reduce an llguidance error message to one line, without stack trace and grammar text."""
     message = re.split(r"<backtrace>|\n[ \t]*+\d++ \| |; following ", message)[0]
     message = " ".join(message.split())
-    if len(message) > 2 * MAX_REASON:  # the reason comes last; and searching takes little time so
+    if len(message) > 2 * MAX_REASON:  # the reason is at the end; short texts are fast to search
         message = message[:MAX_REASON] + message[-MAX_REASON:]
     message = message.replace(" <non-verbose/>", "").replace("NoExtensionBias", "no text matches")
     return printable(message[:MAX_REASON])

@@ -13,13 +13,13 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.library import MAX_LARK, MAX_LINKS, MAX_REGEX
 from stem_edge.shown import one_line, shown
 
-# A space, or a line break with indentation, wherever JSON allows any: models write so, and a model
-# that is allowed more may write nothing else until the answer's limit.
+# Allow a space, or a line break with indentation, wherever JSON allows whitespace. Models write this.
+# If more is allowed, a model may write nothing but whitespace until the answer's limit.
 WHITESPACE = r" |\n[ \t]{0,40}"
 OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE, "lenient": False}
-# Remainders are states of an automaton, as many as the common multiple of a schema's multiples.
+# The automaton has a state for each remainder: the least common multiple of all multipleOf values.
 MAX_MULTIPLE = 10_000
-MAX_PAIRS = 90_000  # of patterns of names, because llguidance compares each with each
+MAX_PAIRS = 90_000  # pairs of patternProperties, because llguidance compares all pairs
 _JSON = re.compile(r"%json\s*+")
 
 
@@ -72,7 +72,7 @@ def _check(root: Any) -> None:
             _refuse(long, f"a pattern has more than {MAX_REGEX:,} characters")
         least, required = schema.get("minProperties"), schema.get("required")
         count = len(required) if isinstance(required, list) else 0
-        # Free names may be written twice, so of them only one is sure.
+        # A model may write a name that is not required twice, so only one such property is certain.
         free = isinstance(least, int) and least > count + 1
         _refuse(
             free, f"minProperties {shown(least)} is more than one above the required properties"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 SAMPLE = "a b"
-# Many tokenizers put a space before a text. Behind this character, none does.
+# Many tokenizers put a space before a text. After this character, no tokenizer adds a space.
 BEGIN = "\x02"
 MAX_TOKEN = 64  # bytes
 # Most characters of a forced text to tokenize in one call. The codec may refuse longer texts, such as those of

@@ -62,7 +62,7 @@ class PrefixFolder:
         self._lock = threading.RLock()  # several threads may generate
 
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
-        """Return the file with most reusable tokens of a prompt, and their number; None if too few."""
+        """Return the file with most reusable tokens and their number; None if near `more_than`."""
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
             return None
@@ -124,7 +124,7 @@ class PrefixFolder:
         known[path] = written
 
     def _files(self) -> dict[Path, PromptKey]:
-        """Return the usable files and their prompts. The first call reads them."""
+        """Return the usable files and their prompts. The first call reads the folder."""
         if self._known is None:
             self._known = {}
             with suppress(OSError):

@@ -81,9 +81,9 @@ class Prefixes:
         return self._lend(self._opened(NO_PROMPT, length), length)
 
     def fits(self, nbytes: int) -> bool:
-        """True if `nbytes` more bytes fit once all cached contexts are dropped.
+        """True if `nbytes` more bytes are within the limit once all cached contexts are dropped.
 
-        It assumes that running calls fill their contexts to the end.
+        Running calls are counted as if they had filled their contexts.
         """
         with self._lock:
             self._collect()

@@ -52,7 +52,7 @@ def reusable(
 
 
 def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
-    """Reduce `found` so that reuse does not change whether the last token is alone in its block."""
+    """Reduce the reusable tokens `found` until the last token is rounded as it is without reuse."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
         return found

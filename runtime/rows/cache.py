@@ -73,7 +73,7 @@ class RowCache:
             slots[other] = self._links[self._buckets + slots[other]]
 
     def use(self, records: I64, found: Found) -> None:
-        """Count one use of each record [n]. found: the result of a `find` that included them."""
+        """Count one use of each record [n]. found: a result of `find` that includes these records."""
         missing = found.missing.tolist()
         self.misses += (read := len(set(missing).intersection(records.tolist())) if missing else 0)
         self.hits += len(records) - read
@@ -86,7 +86,7 @@ class RowCache:
             self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
 
     def install(self, missing: I64, contents: U8, keep: I32) -> None:
-        """Write missing records into slots, without evicting the slots `keep`."""
+        """Write missing records into slots, without evicting the records in slots `keep`."""
         slots = self._victims(len(missing), keep)
         # An interrupt anywhere below must not leave a link to a slot with another record's rows.
         self._unlink(slots)

@@ -1,7 +1,7 @@
 """Emulated flash: delays file reads as a slower device would.
 
 Only delays are emulated, from four numbers per device. Real devices also have caches, background writes
-and thermal limits, and start hinted reads early. Such measurements must be labelled "emulated".
+and thermal limits, and start hinted reads early. Measurements on emulated flash must be labelled "emulated".
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ class ShardFiles:
         return self._paths[shard]
 
     def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
-        """Read each piece into its buffer [nbytes]; return each byte count, or its error.
+        """Read each piece into its buffer [nbytes]; return the number of bytes, or the error, of each.
 
-        A count is less than the buffer's size only at the end of a shard.
+        A number is less than the buffer's size only at the end of a shard.
         """
         self._nbytes += sum([piece.nbytes for piece in pieces])
         if len(pieces) > 1:
@@ -92,7 +92,7 @@ class ShardFiles:
             os.posix_fadvise(self._opened[piece.shard], piece.offset, piece.nbytes, advice)
 
     def counters(self) -> RowCounters:
-        """Return the bytes read since opening."""
+        """Return RowCounters with the number of bytes read since opening."""
         return RowCounters(bytes_read=self._nbytes)
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ class NgramRows:
         return max(table.hash.memory for table in self.tables)
 
     def keys(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> I64:
-        """Return the row numbers int64 [T, heads] that `rows` reads. Raises InputError like `rows`."""
+        """Return the row numbers that `rows` would read, int64 [T, heads]. Raises InputError."""
         return self._table(table)[0].hash.keys(ids, before, self._class_of)
 
     def prefetch(self, ids: npt.ArrayLike, before: npt.ArrayLike = ()) -> None:
@@ -73,7 +73,7 @@ class NgramRows:
         return values.reshape(len(keys), described.hash.heads * described.width)
 
     def counters(self) -> RowCounters:
-        """Return the number of bytes read since opening."""
+        """Return RowCounters with the number of bytes read since opening."""
         return sum((store.counters() for store in self._stores), RowCounters())
 
     def close(self) -> None:

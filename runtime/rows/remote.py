@@ -125,7 +125,7 @@ def _put(answer: bytes | BaseException, buffer: U8) -> int | OSError:
 
 
 def reading_nbytes(layout: RecordLayout) -> int:
-    """Return the bytes of memory that remote reading needs in addition to a step's records."""
+    """Return how many bytes of memory remote reading needs in addition to a step's records."""
     return LIBRARY_NBYTES + 3 * READ_AT_ONCE * layout.record_nbytes
 
 
@@ -155,7 +155,7 @@ def printable_url(url: str) -> str:
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     if "@" in host:
         rest = rest[host.rindex("@") + 1 :]
-    elif re.search(r":\D", host):  # no port, so a password with one of these
+    elif re.search(r":\D", host):  # not a port, so part of a password that contains /, ? or #
         rest = rest.rpartition("@")[2]
     return one_line(f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0].rstrip('/')}")
 

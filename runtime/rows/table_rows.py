@@ -89,7 +89,7 @@ class TableRows(Rows):
             if len(missing):
                 self._reading = missing, self._pool.submit(self.store.read, missing)
             if len(later):
-                # In a call of its own after the read, because asking takes long where flash is slow.
+                # Hinting is a separate call after the read, because hints take long on slow flash.
                 records = self.store.records_of(self._new(later[:AHEAD_TOKENS]))
                 self._pool.submit(self.store.ahead, self.cache.find(records).missing)
 

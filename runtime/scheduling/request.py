@@ -73,7 +73,7 @@ class Stepping(NamedTuple):
 
 
 class Request:
-    """A prompt to continue. Model.request makes it; Scheduler.submit takes it, once.
+    """A prompt to continue. Model.request makes it, and Scheduler.submit accepts it once.
 
     It chooses each token of the answer from its logits, and joins tokens into chunks. The thread that steps the
     scheduler writes its metrics; other threads may read them.
@@ -187,7 +187,7 @@ class Request:
         return Step(ids[last - first :], rows.ids(ids, own, last - first), 1 + len(drafts))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
-        """Choose a step's tokens until one differs from its draft. Yield, for each, if they agree.
+        """Choose tokens until a draft is wrong; yield True for each right draft, then False.
 
         logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same sampler,
         random numbers and earlier tokens. At the end, the context has all tokens except the last one.
@@ -252,7 +252,7 @@ class Request:
     def failed(self, error: StemEdgeError) -> Chunk:
         """Return the last chunk of an answer that failed. Text that was held back is lost."""
         link: BaseException | None = error
-        while link is not None:  # its frames would keep a KV cache as long as the chunk
+        while link is not None:  # its traceback would keep a KV cache alive with the chunk
             link = link.with_traceback(None)
             link = link.__cause__ or link.__context__
         logprobs = None if self.params.logprobs is None else self._logprobs[: len(self._token_ids)]

@@ -166,7 +166,7 @@ class Scheduler(Loop):
                     self._expect(request.steps[0])
 
     def _nbytes(self, tokens: int) -> int:
-        """Return the bytes of keys and values of a sequence of `tokens` tokens."""
+        """Return how many bytes the keys and values of a sequence of `tokens` tokens take."""
         return self._nbytes_of(min(in_steps(tokens), self._length))
 
     def _fits(self, request: Request) -> bool:
@@ -194,7 +194,7 @@ class Scheduler(Loop):
         return True
 
     def _join(self, request: Request) -> None:
-        """Add a sequence to the batch. It stops drafting."""
+        """Add a sequence to the batch. From then on, it decodes without drafts."""
         self._prefixes.make_room(request.context, request.context.room)
         if self._places is not None:
             context = request.context

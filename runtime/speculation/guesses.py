@@ -53,7 +53,7 @@ class Costs:
 
 
 class BestGuesses:
-    """Takes drafts from the source, and in the number, with the highest expected speedup.
+    """Drafts for one answer, from the source and in the number with the highest expected speedup.
 
     seconds: time of a one-token step.
     """

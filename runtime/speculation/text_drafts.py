@@ -46,6 +46,6 @@ class TextDrafts:
         return self._length**2 / (self._length**2 + self._doubt)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return the `count` tokens after the match. If the text ends before, they repeat."""
+        """Return the `count` tokens after the match. If the text has fewer, they repeat."""
         found = self._ids[self._next : self._next + count]
         return (found * count)[:count]

@@ -79,7 +79,7 @@ class TextCodec:
 
     @property
     def nbytes_to_come(self) -> int:
-        """Bytes of memory that parts of the tokenizer may take which are not loaded yet."""
+        """Most bytes of memory that the unloaded parts of the tokenizer may take later."""
         return self._checked.memory.kept if self._kept is not None else 0
 
     def read_whole(self, limit: int) -> None:
@@ -181,7 +181,7 @@ class TextCodec:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token, which may be part of a character.
 
-        For a special token, they are its name. For an id without a token, which pads a vocabulary, b"".
+        The bytes of a special token are its name. Ids without a token, which pad a vocabulary, have no bytes.
         """
         with self._lock:
             text = self._for_ids((token_id,)).id_to_token(token_id)

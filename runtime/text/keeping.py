@@ -55,7 +55,7 @@ def keep(
 ) -> None:
     """Write a BPE tokenizer's cached form for `open_kept`, if the folder is writable.
 
-    tokenizer: the library's object for the file. limit: most memory of this process.
+    tokenizer: the library's object for the file. limit: most bytes that this process may take.
     """
     # This is slow, and takes as much memory as the library's tokenizer (37 of 42 MB with 128,256 tokens).
     if limit is not None and own_memory() + checked.memory.kept > limit:

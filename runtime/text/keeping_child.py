@@ -15,9 +15,9 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
-    """Write a tokenizer's cached form in a child process, because 10 to 20 MB would stay allocated.
+    """Write a tokenizer's cached form in a child process, which frees all memory at its end.
 
-    limit: most memory of both processes.
+    limit: most bytes of memory that both processes together may take.
     """
     if writable(kept.parent):
         left = "" if limit is None else str(max(0, limit - own_memory()))

@@ -46,7 +46,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Records the words into which the library splits a text. A class, to avoid a reference cycle."""
+    """Records the words into which the library splits a text. A separate object avoids a reference cycle."""
 
     def __init__(self) -> None:
         self.words = list[str]()
@@ -160,7 +160,7 @@ class KeptTokenizer:
 
 
 def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
-    """Return the path for the cached form of a tokenizer.json, which depends on its file status.
+    """Return the path for a tokenizer.json's cached form. If the file changes, so does the path.
 
     Raises OSError.
     """
