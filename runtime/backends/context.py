@@ -54,7 +54,7 @@ class Context:
 
     @property
     def together(self) -> int:
-        """Most tokens that the next step may have and still compute the same bits as single-token steps."""
+        """Largest size of the next step, in tokens, that can compute the same bits as single-token steps."""
         return min(self.room, self.backend.together(self.position))
 
     def rewind(self, position: int) -> None:
@@ -84,13 +84,13 @@ class Context:
         self.prompt = prompt
 
     def copy(self, other: Context | None, tokens: int) -> None:
-        """Fill this empty context with the keys and values of the first `tokens` tokens of another."""
+        """Fill this empty context with the keys and values of the first `tokens` tokens of `other`."""
         if arrays := [] if other is None else other.backend.kept(tokens):
             self.backend.restore(arrays, tokens)
             self.position = tokens
 
     def settle(self) -> None:
-        """Update `nbytes` to the memory that the context really uses, after its call has ended."""
+        """Update `nbytes` to the memory that the context really uses, after the call that filled it."""
         self.backend.rest()
         self.nbytes, self.reserved = self.backend.nbytes, 0
         self.reserve(self.position)
@@ -98,7 +98,7 @@ class Context:
     def reserve(self, tokens: int) -> None:
         """Raise `nbytes` to the memory that the context needs for `tokens` tokens.
 
-        It never decreases here, because going back to an earlier position frees no memory.
+        `nbytes` never decreases here, because going back to an earlier position frees no memory.
         """
         if tokens > self.reserved:
             self.reserved = in_steps(tokens)

@@ -44,7 +44,7 @@ class Part:
     later: int = 0  # part of `weights`: graphs that are opened at first use
 
     def activations(self, chunk: int, sequences: int) -> int:
-        """Return bytes of activations: the larger of a prompt chunk and a step that decodes all sequences."""
+        """Return the bytes of activations: those of a prompt chunk or of a batch step, whichever are more."""
         step = sequences * (self.chunk_token + self.logits) if sequences > 1 else 0
         return self.fixed + max(chunk * self.chunk_token, step)
 

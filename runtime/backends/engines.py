@@ -1,6 +1,6 @@
 """The engines: each is a folder in here with a module `loader`, which imports the engine's library.
 
-Other code uses an engine only through EngineLoader, Slots, Backend and Needs. Manifests name it by its folder.
+Other code uses engines only through EngineLoader, Slots, Backend and Needs. Manifests contain the folder's name.
 """
 
 from __future__ import annotations

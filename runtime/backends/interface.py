@@ -57,7 +57,7 @@ class BackendContext(Protocol):
         """Earliest position, other than 0, that a step can go back to."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where a prompt of `tokens` tokens may continue after cached tokens of this context."""
+        """Return from which positions a prompt of `tokens` tokens may continue this context; see Resumes."""
 
     @property
     def settled(self) -> int:
@@ -97,10 +97,10 @@ class BackendPlaces:
     """
 
     def join(self, context: BackendContext, tokens: int) -> None:
-        """Move a context's first tokens to the next place. If it raises OutOfMemoryError, nothing has moved."""
+        """Move a context's first tokens to the next free place, or raise OutOfMemoryError and move nothing."""
 
     def leave(self, place: int, tokens: int) -> None:
-        """Move the context at `place` back to its own memory. The context at the last place fills the gap."""
+        """Move the first tokens at `place` back to their context's memory. The last context fills the gap."""
 
 
 class Backend(Protocol):

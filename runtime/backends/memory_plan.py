@@ -77,7 +77,7 @@ class DevicePlan:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
+        """Bytes of all parts together."""
         return self.weights + self.kv_cache + self.activations
 
 
@@ -85,26 +85,26 @@ class DevicePlan:
 class MemoryPlan:
     """Planned bytes in the memory of this process, and the numbers that determine them."""
 
-    engine: EngineName  # runs the backbone
+    engine: EngineName  # the engine that runs the backbone
     provider: str  # onnxruntime's execution provider
     context_length: int  # tokens of prompt and answer together
-    sequences: int  # with room in the KV cache
+    sequences: int  # number of sequences that the KV cache has room for
     kv: KvType  # type of keys and values
     chunk_tokens: int  # most tokens of a prompt in a step
     logit_tokens: int  # most tokens of a step that returns logits for all of them
     slots: int  # records that the row cache holds
-    process: int  # taken before loading
+    process: int  # bytes taken before loading
     weights: int  # matrices that the engine copies into this memory, and its bookkeeping
-    kv_cache: int  # of full contexts; the system provides its pages as they fill
-    activations: int  # of a chunk
+    kv_cache: int  # bytes of full contexts; the system provides pages as contexts fill
+    activations: int  # bytes of a step's intermediate results
     reads: int  # buffers for records that are read from flash
     row_cache: int  # bytes of all slots, and of their bookkeeping
-    device: DevicePlan | None = None  # if a device runs the backbone
+    device: DevicePlan | None = None  # plan of a device's memory, if it runs the backbone
     prefill: bool = False  # the graph for prompts is loaded, too
     preparing: str = ""  # disk, memory and time for preparing; empty if nothing is to be prepared
 
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
-        """Return the plan with measured weights, and with more slots if they fit; the backbone is open.
+        """Return the plan with the measured size of the open backbone, and as many more slots as fit.
 
         opened: bytes that this process takes without slots, and will take in addition to the model.
         """
@@ -122,7 +122,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
+        """Bytes of all parts together."""
         return sum(nbytes for _, nbytes in self.parts())
 
     @property

@@ -16,9 +16,9 @@ ROUNDS = 4  # the fastest of these counts, because whatever else the machine doe
 
 
 def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
-    """Time steps of up to MOST tokens, and compare their bits, after a context of all earlier tokens.
+    """Time steps of 1 to MOST tokens, and compare their bits with those of single-token steps.
 
-    token_ids: made up, longer than MOST. slots: of their rows. Raises what a step raises.
+    token_ids: made up; all but the last MOST are context. slots: of their rows. Raises what a step raises.
     """
     steps = MeasuredSteps(backend, token_ids, slots)
     return steps.costs(same_bits=steps.same_bits())

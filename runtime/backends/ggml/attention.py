@@ -13,7 +13,7 @@ from stem_edge.runtime.backends.ggml.layer import GgmlLayer
 
 
 def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return attention over normed hidden states x [dim, T], as [dim, T].
+    """Return the attention output [dim, T] for normed hidden states x [dim, T].
 
     A layer that borrows keys and values reads the ones that an earlier layer has stored in this step.
     """
@@ -74,7 +74,7 @@ def _store(layer: GgmlLayer, number: int, cache: Tensor, new: Tensor) -> None:
 
 
 def _mixed(layer: GgmlLayer, number: int, q: Tensor) -> Tensor:
-    """Return attention for the tokens of sequence `number`, as [head_dim, n_heads, tokens]."""
+    """Return the attention output for the tokens of sequence `number`, as [head_dim, n_heads, tokens]."""
     graph, config, own, inputs = layer.graph, layer.config, layer.shape, layer.inputs
     one, each = inputs.sequences[number], inputs.count // len(inputs.sequences)
     head = own.head_dim * ggml_types.F32.nbytes

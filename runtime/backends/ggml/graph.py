@@ -35,7 +35,7 @@ def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> 
 
 
 class Arena:
-    """Memory that describes tensors (type and shape, but no data) and a graph over these tensors."""
+    """Memory for the descriptions of tensors (type, shape, no data) and of a graph over them."""
 
     def __init__(self, ggml: Ggml, tensors: int) -> None:
         self.ggml = ggml

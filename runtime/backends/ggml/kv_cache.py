@@ -79,7 +79,7 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, where a step can start: all of its windows are still in cells."""
+        """Earliest position, other than 0, where a step can start: no token in its windows is overwritten."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
@@ -98,14 +98,14 @@ class KvCache:
 
 
 class Ring:
-    """Which token is in which cell, in all layers with the same window. window: in tokens; 0: unlimited."""
+    """Tracks which token is in which cell of all layers with the same window. window: tokens; 0: no limit."""
 
     def __init__(self, window: int, capacity: int) -> None:
         self.window, self.capacity, self._end = window, capacity, 0
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, where a step can start: its whole window is still in cells."""
+        """Earliest position, other than 0, where a step can start: no token in its window is overwritten."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 
@@ -122,7 +122,7 @@ class Ring:
         self._end = max(self._end if position else 0, position + count)
 
     def attended(self, tokens: int) -> int:
-        """Return how many cells a graph attends to in a context of `tokens` tokens."""
+        """Return how many cells a graph attends to with `tokens` tokens in the context: a multiple of CELLS."""
         return rounded(min(self.capacity, tokens))
 
     def mask(self, positions: npt.NDArray[np.int64], cells: int) -> npt.NDArray[np.float16]:

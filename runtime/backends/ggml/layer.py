@@ -110,7 +110,7 @@ class GgmlLayer:
 
     @property
     def share(self) -> float:
-        """Share of the row, from 0 to 1, in a layer that mixes the row with W x."""
+        """Weight of the token's row, from 0 to 1, in a layer that mixes it: (1 - share) W x + share * row."""
         return (1 + math.tanh(self._weights.number(self._at + "mix") / 2)) / 2
 
     def norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:

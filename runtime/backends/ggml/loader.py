@@ -26,7 +26,7 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> GgmlLoader:
-    """Return a loader of the bundle. Raises BackendError without ggml, InputError for options it lacks."""
+    """Return a loader of the bundle. Raises BackendError without ggml, InputError for bad options."""
     installed_library()
     usual = {"provider": "cpu", "device_memory": None}
     if absent := [name for name, value in usual.items() if getattr(options, name) != value]:
@@ -83,8 +83,8 @@ def needs(footprint: Footprint, context: int, threads: int) -> Needs:
     """Return the memory needs of a backbone on ggml; its weights are mapped from their file."""
     config = footprint.model
     heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
-    # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;
-    # then their 8-bit copies. RoPE's cosines and sines, here and in ggml's memory.
+    # Values per token: gate, up and their product beside the hidden state, or q, k and v before and after RoPE;
+    # their 8-bit copies; RoPE's cosines and sines, in numpy's memory and in ggml's.
     per_token = 3 * config.dim + heads + 4 * max(heads, *(layer.d_ff for layer in config.layers))
     if config.row_window:  # rows before their mean, turned, and their shares in it
         per_token += 2 * config.mixed_rows * config.d_ff + 2 * (CHUNK_TOKENS + config.row_window)

@@ -66,7 +66,7 @@ class GgmlSteps:
         token_ids: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
     ) -> None:
-        """Start a step of token ids [T] at positions [T]: T tokens of one cache, or one of each of T caches."""
+        """Start a step of token ids [T] at positions [T], of one cache or of T caches with one token each."""
         for kv, places in zip(caches, positions.reshape(len(caches), -1), strict=True):
             kv.make_room(int(places[0]), len(places))
         self._caches, self._positions, self._count = caches, positions, len(positions)
@@ -126,7 +126,7 @@ class GgmlSteps:
         return line.ravel(), whole.reshape(self._count, -1)
 
     def _spread(self, table: F32) -> F32:
-        """Return a RoPE table [T, head_dim / 2] as [T, head_dim]: each value twice, for the pair it rotates."""
+        """Return a RoPE table [T, head_dim / 2] as [T, head_dim]: both values of a rotated pair get its entry."""
         if self._config.rope_interleaved:
             return np.repeat(table, 2, axis=1)
         return np.tile(table, (1, 2))
@@ -166,7 +166,7 @@ class GgmlSteps:
         return _Step.over(graph, inputs, token_ids)
 
     def _build_late(self, cells: Sequence[dict[int, int]], logits: int) -> _Step:
-        """Build the graph of the layers from the first one with rows on, and of the head.
+        """Build the graph of the first layer with rows, of all later layers, and of the head.
 
         The head computes the last `logits` tokens. If `logits` is 0, the graph only stores keys and values.
         """

@@ -72,7 +72,7 @@ class BoundGraphs:
             self.bind(self.ropes.values())
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
-        """Bind inputs and outputs in all graphs that have them, also in graphs that are opened later."""
+        """Bind values to inputs and outputs of these names, in all graphs, also graphs that are opened later."""
         self._values |= values
         for graph in self.graphs.values():
             graph.bind(values)
@@ -182,7 +182,7 @@ class BoundGraphs:
         self.shape = shape
 
     def _bind_kv(self, kv: KvArrays, first: int) -> None:
-        """Bind the KV cache of the step's contexts, from place `first` on. It must live as long as the step."""
+        """Bind the KV cache `kv` for the step, from place `first` on. The caller must keep `kv` alive."""
         part = (weakref.ref(kv), first, self.shape.sequences)
         values: Mapping[str, ort.OrtValue] | None = None
         for name in self._running:

@@ -119,7 +119,7 @@ class OrtContext:
         self.own.taken = 1
         self.place, self._window = Place(self.own), self.own.window()
         self.filled = 0  # tokens computed so far
-        # Of the latest step; the first context of a step has the outputs of all its contexts.
+        # Of the latest step; the first context of a step has the outputs of all the step's contexts.
         self.outputs = StepOutputs()
 
     @property
@@ -140,7 +140,7 @@ class OrtContext:
         return self._window.dropped if self._window else 0
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return "steps" if a window drops tokens or if experts round by the tokens of a step; else "pairs"."""
+        """Return "steps" if a window drops tokens or if rounding in experts depends on the step; else "pairs"."""
         capacity = self._window.capacity if self._window else tokens
         steps = self.settled or tokens > capacity or self._rounds_by_step
         return "steps" if steps else "pairs"

@@ -41,18 +41,18 @@ class KvWindow:
         return self._shift.base
 
     def follow(self, dropped: int, settled: int) -> None:
-        """Take over the state (see the attributes) of another window whose rows have been copied here."""
+        """Continue from the state of another window, after its rows have been copied here."""
         self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:
-        """Return the most tokens that fit at `position` without dropping any; if none fit, after dropping."""
+        """Return how many tokens fit at `position` without dropping old ones; if none, how many with dropping."""
         base = self._shift.base + self._shift.by
         if (room := self.capacity - position + base) < 1:
             room = self.capacity - position + self._first(position)
         return room
 
     def make_room(self, position: int, count: int) -> int:
-        """Make room for `count` tokens from a position on; return the position of the first row's token.
+        """Make room for `count` tokens from a position on; return the position of the token in the first row.
 
         All rows that a step at this position reads are kept. So a step that failed, or an interrupted call
         of this method, can be repeated. Raises ValueError for positions between 0 and `earliest`,
@@ -77,7 +77,7 @@ class KvWindow:
         return (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
 
     def _finish(self) -> None:
-        """Complete the move of rows to the front. It is done in pieces that can be repeated if interrupted."""
+        """Complete a pending move of rows to the front, in pieces that can be repeated after an interrupt."""
         base, by, rows, done = self._shift
         while done < rows:
             stop = min(done + by, rows)

@@ -43,9 +43,9 @@ Sessions: TypeAlias = dict[str, ort.InferenceSession]
 Rows: TypeAlias = Literal["any", "even", ""]
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 ROPE_BLOCK = 1024  # positions that are computed at once
-PACKED_NBYTES = 16 << 20  # larger matrices are few
-# Most activations of a small model's prompt are smaller. Their new pages took 8 % of its time with KEPT_NBYTES;
-# this takes 27 MB more while the prompt is computed (SmolLM2-135M-Instruct, 512 tokens).
+PACKED_NBYTES = 16 << 20  # smaller freed blocks are reused in packing; larger matrices are few
+# Smaller freed blocks are reused after loading, such as most activations of a small model's prompt. With KEPT_NBYTES,
+# new pages took 8 % of its time; this takes 27 MB more during the prompt (SmolLM2-135M-Instruct, 512 tokens).
 PROMPT_NBYTES = 1 << 20
 
 
@@ -65,7 +65,7 @@ class RopeArrays:
         return {name: from_numpy(array) for name, array in self._arrays.items()}
 
     def fill(self, positions: int) -> None:
-        """Extend the computed part of the tables to the first `positions` positions, if it is shorter."""
+        """Compute the tables for the first `positions` positions, except positions computed before."""
         while self.filled < min(positions, self.length):
             start, stop = self.filled, min(self.filled + ROPE_BLOCK, self.length)
             for name, table in padded_ropes(self._config, stop, start).items():
@@ -157,8 +157,8 @@ def open_sessions(
 ) -> Sessions:
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError.
 
-    sparing: take less memory (42 instead of 142 MB for a 1B model) and a third more time. onnxruntime packs
-    matrices while it opens graphs, also prepared ones; the memory of each is then freed before the next.
+    sparing: take less memory (42 instead of 142 MB for a 1B model), but a third more time, because
+    the pages of one packed matrix are not reused for the next. onnxruntime also packs prepared graphs.
     """
     give_back_freed_blocks(KEPT_NBYTES if sparing else PACKED_NBYTES)
     sessions = Sessions()

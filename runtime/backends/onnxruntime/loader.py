@@ -170,7 +170,7 @@ class OrtLoader:
 
     @property
     def _assistant(self) -> Assistant | None:
-        """The assistant to load, or None. Before preparing, one is planned for unless speculation is off."""
+        """The assistant to load, or None. Before preparing, it is the bundle's unless speculation is off."""
         later = self._to_prepare and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None

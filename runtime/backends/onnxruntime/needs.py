@@ -115,9 +115,9 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
-    """Return the number of activation values per token; each array has its largest size in these layers.
+    """Return the number of activation values per token, with each array as in the layer where it is largest.
 
-    Arrays: hidden states, their norms; q, k and v; gate, row, their product, its codes; attention scores.
+    Arrays: hidden states, their norms; q, k and v; `wide` arrays of d_ff values; attention scores.
     """
     layers = [config.layer(number) for number in numbers]
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)

@@ -1,1 +1,1 @@
-"""Runs a backbone on an accelerator, by graphs in standard operators: loader, contexts and memory."""
+"""Runs a backbone on an accelerator, with graphs of standard operators: loader, contexts and memory."""

@@ -37,7 +37,7 @@ KV_STEP = 256
 
 
 class DeviceBackend:
-    """The backend on a device; see Backend. sessions: by the names of the graphs in standard operators."""
+    """The backend on a device; see Backend. sessions: graph name -> session."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class DeviceContext:
         return result
 
     def _rows(self, slot_ids: I32) -> Arrays:
-        """Return graph inputs with a copy of the rows in these slots, and their new slot ids."""
+        """Return graph inputs with a copy of the rows in these slots, and with slot ids that index the copy."""
         found = {name: slots[slot_ids] for name, slots in self._slots.items()}
         return found | {io.SLOT_IDS: np.arange(len(slot_ids))[None]}
 

@@ -83,7 +83,7 @@ class DeviceMemory:
             self._retired.pop()
 
     def empty(self, shape: Shape, what: str) -> DeviceArray:
-        """Allocate an uninitialized array. Raises OutOfMemoryError, DeviceLostError, which say `what` it is."""
+        """Allocate an uninitialized array. Raises OutOfMemoryError, DeviceLostError; they name it `what`."""
         self.collect()
         wanted = _nbytes(shape)
         if self.limit is not None and self.nbytes + wanted > self.limit:
@@ -112,7 +112,7 @@ class DeviceMemory:
 
 
 class Host:
-    """Memory of this process; the system provides its pages as they are written."""
+    """Memory of this process; the system commits its pages when they are first written."""
 
     def allocate(self, shape: Shape) -> Any:
         return own_pages(shape, np.float32)
@@ -150,7 +150,7 @@ class Cuda(Host):
         array[...] = store.numpy()
 
     def value(self, store: ort.OrtValue, shape: Shape) -> ort.OrtValue:
-        """Return a view of `store` by binding it as a session's output and fetching that without a run."""
+        """Return a view of `store` by binding it as a session's output and fetching this output without a run."""
         binding = self._viewer.io_binding()
         binding.bind_output(
             "y", store.device_name(), self.device_id, np.float32, list(shape), store.data_ptr()
@@ -160,7 +160,7 @@ class Cuda(Host):
 
 
 class Plugged(Cuda):
-    """Memory of a plug-in provider's device. memory_info: describes this memory; from its OrtEpDevice."""
+    """Memory of a plug-in provider's device. memory_info: onnxruntime's description of it."""
 
     def __init__(self, memory_info: Any) -> None:
         super().__init__()

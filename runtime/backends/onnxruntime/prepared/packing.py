@@ -62,7 +62,7 @@ class Packer:
         self._placed: dict[Tensor, Tensor] = {}  # tensor of the bundle -> tensor in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
-        """Write a graph to the file `name`, and weights that no earlier graph had to `name`.data.
+        """Write a graph to the file `name`, and to `name`.data those weights that no earlier graph has.
 
         Raises OSError, and what `open_session` raises.
         """
@@ -104,7 +104,7 @@ class Packer:
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
 
     def _over_packed(self, graph: Graph) -> Graph:
-        """Return the graph with the tensors in the folder in place of the bundle's, in the order of use."""
+        """Return the graph with tensors of the folder instead of the bundle, in the order of use."""
         names = dict.fromkeys(name for node in graph.nodes for name in node.inputs)
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
@@ -133,7 +133,7 @@ def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
 
 
 def _packing(graph: Graph, fresh: Collection[str]) -> list[Node]:
-    """Return one node for each matrix that onnxruntime packs, of the tensors named in `fresh`."""
+    """Return, for each matrix named in `fresh` that onnxruntime packs, one node that multiplies by it."""
     nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
     return [node for name, node in nodes.items() if name in fresh]
 

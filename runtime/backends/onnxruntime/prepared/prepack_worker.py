@@ -114,9 +114,9 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
 
 
 def _pays_for_even_rows(bundle: Bundle) -> bool:
-    """Return True if padding single-token steps to two tokens, so that int4 products round alike, pays.
+    """Return True if it pays to pad single-token steps to two tokens, so that int4 products round alike.
 
-    It costs little time in large layers; with int2, 7 to 21 % (Gemma 4 E2B for phones), which an assistant makes up.
+    This takes little time in large layers. With int2 it takes 7 to 21 %, which pays only with an assistant.
     """
     manifest, layers = bundle.manifest, bundle.manifest.model.n_layers
     if (format := manifest.backbone) is None or not format.has("int4"):

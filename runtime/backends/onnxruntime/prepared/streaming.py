@@ -149,7 +149,7 @@ class WeightStream:
         return self.chosen[number % len(self.chosen)]
 
     def _touched(self, number: int) -> bool:
-        """Return True if the step has begun to read matrix `number`, and is done with the one before it."""
+        """Return True if the step has begun to read matrix `number`, and is thus done with the matrix before."""
         page = self._at(number).start // mmap.PAGESIZE + AROUND
         entries = os.pread(self._pagemap, AROUND * ENTRY_NBYTES, page * ENTRY_NBYTES)
         return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])

@@ -38,7 +38,7 @@ LOST = (
 
 
 def reason(error: Exception) -> str:
-    """Return an engine's error message as one printable line, without code and C++ source location."""
+    """Return an engine's error message as one printable line, without error code and source location."""
     said = " ".join(str(error).split())
     said = _PLACE.sub("", _CODE.sub("", said)) or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
@@ -53,7 +53,7 @@ def check_lost(error: Exception, doing: str) -> None:
 
 
 def check_device(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError or DeviceLostError if an error means that. doing: "while ..." or "to ..."."""
+    """Raise OutOfMemoryError or DeviceLostError if an error means that. doing: for messages, as "to ..."."""
     said = str(error)
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         raise OutOfMemoryError(

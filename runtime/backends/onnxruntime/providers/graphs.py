@@ -49,7 +49,7 @@ def check_weights(bundle: Bundle, plan: WeightPlan) -> None:
 
 
 def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
-    """Return a graph, with the head's input as an output if the bundle has an assistant that reads it."""
+    """Add the head's input to the outputs of a graph if an assistant reads it; return the graph."""
     if bundle.manifest.assistant is not None:
         from stem_edge.graph.special.assistant import with_states  # for bundles with one alone
 

@@ -49,7 +49,7 @@ def joined(
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format, kv)
     if not format.tied:
-        embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # takes its place
+        embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # only its place
     products = products_of(config, graph, plan, format)
     x = graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     parts = io.layer_graphs(config)
@@ -61,7 +61,7 @@ def joined(
     head(products, config, x if io.REST in parts else wanted(graph, x), "n")
     updated: dict[str, str] = {}
     for node in graph.nodes:
-        # Otherwise layers that borrow K and V could read them before they are there.
+        # Otherwise layers that borrow K and V could read them before they are computed.
         node.inputs = [updated.get(name, name) for name in node.inputs]
         updated |= updated_caches(node)
     return graph

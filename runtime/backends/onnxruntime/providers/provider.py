@@ -29,7 +29,7 @@ class Provider:
         return ort.InferenceSession(source, options, enable_fallback=False)
 
     def check_started(self, graph: object, session: ort.InferenceSession) -> None:
-        """Raise BackendError if a session lacks this provider: onnxruntime leaves out what does not start."""
+        """Raise BackendError if this provider did not start, which onnxruntime does not report."""
         if self.full not in (found := session.get_providers()):
             raise BackendError(
                 f"{graph}: onnxruntime {ort.__version__} did not start {self.name}, and gives no reason; it "

@@ -30,8 +30,8 @@ LOG_FATAL_ONLY = 4
 # for 128 tokens. On other processors it only costs 4.5 times the time, so it must be set only where
 # they saturate.
 EXACT_PRODUCTS = "session.x64quantprecision"
-# Smaller tensors are written into the graph. Shape inference needs the smallest there, but scales
-# must stay outside: 1.31.1 loses inner ones when it saves what it packed, and computes nonsense.
+# Smaller tensors are written into the graph file, where shape inference needs the smallest. Scales must stay
+# outside: onnxruntime 1.31.1 loses scales in the file when it saves packed weights, and results are wrong.
 LEAST_EXTERNAL_NBYTES = "64"
 # Folder of the weight files of a graph that is given as bytes.
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
