@@ -62,7 +62,7 @@ class PrefixFolder:
         self._lock = threading.RLock()  # several threads may generate
 
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
-        """Return the file with most reusable tokens and their number; None if near `more_than`."""
+        """Return the file with most reusable tokens, and their number, if far above `more_than`."""
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
             return None

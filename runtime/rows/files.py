@@ -59,9 +59,9 @@ class ShardFiles:
         return self._paths[shard]
 
     def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
-        """Read each piece into its buffer [nbytes]; return the number of bytes, or the error, of each.
+        """Read each piece into its buffer [nbytes]; return a number of bytes or an error per piece.
 
-        A number is less than the buffer's size only at the end of a shard.
+        The number is less than the buffer's size only at the end of a shard.
         """
         self._nbytes += sum([piece.nbytes for piece in pieces])
         if len(pieces) > 1:

@@ -55,7 +55,7 @@ class RowKeys:
 
     of: Keys | None = None
     before: int = 0  # tokens before a step that decide which rows it looks up
-    rows_per_token: int = 1  # a token's own keys, the last of its keys; others: of earlier tokens
+    rows_per_token: int = 1  # number of keys of the token itself; keys of earlier tokens come first
     rows_before: int = 0  # number of rows of earlier tokens that a step looks up again
     editable: bool = True  # False if edits cannot change which rows tokens look up
     step_tokens: int = sys.maxsize  # most tokens of a step
