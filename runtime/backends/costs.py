@@ -29,7 +29,7 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     times: dict[int, float]  # tokens of a step -> its time as a multiple of `seconds`
     same_bits: bool  # steps of several tokens compute the bits of single-token steps
     same_in_batches: bool = False  # steps of several sequences compute these bits, too
-    threads: int = 0  # with which steps were measured; 0: the threads of this process
+    threads: int = 0  # number of threads in the measurement; 0: those of this process
 
 
 @dataclass(frozen=True)

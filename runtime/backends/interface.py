@@ -76,7 +76,7 @@ class BackendContext(Protocol):
         """Fill this empty context with the arrays that `kept` returned for `tokens` tokens."""
 
     def together(self, position: int) -> int:
-        """Return the most tokens of a step at `position` that evicts the same tokens as single-token steps."""
+        """Return the size of the largest step at `position` that drops the same tokens as single-token steps."""
 
 
 class BackendDrafter(Protocol):

@@ -31,9 +31,9 @@ def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
-    """Return q or k of x as heads [head_dim, heads, T], after RoPE, and normed if the model norms them.
+    """Return queries or keys of x as heads [head_dim, heads, T], after the model's norm, if any, and RoPE.
 
-    ggml's own RoPE is used only to rotate by 90 degrees: its angles are less exact at later positions.
+    part: "q" or "k". ggml's own RoPE only rotates by 90 degrees here: its angles lose accuracy at high positions.
     """
     graph, config, inputs = layer.graph, layer.config, layer.inputs
     cut = _heads(layer, layer.product("w" + part, x), heads)

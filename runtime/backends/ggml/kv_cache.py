@@ -22,7 +22,7 @@ from stem_edge.runtime.backends.ggml.graph import Arena, MappedBuffer
 from stem_edge.system.memory import page_aligned
 
 # Cells that a graph attends to are rounded up to a multiple of this, so that a graph for decoding
-# serves as many steps; cells beyond the tokens are masked.
+# serves so many steps; cells beyond the tokens are masked.
 CELLS = 64
 
 

@@ -142,7 +142,7 @@ class BoundGraphs:
         if self._row_shares is None:
             self._slot_ids[...] = slots
         else:
-            from stem_edge.tables.windows import spread  # for models with windows of rows alone
+            from stem_edge.tables.windows import spread  # only for models with a row window
 
             self._slot_ids[...], self._row_shares[:, :-1] = spread(slots)
         count = max(wanted, 1) if self._output.has_layers else wanted

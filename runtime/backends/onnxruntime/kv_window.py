@@ -12,9 +12,9 @@ from stem_edge.graph import names as io
 
 class _Shift(NamedTuple):
     base: int = 0  # position of the token in the first row
-    by: int = 0  # rows to drop at the front; 0 once that is done
-    rows: int = 0  # rows that stay
-    done: int = 0  # of those, how many are in their new place
+    by: int = 0  # number of rows to drop at the front; 0 when done
+    rows: int = 0  # number of rows that stay
+    done: int = 0  # number of these rows that have been moved
 
 
 class KvWindow:

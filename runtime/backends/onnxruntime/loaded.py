@@ -132,7 +132,7 @@ class Loaded:
     config: ModelConfig
     sessions: Sessions
     slots: Mapping[str, ort.OrtValue]  # row cache, by the names of graph inputs; empty if dense
-    kv: Cache  # of keys and values
+    kv: Cache  # how keys and values are stored
     later: LaterSessions = field(default_factory=LaterSessions)
     stream: WeightStream | None = None  # of weights that exceed the memory
     rows: Rows = ""

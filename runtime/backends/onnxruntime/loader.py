@@ -59,7 +59,7 @@ class OrtLoader:
         self._bundle, self._options = bundle, options
         self._footprint = footprint_of(bundle.manifest).with_kv(options.kv)
         self._prepared: Prepacked | None = None
-        self._to_prepare, self._obstacle = False, ""  # why a large backbone cannot be prepared
+        self._to_prepare, self._obstacle = False, ""  # why it cannot be prepared
         self._streams = False  # known once the backbone is open
         if options.weights != "prepared":
             return

@@ -115,7 +115,7 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
-    """Return the number of activation values per token, with each array as in the layer where it is largest.
+    """Return how many activation values a token has: the sum of all arrays, each in its largest layer.
 
     Arrays: hidden states, their norms; q, k and v; `wide` arrays of d_ff values; attention scores.
     """
@@ -128,9 +128,9 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
         values += rows + CHUNK_TOKENS + config.row_window
     if config.row_experts:  # rows before they are mixed
         values += rows
-    if config.ngram_order:  # rows as they are gathered, side by side, and what they give
+    if config.ngram_order:  # gathered rows, rows side by side, and their product
         values += 2 * config.lookups * config.row_rank + config.dim
-    if config.stem_ffn == "engram":  # keys, values, what is convolved, and its parts
+    if config.stem_ffn == "engram":  # keys, values, the convolution's input and its parts
         values += ENGRAM_ARRAYS * config.dim
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
     return values + contexts + config.n_heads * scored

@@ -65,7 +65,7 @@ class DeviceMemory:
     def __init__(self, provider: Provider, limit: int | None = None) -> None:
         self.limit, self._name, self._place = limit, provider.name, _place_of(provider)
         self.shared = type(self._place) is Host  # True: arrays are in this process's memory
-        self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
+        self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # arrays in use
         self._retired: list[object] = []
 
     @property

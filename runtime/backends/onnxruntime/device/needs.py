@@ -22,7 +22,7 @@ HOST_FIXED_NBYTES = 64 << 20
 DEVICE_FIXED_NBYTES = 16 << 20
 MASK_VALUE_NBYTES = 16  # a float32 and the integers that it is computed from
 SCORE_ARRAYS = 3  # scores, masked, and after softmax
-ROW_ARRAYS = 4  # a row on its way from codes to values
+ROW_ARRAYS = 4  # copies of a row while it is dequantized
 
 
 def device_needs(

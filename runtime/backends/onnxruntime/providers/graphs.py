@@ -51,7 +51,7 @@ def check_weights(bundle: Bundle, plan: WeightPlan) -> None:
 def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
     """Add the head's input to the outputs of a graph if an assistant reads it; return the graph."""
     if bundle.manifest.assistant is not None:
-        from stem_edge.graph.special.assistant import with_states  # for bundles with one alone
+        from stem_edge.graph.special.assistant import with_states  # only for these bundles
 
         with_states(graph, bundle.manifest.model)
     return graph

@@ -37,7 +37,7 @@ LEAST_EXTERNAL_NBYTES = "64"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # Packs several matrices at once, with onnxruntime 1.32 and later; older ones ignore it.
 PACK_IN_PARALLEL = "session.prepack.enable_parallel"
-# Disables ARM's own kernels, which round inputs of 4-bit products again: they would not stay integers.
+# Disables ARM's own kernels, which quantize inputs of 4-bit products by rows: they would not stay integers.
 WHOLE_STEPS = {"mlas.disable_kleidiai": "1"}
 
 
