@@ -1,4 +1,4 @@
-"""ggml library: ctypes bindings, a test before first use, and the layout of backbone.gguf.
+"""Bindings of the ggml library, and the layout of backbone.gguf, the file that ggml runs.
 
 The engine that runs models on ggml is in runtime/backends/ggml.
 """

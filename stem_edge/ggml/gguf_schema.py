@@ -1,8 +1,8 @@
-"""Schema of backbone.gguf: the contract between exporter and runtime.
+"""Schema of backbone.gguf, which the exporter writes and the runtime reads.
 
 The file is GGUF v3 with the architecture `stem`. It uses the standard names and keys of ggml's
-docs/gguf.md wherever they exist, so that other tools can show it, and a few of our own. The tables
-are in the table store beside the file; the file holds the hash of that store.
+docs/gguf.md wherever they exist, so that other tools can show it, and a few names of our own. The
+tables are in the bundle's table store; this file contains only a hash of it.
 
 | key | type | meaning |
 |---|---|---|
@@ -12,7 +12,7 @@ are in the table store beside the file; the file holds the hash of that store.
 | stem.attention.layer_norm_rms_epsilon, stem.rope.freq_base | float32 | ModelConfig |
 | stem.rope.dimension_count | uint32 | head_dim |
 | stem.config | string | the whole ModelConfig as JSON |
-| stem.layers | array of uint32 | the STEM layers; a dense model has neither this key nor the next two |
+| stem.layers | array of uint32 | the STEM layers; absent in a dense model, like the next two keys |
 | stem.ffn | string | kind of FFN in these layers: a key of stem_edge.layers.FFN_TERMS |
 | stem.tables.sha256 | string | hash of the table store (stem_edge.bundle.checksums.tables_hash) |
 
@@ -22,10 +22,10 @@ are in the table store beside the file; the file holds the hash of that store.
 | blk.N.attn_norm, attn_q, attn_k, attn_v, attn_output, attn_q_norm, attn_k_norm | attention |
 | blk.N.ffn_norm, ffn_gate, ffn_up, ffn_down, post_attention_norm, post_ffw_norm | FFN and norms |
 | blk.N.ffn_row_proj | expands the rows of low-rank tables |
-| blk.N.ffn_row_mix | number of a stem-mix layer: its logistic function is the share of the rows |
-| blk.N.ffn_row_router | scores of the rows of a token, which are mixed by their softmax |
+| blk.N.ffn_row_mix | scalar of a stem-mix layer; its logistic function is the weight of the token's row |
+| blk.N.ffn_row_router | router of a token's rows, which are mixed by the softmax of its scores |
 | blk.N.per_layer_model_proj, inp_gate, proj, post_norm; per_layer_proj_norm | per-layer embeddings |
-| blk.N.layer_output_scale | factor of the hidden states after a layer |
+| blk.N.layer_output_scale | factor by which a layer's result is multiplied |
 
 A size that differs between layers is stored as an array with one value per layer.
 
@@ -127,9 +127,9 @@ def foreign_parts(config: ModelConfig) -> list[str]:
 
 
 def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, TensorType]:
-    """Map each backbone tensor's name to its type. llama.cpp's rules decide the types of a mixture.
+    """Return backbone tensor name -> type. weights: a mixture, or types per matrix (OwnTypes).
 
-    Types per matrix (OwnTypes) are used as given. Raises ValueError if they do not fit the model.
+    llama.cpp's rules choose the types of a mixture. Raises ValueError if OwnTypes do not fit the model.
     """
     if not isinstance(weights, str):
         return _own_types(config, weights)
@@ -163,7 +163,7 @@ def _floats(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def short_types(each: Mapping[str, TensorType]) -> OwnTypes:
-    """Return kind of matrix -> its most frequent type, and name -> type for exceptions."""
+    """Shorten tensor -> type to part of a layer -> usual type, plus tensors of other types."""
     parts: dict[str, Counter[str]] = {}
     for name, kind in each.items():
         parts.setdefault(name.rpartition(".")[2], Counter())[kind.name] += 1
@@ -173,7 +173,7 @@ def short_types(each: Mapping[str, TensorType]) -> OwnTypes:
 
 
 def matrix_types(config: ModelConfig, weights: GgufType | OwnTypes) -> list[TensorType]:
-    """Return the type of each backbone matrix, in the order of ModelConfig.backbone_shapes."""
+    """Return the types of the backbone matrices, in the order of ModelConfig.backbone_shapes."""
     chosen = tensor_types(config, weights)
     return [chosen[name] for name, shape in config.backbone_shapes().items() if len(shape) == 2]
 
@@ -201,7 +201,7 @@ def _sensitive(layer: int, layers: int) -> bool:
 
 
 def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, int]:
-    """Map each backbone tensor's name to its size in bytes."""
+    """Return backbone tensor name -> size in bytes."""
     chosen = tensor_types(config, weights)
     return {
         name: chosen[name].row_nbytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
@@ -212,7 +212,7 @@ def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[s
 def model_metadata(config: ModelConfig) -> dict[str, Value]:
     """Return the GGUF metadata keys `stem.*` that describe the model, with their values."""
     at = ARCHITECTURE
-    # Through JSON, because a config read from a manifest has 10000.0 where the exporter has 10000.
+    # Through JSON, because a config that comes from a manifest has 10000.0 where the exporter's has 10000.
     config = msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)
     head_dim = _by_layer(layer.head_dim for layer in config.layers)
     values: dict[str, Value] = {
@@ -256,7 +256,7 @@ def kv_nbytes(kv: KvType, layer: Layer) -> int:
 
 
 def kv_obstacle(config: ModelConfig, kv: KvType) -> str:
-    """Return why the KV cache of this model cannot have this type, and a remedy; "" if it can."""
+    """Return why a model's KV cache cannot have this type, with a remedy; "" if it can."""
     block = KV_TENSORS[kv].block
     wrong = [layer.head_dim for layer in config.layers if layer.head_dim % block]
     narrow = f"ggml needs heads of a multiple of {block} values, and these have"

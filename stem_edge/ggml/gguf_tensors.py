@@ -45,7 +45,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufWeights(NamedTuple):
-    """Backbone tensors in a GGUF file, by our names; offsets count from the file's start."""
+    """Backbone tensors of a GGUF file by ModelConfig name; offsets count from the file's start."""
 
     path: Path
     nbytes: int
@@ -84,7 +84,7 @@ def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
 def locate(
     path: Path, nbytes: int, config: ModelConfig, weights: GgufType | OwnTypes
 ) -> GgufWeights:
-    """Return where a backbone's tensors lie in its file of `nbytes` bytes. Raises BundleError."""
+    """Return a backbone's tensors, with offsets in its file of `nbytes`. Raises BundleError."""
     planned = planned_tensors(config, weights)
     start, expected = nbytes - planned[-1].end, encode_tensors(planned)
     before = len(expected) + ALIGNMENT - 1  # room for the padding that aligns the data

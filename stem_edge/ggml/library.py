@@ -1,7 +1,7 @@
-"""ctypes bindings for the ggml functions that this project calls; only known versions are accepted.
+"""ctypes bindings for the ggml functions that this project calls, in known versions of ggml.
 
-The shared libraries come with llama-cpp-python, which itself is not imported: one handle on libggml
-resolves all functions. Structs are opaque pointers. ggml aborts the process on a wrong argument, so
+The shared libraries are those of llama-cpp-python, but its Python code is not imported. One handle on
+libggml resolves all functions, except on Windows. Structs are opaque pointers. ggml aborts the process on a wrong argument, so
 callers must check sizes and types first.
 """
 
@@ -19,15 +19,15 @@ from stem_edge.ggml.installed import AGAIN, FOLDERS, REINSTALL
 
 # Version of ggml whose headers were compared with PROTOTYPES -> release that contains it.
 KNOWN_VERSIONS = {"0.25.3": "llama-cpp-python 0.3.36"}
-# Windows resolves a function only in the library that defines it. On other systems these must not
-# be opened, because that would map ggml-base a second time, with its own state.
+# Windows resolves a function only in the library that defines it. On other systems, these
+# libraries must not be opened, because that would map ggml-base a second time, with its own state.
 WINDOWS_PARTS = ("ggml-base.dll", "ggml-cpu.dll")
 
 P, SIZE, INT, I64, F = c_void_p, c_size_t, c_int, c_int64, c_float
 
 
 class InitParams(ctypes.Structure):
-    """C struct ggml_init_params: the memory arena for the descriptions of tensors."""
+    """C struct ggml_init_params: memory in which ggml allocates the descriptions of tensors."""
 
     _fields_ = [("mem_size", SIZE), ("mem_buffer", P), ("no_alloc", c_bool)]
 
@@ -124,7 +124,7 @@ class Ggml:
         self.log_set(_quiet, None)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError. Because of this method, type checkers accept functions that are set at run time."""
+        """Raise AttributeError. For type checkers, which do not see what __init__ sets."""
         raise AttributeError(f"ggml_{name} is not in PROTOTYPES")
 
 

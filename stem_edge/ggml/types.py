@@ -1,4 +1,4 @@
-"""Tensor types of ggml that a backbone may have. The GGUF format fixes their numbers for ever.
+"""Tensor types of ggml that a backbone may have, with the numbers that GGUF files use for them.
 
 Source: enum ggml_type and the block structs of ggml; ggml's docs/gguf.md lists the numbers.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """Tensor type of ggml: stores each block of `block` values in `nbytes` bytes."""
+    """Tensor type of ggml, which stores each block of `block` values in `nbytes` bytes."""
 
     name: str
     number: int
@@ -30,12 +30,12 @@ Q8_0 = TensorType("Q8_0", 8, 32, 34)
 Q4_K = TensorType("Q4_K", 12, 256, 144)
 Q5_K = TensorType("Q5_K", 13, 256, 176)
 Q6_K = TensorType("Q6_K", 14, 256, 210)
-# Only inputs have these types, weights cannot.
+# Types of graph inputs only, not of weights.
 I32 = TensorType("I32", 26, 1, 4)
 I64 = TensorType("I64", 27, 1, 8)
 
 WEIGHT_TYPES = {t.number: t for t in (F32, F16, Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
-# Types of matrices in other GGUF files. A backbone may keep them, but no mixture here has them.
+# Types of matrices in imported GGUF files. A backbone may keep them, but no mixture contains them.
 Q4_1 = TensorType("Q4_1", 3, 32, 20)
 Q2_K = TensorType("Q2_K", 10, 256, 84)
 Q3_K = TensorType("Q3_K", 11, 256, 110)
@@ -43,7 +43,7 @@ IQ4_NL = TensorType("IQ4_NL", 20, 32, 18)
 IQ4_XS = TensorType("IQ4_XS", 23, 256, 136)
 BF16 = TensorType("BF16", 30, 1, 2)
 MXFP4 = TensorType("MXFP4", 39, 32, 17)
-# Types for the same use, to which ggml quantizes slowly or coarsely.
+# More such types, to which ggml quantizes slowly or coarsely.
 RARE_TYPES = (
     TensorType("IQ2_XXS", 16, 256, 66),
     TensorType("IQ2_XS", 17, 256, 74),

@@ -1,7 +1,7 @@
-"""Graphs of the backbone, built from the model's description and the format of its weights.
+"""Builds the ONNX graphs of the backbone, which is the model without its lookup tables.
 
-This package has the names of inputs and outputs, the builders, the layout of the weight files and
-the encoder that turns graphs into ONNX. Exporter and runtime build the same graphs: the exporter
-writes each weight at the offset that the layout determines, and the runtime opens graphs over that
-file. Nothing here reads a graph, a weight or a bundle.
+Inputs are the model's description and the storage format of its weights. Modules contain the names of
+inputs and outputs, the builders, the layout of weight files, and the encoder. Exporter and runtime
+build the same graphs: the exporter writes each weight at the offset that the layout determines, and
+the runtime runs graphs that read it there. Nothing here reads a file.
 """

@@ -1,6 +1,6 @@
-"""Attention of one layer as graph nodes: GroupQueryAttention, with the KV cache updated in place.
+"""Emits attention of a layer: GroupQueryAttention nodes, which update the KV cache in place.
 
-stem_edge.numerics.reference has the mathematics.
+stem_edge.numerics.reference has the same computation in numpy.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES
 from stem_edge.graph.layer import NORM, LayerGraph
 
-NOTHING = "nothing."  # begins the names of keys and values of no tokens
+NOTHING = "nothing."  # prefix of the names of empty keys and values (see no_tokens)
 QKV = ("wq", "wk", "wv")
-K_SCALE = 12  # place of the first input that only quantized caches have
+K_SCALE = 12  # index of the first input that only quantized caches have
 
 
 def attention(layer: LayerGraph, x: str) -> str:
-    """Emit attention over normed hidden states x [B, T, dim] -> [B, T, dim]."""
+    """Emit a layer's attention: normed hidden states x [B, T, dim] -> [B, T, dim]."""
     config, own = layer.config, layer.shape
-    # Keys of a window do not begin at position 0, so the rotation needs the positions.
+    # Cached keys of a window do not begin at position 0, so RoPE needs the positions.
     positions = [layer.positions] if layer.positions and own.window else []
     prefix = io.WINDOW if positions else ""
     updated = [f"{io.NEW}{name}{layer.number}" for name in (io.KEYS, io.VALUES)]
@@ -34,9 +34,10 @@ def attention(layer: LayerGraph, x: str) -> str:
 def attended(
     layer: LayerGraph, inputs: list[str], updated: list[str], lender: int, window: int
 ) -> str:
-    """Emit GroupQueryAttention and the output projection -> [B, T, dim].
+    """Emit GroupQueryAttention and the output projection; return the projection [B, T, dim].
 
-    updated: names of the cache outputs. lender: layer whose cache it reads. window: in tokens; 0: no window.
+    inputs: inputs of the operator. updated: names of its cache outputs. lender: layer whose keys and values
+    are read. window: number of tokens that attention sees; 0: all.
     """
     kv = layer.kv
     if kv.type not in QUANTIZED:
@@ -55,7 +56,7 @@ def grouped(
     window: int,
     **attributes: str | int,
 ) -> str:
-    """Emit GroupQueryAttention -> [B, T, heads * width]."""
+    """Emit a GroupQueryAttention node; return its result [B, T, heads * head width]."""
     config, own = layer.config, layer.shape
     return layer.graph.node(
         "GroupQueryAttention",
@@ -66,7 +67,7 @@ def grouped(
         kv_num_heads=own.n_kv_heads,
         **{"do_rotary": 1, **attributes},
         rotary_interleaved=int(config.rope_interleaved),
-        # Its default follows the padded width, which must not change the scores.
+        # Explicit, because the default depends on the head width, which may be padded.
         scale=config.attention_scale or own.head_dim**-0.5,
         **({"local_window_size": window} if window else {}),
     )
@@ -75,7 +76,7 @@ def grouped(
 def caches(
     layer: LayerGraph, prefix: str, lender: int, updated: list[str], *, borrowed: bool
 ) -> tuple[list[str], list[str]]:
-    """Declare the keys and values of layer `lender` as inputs and `updated` as outputs; return both."""
+    """Declare the KV cache of layer `lender` as inputs, and `updated` as outputs; return both."""
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
     shape: list[int | str] = [
         graph.sequences,
@@ -85,26 +86,27 @@ def caches(
     ]
     names = [f"{name}{lender}" for name in (io.KEYS, io.VALUES)]
     inputs = [graph.input(name, cache.dtype, shape) for name in names]
-    # Kernels of quantized caches demand outputs even of layers that add no keys and values.
+    # With a quantized cache, kernels demand outputs even from layers that add no keys and values.
     updated = [] if borrowed and layer.kv.type not in QUANTIZED else updated
     return inputs, [graph.output(name, cache.dtype, shape) for name in updated]
 
 
 def quantized(bits: int) -> dict[str, str | int]:
-    """Return the attributes of GroupQueryAttention for a quantized KV cache."""
+    """Return the attributes of GroupQueryAttention for a KV cache quantized to `bits` bits."""
     types = {f"{what}_quant_type": "PER_CHANNEL" for what in "kv"}
     return {**types, "kv_cache_bit_width": bits}
 
 
 def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
-    """Emit q, k and v of x, with normed heads; without norms, one value with all three, unless `apart`.
+    """Emit the projections of x, with normed heads; return the names [q, k, v].
 
+    If k and v need no nodes of their own and `apart` is False, q contains all three, and k and v are "".
     GroupQueryAttention could norm heads itself, but only some providers implement this.
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     width = io.head_width(own)
     if own.kv_layer != layer.number:
-        # No new keys and values, because the lender has put them into the cache already.
+        # This layer borrows keys and values, which another layer has put into the cache already.
         q = layer.product("qkv", "qkv", x, QKV[:1])
         nothing = no_tokens(graph, own.n_kv_heads * width, q)
         return [normed_heads(layer, "q", q, config.n_heads), nothing, nothing]
@@ -122,7 +124,7 @@ def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
 
 
 def no_tokens(graph: Graph, size: int, q: str) -> str:
-    """Emit empty keys or values [B, 0, size], once for all layers, as a slice of q [B, T, >= size]."""
+    """Emit empty keys or values [B, 0, size], sliced from q [B, T, >= size]; layers share them."""
     name = f"{NOTHING}{size}"
     if not any(name in node.outputs for node in graph.nodes):
         bounds = [graph.sizes(sizes) for sizes in ([0, 0], [0, size], [1, 2])]
@@ -131,7 +133,7 @@ def no_tokens(graph: Graph, size: int, q: str) -> str:
 
 
 def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit x [B, T, heads * width] with each head normed; x itself in models without such norms."""
+    """Emit RMS norms of the heads in x [B, T, heads * width]; return x if heads have no norms."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x

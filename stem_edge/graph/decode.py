@@ -3,11 +3,11 @@
 | file | emits |
 |---|---|
 | stack.py | the layers in their order |
-| layer.py | what all parts of a layer share: products, biases, norms |
-| attention.py, ffn.py | the two parts of a layer, and per-layer embeddings after them |
-| special/ | parts of single model families |
+| layer.py | operations that all parts of a layer use: products, biases, norms |
+| attention.py, ffn.py | the two parts of every layer |
+| special/ | parts that only some model families have |
 | linear.py | matrix products, in float32 or quantized |
-| device/ | these graphs in standard operators, for accelerators |
+| device/ | the same graphs in standard operators, for accelerators |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class Built(NamedTuple):
-    """Graphs by name, and the plan of the weight file that they share."""
+    """Graphs by name, and the layout of the weight file that they share."""
 
     graphs: dict[str, Graph]
     plan: WeightPlan
@@ -42,11 +42,11 @@ def decoding(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graphs for decoding. Raises GraphError."""
+    """Build the graphs from embed to head, and their weight file's layout. Raises GraphError."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
     begin = Start()
-    # A matrix that is stored once lies where the head is, so the embedding comes after it.
+    # The head's graph places a matrix that embedding and head share, so the embedding comes after it.
     names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)
     for name in names:
         graph = graphs[name] = Graph(sequences="B")
@@ -58,7 +58,7 @@ def decoding(
         if name == io.HEAD:
             head(products, config, wanted(graph, io.HIDDEN), "n")
         elif name == io.REST:
-            from stem_edge.graph.rest import rest  # for models that borrow K and V alone
+            from stem_edge.graph.rest import rest  # only for models that borrow K and V
 
             result = rest(products, config, layout, begin._replace(embedded=io.EMBEDDED), cache)
             _declare_output(graph, config, result, "n")
@@ -72,10 +72,10 @@ def decoding(
 def products_of(
     config: ModelConfig, graph: Graph, plan: WeightPlan, format: BackboneFormat
 ) -> Products:
-    """Return the builder of matrix products for a decoding graph."""
+    """Return the object that emits the matrix products of a decoding graph."""
     if not config.ranges:
         return Products(graph, plan, format)
-    from stem_edge.graph.special.steps import SteppedProducts  # for models with ranges alone
+    from stem_edge.graph.special.steps import SteppedProducts  # only for models with ranges
 
     return SteppedProducts(graph, plan, format, config)
 
@@ -87,8 +87,8 @@ def prompts(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graph for prompts: all layers that do not borrow K and V, with their own weight file."""
-    from stem_edge.graph.prompt_products import PromptProducts  # for long prompts alone
+    """Build the graph for prompts, with all layers that compute their own K and V."""
+    from stem_edge.graph.prompt_products import PromptProducts  # only for long prompts
 
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
@@ -101,7 +101,7 @@ def prompts(
 
 
 def embedding(products: Products, config: ModelConfig, result: str) -> str:
-    """Emit token_ids [B, T] -> result [B, T, hidden_width]."""
+    """Emit the input embedding: token_ids [B, T] -> `result` [B, T, hidden_width]."""
     graph, shape = products.graph, (config.vocab_size, config.dim)
     ids = graph.input(io.TOKEN_IDS, np.int64, [graph.sequences, "T"])
     many = config.streams > 1
@@ -113,13 +113,13 @@ def embedding(products: Products, config: ModelConfig, result: str) -> str:
         x = graph.add("Mul", [rows, graph.float(config.embedding_scale)], scaled)
     if not many:
         return x
-    from stem_edge.graph.special.altup import expanded  # for models with several streams alone
+    from stem_edge.graph.special.altup import expanded  # only for models with several streams
 
     return expanded(products, config, x, result)
 
 
 def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
-    """Emit x [B, tokens, hidden_width] -> logits [B, tokens, V]."""
+    """Emit the last norm and the head: x [B, tokens, hidden_width] -> logits [B, tokens, V]."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
     if config.streams > 1:
         from stem_edge.graph.special.altup import merged
@@ -129,7 +129,7 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
     weight = vector(graph, plan, "norm", config.dim, ("norm",))
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap
-    # The last of product, bias and cap must be named logits, because a graph's outputs go by name.
+    # The last of product, bias and cap must be named logits, which is the name of the graph's output.
     logits = products.product(
         "head" if bias or cap else io.LOGITS,
         "head",

@@ -1,7 +1,7 @@
-"""Encodes graphs as ONNX files: the few messages of onnx.proto in use, in protobuf's wire format.
+"""Encodes graphs as ONNX files in protobuf's wire format, without the onnx package.
 
-Field numbers follow onnx.proto (onnx 1.17), wire types follow protobuf's encoding guide.
-Equal graphs give equal bytes. Opset 21 and IR 10 are pinned, because onnxruntime reads older
+Field numbers are those of onnx.proto (onnx 1.17), wire types those of protobuf's encoding guide. Equal
+graphs give equal bytes. Opset 21 and IR 10 are pinned, because onnxruntime reads older
 versions than the onnx package writes.
 """
 
@@ -17,8 +17,8 @@ IR_VERSION = 10
 VARINT, FIXED32, LENGTH = 0, 5, 2  # wire types
 FLOAT, INT, STRING, TENSOR, INTS = 1, 2, 3, 4, 7  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
-_SMALL = tuple(bytes([value]) for value in range(0x80))  # varints of one byte, which most are
-PACKED = "prepacked_0"  # key in the external_data of a tensor, of onnxruntime
+_SMALL = tuple(bytes([value]) for value in range(0x80))  # one-byte varints, the most frequent ones
+PACKED = "prepacked_0"  # onnxruntime's own key in a tensor's external_data
 
 
 def encode(graph: Graph) -> bytes:

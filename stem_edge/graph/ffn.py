@@ -1,6 +1,6 @@
-"""FFN of one layer as graph nodes, for every kind of FFN except experts.
+"""Emits a layer's FFN as graph nodes, for every kind of FFN except experts.
 
-stem_edge.numerics.reference has the mathematics. A new kind of FFN is an entry in layers.FFN_TERMS,
+stem_edge.numerics.reference has the same computation in numpy. A new kind of FFN is an entry in layers.FFN_TERMS,
 or a function here.
 """
 
@@ -19,7 +19,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def ffn(layer: LayerGraph, x: str) -> str:
-    """Emit the FFN of normed hidden states x [B, T, dim] -> [B, T, dim]."""
+    """Emit a layer's FFN: normed hidden states x [B, T, dim] -> [B, T, dim]."""
     takes_row = any("row" in terms for terms in FFN_TERMS[layer.kind].values())
     row = row_of(layer, x) if takes_row else ""
     gate = _sum(layer, "gate", x, row)
@@ -30,7 +30,7 @@ def ffn(layer: LayerGraph, x: str) -> str:
 
 
 def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> str:
-    """Emit the FFN's gate or up, which FFN_TERMS defines: W x, the row, or their sum or mixture."""
+    """Emit the FFN's gate or up (`name`): W x, the token's row, or both, as FFN_TERMS says."""
     terms = FFN_TERMS[layer.kind][name]
     parts = [layer.product(name, name, x, (name,))] if "matrix" in terms else []
     parts += [row] if "row" in terms else []
@@ -42,7 +42,7 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
 
 
 def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
-    """Emit W x times (1 - s), and the row times s, where s is a trained share from 0 to 1."""
+    """Emit (1 - s) W x and s row; s is a trained share from 0 to 1. parts: names of W x and row."""
     graph, at, number = layer.graph, layer.at + name, layer.vector("mix")
     numbers = graph.add("Neg", [number], f"{at}.mix.negative"), number
     shares = [graph.add("Sigmoid", [one], f"{one}.share") for one in numbers]
@@ -53,7 +53,7 @@ def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
 
 
 def _cut(layer: LayerGraph, gate: str) -> str:
-    """Emit the sparse gate relu(gate - mean - cutoff * deviation), [B, T, d_ff]."""
+    """Emit the sparse gate relu(gate - mean - cutoff * std) [B, T, d_ff], with means per token."""
     graph, at, axis = layer.graph, layer.at + "cut", layer.graph.sizes([-1])
     mean = graph.add("ReduceMean", [gate, axis], at + ".mean", keepdims=1)
     above = graph.add("Sub", [gate, mean], at + ".above")
@@ -65,16 +65,16 @@ def _cut(layer: LayerGraph, gate: str) -> str:
 
 
 def row_of(layer: LayerGraph, x: str = "") -> str:
-    """Emit the tokens' rows [B, T, d_ff or ple_width], expanded if the tables have low rank.
+    """Emit the tokens' table rows [B, T, width], projected to full width if tables have low rank.
 
-    x: hidden states, for models with a router that mixes several rows of a token.
+    x: hidden states, needed only in models whose router mixes several rows of each token.
     """
     row = gathered(layer, x)
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
 
 
 def gathered(layer: LayerGraph, x: str = "") -> str:
-    """Emit the tokens' rows [B, T, row width], from the slots of the row cache."""
+    """Emit the tokens' rows, gathered from the row cache's slots, as float32 [B, T, row width]."""
     graph, layout, name = layer.graph, rows_layout(layer), layer.at + "row"
     # No shapes, because shape inference of GatherBlockQuantized refuses a symbolic number of slots.
     codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)
@@ -91,20 +91,20 @@ def gathered(layer: LayerGraph, x: str = "") -> str:
         row = graph.add("Slice", [means, *bounds], name + ".mean")
     if layer.config.row_experts:
         row = _mixture(layer, x, row)
-    if layer.config.ngram_order:  # those of a token side by side
+    if layer.config.ngram_order:  # a token's rows become one, side by side
         row = graph.reshape(row, [0, 0, layer.config.lookups * layout.row_width], name + ".joined")
     return row
 
 
 def _mixture(layer: LayerGraph, x: str, rows: str) -> str:
-    """Emit the weighted sum of k rows [B, T, k * width] -> [B, T, width]; weights: softmax(router x)."""
+    """Emit each token's k rows [B, T, k * width], summed with weights softmax(router x)."""
     graph, at, count = layer.graph, layer.at + "row.mixture", layer.config.row_experts
     width, router = rows_layout(layer).row_width // count, layer.matrix("router")
     scores = graph.node("FusedMatMul", [x, router], [at + ".scores"], CONTRIB, transB=1)
     shares = graph.add("Softmax", [scores], at + ".shares", axis=-1)
     shares = graph.reshape(shares, [0, 0, 1, count], at + ".line")
     rows = graph.reshape(rows, [0, 0, count, width], at + ".rows")
-    # A product for each token, so that it has the same bits alone and beside others.
+    # One small product per token, so that its bits do not depend on the number of tokens.
     mixed = graph.add("MatMul", [shares, rows], at + ".mixed")
     return graph.reshape(mixed, [0, 0, width], at)
 

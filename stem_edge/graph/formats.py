@@ -1,4 +1,4 @@
-"""Storage formats of backbones: the types of matrices that a manifest names."""
+"""Storage formats of backbones: the type of each matrix, as a bundle's manifest records it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ASSISTANT_DATA = "assistant.data"
 GGUF = "backbone.gguf"
 EngineName = Literal["onnxruntime", "ggml"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
-# int2 only for matrices that a checkpoint has as such: nothing here rounds to 2 bits.
+# int2 only for matrices that already have 2 bits in the checkpoint: the exporter never rounds to 2 bits.
 WeightType = Literal["fp32", "int8", "int4", "int2"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4, "int2": 2}
-# qkv stacks the three matrices before attention, but v is apart where its type differs; project expands the rows of low-rank tables; those
-# with ple belong to per-layer embeddings, laurel is beside attention, and altup at both ends of the
-# layers. AltUp's coefficients within layers have no kind, because they are floats in every format. Those
-# of an assistant lead from and to the model that it drafts for, and to its clusters.
+# qkv: wq, wk and wv stacked; v: wv alone, where its type differs. project: expands rows of low-rank tables. ple_*:
+# per-layer embeddings. laurel_*: parallel to attention. altup_*: before the first and after the last layer; AltUp's
+# matrices within layers have no kind, because all formats store them as float32. assistant: projections from and
+# to the target model, and the scores of clusters.
 MatrixKind = Literal[
     "embedding", "head", "qkv", "v", "wo", "gate", "up", "down", "project",
     "ple_context", "ple_gate", "ple_out", "laurel_in", "laurel_out", "altup_in", "altup_out",
@@ -31,8 +31,8 @@ MatrixKind = Literal[
 ]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
 PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
-# These have 8 bits where the weights have 4: they are small, and 4 bits cost more here than
-# anywhere else.
+# Kinds that have 8 bits if `weights` is int4: the matrices are small, and 4 bits would cost more quality
+# than in other matrices.
 SMALL_KINDS: tuple[MatrixKind, ...] = (
     *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out", "assistant",
 )  # fmt: skip
@@ -41,7 +41,7 @@ QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
-# Part of a layer ("wv") or one tensor ("layers.3.wv", which goes before) -> ggml's name of its type.
+# Part of a layer ("wv") or tensor ("layers.3.wv", which takes precedence) -> ggml's name of the type.
 OwnTypes = dict[str, str]
 
 
@@ -49,27 +49,27 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Storage format of a backbone for onnxruntime."""
 
     engine: ClassVar[EngineName] = "onnxruntime"
-    field: ClassVar[str] = "backbone"  # of the manifest
+    field: ClassVar[str] = "backbone"  # key in the manifest
     files: ClassVar[tuple[str, ...]] = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)
-    packed: ClassVar[bool] = True  # whether a processor wants weights in another order
+    packed: ClassVar[bool] = True  # whether loading can rearrange weights for the processor
     importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
-    # Most inputs that share a scale; blocks are smaller where the width of a matrix needs it.
+    # Largest number of inputs that share a scale; smaller in matrices whose width it does not divide.
     block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
-    kinds: dict[MatrixKind, WeightType] = {}  # kinds that depart from weights or head
-    # Products of layers, such as layers.3.down, that depart from their kind.
+    kinds: dict[MatrixKind, WeightType] = {}  # types of kinds that differ from `weights` and `head`
+    # Types of products, such as layers.3.down, that differ from the type of their kind.
     matrices: dict[str, WeightType] = {}
-    tied: bool = False  # whether the matrix that is both embedding and head is stored once
+    tied: bool = False  # whether embedding and head are one stored matrix
     asymmetric: bool = False  # whether blocks have their own zero points
-    # Whether products of 4 bits add a float to each symmetric block, as Q4_1 and Q4_K of a GGUF file do.
+    # Whether each symmetric 4-bit block has a float offset, as in types Q4_1 and Q4_K of GGUF files.
     offsets: bool = False
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether prompts have separate int8 matrices
     # Products for prompts with balanced input channels but no norm before them, so that the balance
     # needs an extra multiplication.
     balanced: tuple[str, ...] = ()
-    kv_peaks: bool = False  # whether there are peaks of keys and values (stem_edge.graph.kv)
+    kv_peaks: bool = False  # whether the weight file has peaks of keys and values (graph.kv)
 
     @property
     def name(self) -> str:
@@ -77,34 +77,34 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.weights
 
     def type_of(self, kind: MatrixKind, name: str = "") -> WeightType:
-        """Return the type of a kind of matrices, or of the product `name` if it has a type of its own."""
+        """Return the weight type of the product `name` if it has its own, else of this kind."""
         usual = usual_type(kind, self.weights, self.head)
         if kind == "v":
             usual = self.kinds.get("qkv", usual)
         return self.matrices.get(name, self.kinds.get(kind, usual))
 
     def bits(self, kind: MatrixKind, name: str = "") -> int:
-        """Return the bits per value of a kind of matrices, or of the product `name`; see type_of."""
+        """Return the bits per value of the weight type that `type_of` returns."""
         return WEIGHT_BITS[self.type_of(kind, name)]
 
     def values_apart(self, layer: int) -> bool:
-        """Return True if v has a product of its own in a layer, because its weight type is not that of q and k."""
+        """Return True if a layer projects v separately: its weight type is not that of q and k."""
         at = f"layers.{layer}."
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
     def judged(self) -> BackboneFormat:
-        """Return the format after calibration with a text, which provides peaks of keys and values."""
+        """Return this format with `kv_peaks` set, for a backbone calibrated with a text."""
         return msgspec.structs.replace(self, kv_peaks=True)
 
     @property
     def for_prompts(self) -> bool:
-        """True if separate int8 matrices for prompts are worth their bytes."""
+        """True if int8 matrices for prompts, stored in addition, are worth their size."""
         return self.weights != "fp32"
 
     def stored_once(self, shared: bool) -> BackboneFormat:
-        """Return the format, with one stored matrix for embedding and head if both have the same type.
+        """Return this format, with `tied` set if embedding and head can be one stored matrix.
 
-        shared: True if embedding and head are one matrix in the model.
+        shared: True if they are one matrix in the model. They must also have the same type.
         """
         same = self.type_of("embedding") == self.type_of("head")
         return msgspec.structs.replace(self, tied=shared and same)
@@ -124,7 +124,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
-    """Return the default type for a kind of matrices."""
+    """Return the default type of a kind of matrix, from a format's `weights` and `head`."""
     if kind in VOCABULARY_KINDS:
         return head
     return "int8" if kind in SMALL_KINDS and weights == "int4" else weights
@@ -140,8 +140,8 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     prefill: ClassVar[bool] = False
     for_prompts: ClassVar[bool] = False
     kv_peaks: ClassVar[bool] = False
-    weights: GgufType | OwnTypes  # a mixture; or the types that a GGUF file came with
-    importance: bool = False  # whether a calibration text weighted the channels
+    weights: GgufType | OwnTypes  # a mixture, or the types in the GGUF file that was imported
+    importance: bool = False  # whether quantization weighted channels by a calibration text
 
     @property
     def name(self) -> str:
@@ -149,21 +149,22 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
 
     def judged(self) -> GgufFormat:
-        """Return the format unchanged: calibration with a text adds nothing to it."""
+        """Return this format unchanged: calibration with a text adds nothing to it."""
         return self
 
     def stored_once(self, shared: bool) -> GgufFormat:
-        """Return the format unchanged: a model without a head matrix always uses its embedding."""
+        """Return this format unchanged: a tied embedding and head are always one GGUF tensor."""
         return self
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model's own drafter and how it is stored; stem_edge.graph.special.assistant says what it computes.
+    """Draft model that reads the keys and values of its target model, and its storage format.
 
-    Its own layers come last. Each layer before them stands for the model's last layer of the same kind.
+    The layers that it computes come last. Each layer before them stands for the target's last layer of the same
+    kind, whose keys and values it borrows. stem_edge.graph.special.assistant builds its graph.
     """
 
     model: ModelConfig
     format: BackboneFormat
-    clusters: int = 0  # of tokens, all of one size; 0: the head scores every token
-    best: int = 0  # clusters whose tokens are scored
+    clusters: int = 0  # number of equal clusters of tokens; 0: the head scores every token
+    best: int = 0  # number of clusters whose tokens the head scores

@@ -1,4 +1,4 @@
-"""A graph under construction: nodes, and the tensors that they read, before they are encoded as ONNX."""
+"""ONNX graphs under construction: their nodes, tensors, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ElementType(IntEnum):
 
     @classmethod
     def of(cls, dtype: npt.DTypeLike) -> ElementType:
-        """Return the type of a numpy dtype."""
+        """Return the element type of a numpy dtype."""
         return _BY_DTYPE[np.dtype(dtype)]
 
     @property
@@ -66,7 +66,7 @@ class Tensor:
     data: bytes | None = None  # None: they are in `file`
     file: str = ""
     offset: int = 0  # bytes
-    packed: str = ""  # where the packed form is, in the words of onnxruntime
+    packed: str = ""  # onnxruntime's description of where the prepacked form is
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +90,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """Type and shape of an input or output; shape None leaves it undeclared."""
+    """Type and shape of a graph's input or output; None if the shape is not declared."""
 
     type: ElementType
     shape: tuple[int | str, ...] | None
@@ -98,13 +98,13 @@ class ValueInfo:
 
 @dataclass
 class Graph:
-    """Graph under construction, whose values are referred to by their names."""
+    """Graph under construction. Methods pass values (such as a node's output) by name."""
 
     inputs: dict[str, ValueInfo] = field(default_factory=dict)
     outputs: dict[str, ValueInfo] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    sequences: int | str = 1  # of a step: the first axis of most inputs and outputs
+    sequences: int | str = 1  # batch size B, the first axis of most inputs and outputs
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
         """Declare an input and return its name."""
@@ -124,20 +124,20 @@ class Graph:
         domain: str = "",
         **attributes: Attribute,
     ) -> str:
-        """Add a node and return its first output."""
+        """Add a node and return the name of its first output."""
         self.nodes.append(Node(op, list(inputs), list(outputs), domain, attributes))
         return outputs[0]
 
     def add(self, op: str, inputs: Sequence[str], output: str, **attributes: Attribute) -> str:
-        """Add a node of the ONNX standard with one output, and return that."""
+        """Add a node of a standard ONNX operator with one output; return `output`."""
         return self.node(op, inputs, [output], "", **attributes)
 
     def fill(self, shape: str, output: str, value: Array) -> str:
-        """Add a node that fills a tensor of this shape with `value` [1]; return its output."""
+        """Add a node that fills a tensor with `value` [1]; `shape` names a value with its shape."""
         return self.add("ConstantOfShape", [shape], output, value=inline("value", value))
 
     def constant(self, name: str, array: Array) -> str:
-        """Add an inline constant, unless one of this name exists, and return its name."""
+        """Add an inline constant, unless the graph has one of this name; return the name."""
         self.tensors.setdefault(name, inline(name, array))
         return name
 
@@ -147,25 +147,25 @@ class Graph:
         return tensor.name
 
     def sizes(self, values: Sequence[int]) -> str:
-        """Return an int64 constant with these values; equal values share one constant."""
+        """Add an int64 constant [n] and return its name; equal values share one constant."""
         return self.constant("sizes." + ".".join(map(str, values)), np.array(values, np.int64))
 
     def float(self, value: float) -> str:
-        """Return a float32 constant, a scalar."""
+        """Add a float32 scalar as a constant and return its name."""
         return self.constant(f"float.{value!r}", np.array(value, np.float32))
 
     def reshape(self, x: str, sizes: Sequence[int], output: str) -> str:
-        """Add a Reshape; a size of 0 keeps that of x."""
+        """Add a Reshape of x; a size of 0 stands for x's own size on that axis."""
         return self.add("Reshape", [x, self.sizes(sizes)], output)
 
     def cut(self, x: str, start: int, stop: int, step: int, output: str) -> str:
-        """Add a Slice of the last axis."""
+        """Add a Slice of x on its last axis, from start to stop (exclusive)."""
         bounds = [self.sizes([number]) for number in (start, stop, -1, step)]
         return self.add("Slice", [x, *bounds], output)
 
 
 def inline(name: str, array: Array) -> Tensor:
-    """Return a tensor whose values are stored in the graph, little-endian."""
+    """Return a tensor whose values are stored in the graph itself, in little-endian order."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return Tensor(name, ElementType.of(array.dtype), array.shape, little.tobytes())

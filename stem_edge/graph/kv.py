@@ -1,10 +1,10 @@
 """Types of keys and values in the KV cache of the CPU's graphs, and the scales of quantized ones.
 
-A code of int8 is value / scale, rounded, from -128 to 127; of int4 from -8 to 7, two in a byte. Each
+A code is value / scale, rounded: -128 to 127 for int8, -8 to 7 for int4, which has two codes per byte. Each
 channel of each layer has its own scale. It is computed from a peak: the greatest magnitude that the
-exporter saw in the channel (stem_edge.export.quantization.kv_peaks). So a later version may choose
-other scales for the same bundle. The peaks are the first vectors of backbone.onnx.data, and all
-graphs, including the graph for prompts, read them there.
+exporter saw in the channel (stem_edge.export.quantization.kv_peaks). Bundles store peaks, so a later
+version may compute other scales. The peaks are the first vectors of backbone.onnx.data; all graphs,
+including the graph for prompts, read them there.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Cache(NamedTuple):
     """Storage type of keys and values in the KV cache."""
 
     dtype: npt.DTypeLike
-    per_byte: int  # values in an element of uint8; otherwise 1
+    per_byte: int  # values per array element: 2 for int4, else 1
     bits: int
 
     def width(self, layer: Layer) -> int:
-        """Return how many array elements a head takes."""
+        """Return the number of array elements that a head of a layer takes."""
         return head_width(layer) // self.per_byte
 
     def nbytes(self, layer: Layer) -> int:
@@ -46,7 +46,7 @@ class Cache(NamedTuple):
 
     @property
     def of_conv(self) -> np.dtype[Any]:
-        """Type in which the context stores the inputs of Engram's convolution."""
+        """Type of cached inputs of Engram's convolution: float32 if K and V are, else float16."""
         return np.dtype(np.float32 if self.bits == 32 else np.float16)
 
 
@@ -58,7 +58,7 @@ CACHES: dict[KvType, Cache] = {
 
 
 def kv_obstacle(format: BackboneFormat, kv: KvType) -> str:
-    """Return the reason, with a remedy, why a backbone cannot have this KV cache type; "" if it can."""
+    """Return why a backbone cannot have this type of KV cache, with a remedy; "" if it can."""
     if kv == "fp16":
         return "onnxruntime takes up to 40 times as long with it; take fp32 or int8, or ggml"
     if kv not in QUANTIZED or format.kv_peaks:
@@ -76,11 +76,11 @@ MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
 class KvFormat(NamedTuple):
-    """Type of the cache, and where its peaks are: (layer, KEYS or VALUES) -> tensor."""
+    """Type of the KV cache, and its peaks in the weight file: (layer, KEYS or VALUES) -> tensor."""
 
     type: KvType
     peaks: Mapping[tuple[int, str], Tensor]
-    widened: bool = False  # for attention: codes become float32, which is faster for many tokens
+    widened: bool = False  # attention converts codes to float32, which is faster for many tokens
 
     @property
     def cache(self) -> Cache:
@@ -88,7 +88,7 @@ class KvFormat(NamedTuple):
         return CACHES[self.type]
 
     def scales(self, graph: Graph, layer: int, what: str) -> str:
-        """Emit the scales of a layer's quantized keys or values (`what`), once for all nodes."""
+        """Emit the scales of a layer's quantized keys or values (`what`); nodes share them."""
         name = f"layers.{layer}.{what}.scales"
         if any(name in node.outputs for node in graph.nodes):
             return name
@@ -99,7 +99,7 @@ class KvFormat(NamedTuple):
 def place_peaks(
     plan: WeightPlan, config: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> KvFormat:
-    """Place the peaks of keys and values in the weight file, if the format has peaks.
+    """Place the peaks of keys and values in the weight file, if the format has any.
 
     Raises GraphError if the KV cache type needs peaks and the format has none.
     """

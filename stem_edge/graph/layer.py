@@ -1,7 +1,6 @@
-"""A layer of a graph under construction: its tensors, products, biases and norms.
+"""Builder for one layer of a graph: its tensors, matrix products, biases and norms.
 
-Heads, and the tensors that contain them, are padded to a width that GroupQueryAttention
-accepts.
+Heads, and the tensors that contain them, are padded to a width that GroupQueryAttention accepts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NORM = "SimplifiedLayerNormalization"
 
 
 class LayerGraph:
-    """One layer of a graph under construction, with the nodes that attention and FFN share.
+    """Builder for one layer of a graph: emits operations that both attention and FFN use.
 
     layout: layout of rows in the row cache's slots; None for a dense model.
     """
@@ -40,7 +39,7 @@ class LayerGraph:
         positions: str = "",
     ) -> None:
         self.config, self.layout, self.number = config, layout, number
-        self.slot_ids = slot_ids  # [B, T], where the tokens' rows are
+        self.slot_ids = slot_ids  # [B, T]: row cache slots of the tokens' rows
         self.kv = kv
         self.positions = positions  # [B, T]; empty if the KV cache holds the whole context
         self.graph: Graph = products.graph
@@ -50,11 +49,11 @@ class LayerGraph:
 
     @property
     def values_apart(self) -> bool:
-        """True if v is projected by a separate product, False if it is part of the product for qkv."""
+        """True if v is a separate product, False if it is part of the product qkv."""
         return self._products.values_apart(self.number)
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
-        """Emit x [B, T, K] times the transpose of the stacked matrices, plus their biases."""
+        """Emit x [B, T, K] times the transpose of the layer's stacked matrices, plus biases."""
         shapes = [self._shapes[name] for name in matrices]
         rows = sum(shape[0] for shape in shapes)
         parts = tuple(self.at + name for name in matrices)
@@ -76,13 +75,13 @@ class LayerGraph:
         return matrix(self.graph, self._products.plan, at, self._shapes[part], (at,))
 
     def rms_norm(self, name: str, x: str, part: str, eps: float) -> str:
-        """Emit an RMS norm over the last axis; `part` names its weight in the layer."""
+        """Emit the RMS norm of x over its last axis, with the layer's weight `part`."""
         (size,) = self._shapes[part]
         weight = vector(self.graph, self._products.plan, name, size, (self.at + part,))
         return norm(self.graph, x, weight, eps)
 
     def activated(self, gate: str, name: str) -> str:
-        """Emit the model's activation of a gate."""
+        """Emit the activation of the FFN's gate: tanh GELU or SiLU, as the model has it."""
         if self.config.activation == "gelu":
             return self.graph.node("FastGelu", [gate], [self.at + name], CONTRIB)
         return self.graph.node("QuickGelu", [gate], [self.at + name], CONTRIB, alpha=1.0)
@@ -94,16 +93,16 @@ class LayerGraph:
         return self.rms_norm(self.at + name, x, name, self.config.norm_eps)
 
     def scaled(self, residual: str, delta: str) -> str:
-        """Emit residual + delta, multiplied by the layer's own factor."""
+        """Emit (residual + delta) * scale, where scale is a trained number of the layer."""
         name = self.at + "layer_scale"
         scale = vector(self.graph, self._products.plan, name, 1, (name,))
         total = self.graph.add("Add", [residual, delta], name + ".sum")
         return self.graph.add("Mul", [total, scale], name + ".out")
 
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
-        """Emit the RMS norm of residual + delta; return the normed sum, and the sum.
+        """Emit the RMS norm of residual + delta; return (normed sum, sum).
 
-        consumer: name of the product that reads the norm; empty if there is none.
+        delta may be "". consumer: the only product that reads the norm; "" if anything else reads it, too.
         """
         full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
         if consumer:
@@ -124,18 +123,18 @@ class LayerGraph:
 
 
 def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
-    """Emit an RMS norm over the last axis, as a fused operator of onnxruntime."""
+    """Emit an RMS norm over the last axis of x, as one operator of onnxruntime."""
     return graph.add(NORM, [x, weight], weight + ".out", axis=-1, epsilon=eps)
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
-    """Return the shapes of a layer's tensors by name, with heads padded to the width that attention needs."""
+    """Return name -> shape of a layer's tensors, with heads padded as attention needs."""
     described = config.layer(layer)
     return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
-    """Return the shapes of all backbone tensors by name, with heads padded as in layer_shapes."""
+    """Return name -> shape of all backbone tensors, with heads padded as in layer_shapes."""
     shapes: Shapes = {}
     for name, shape in config.backbone_shapes().items():
         in_layer = name.startswith("layers.")
@@ -146,7 +145,7 @@ def backbone_shapes(config: ModelConfig) -> Shapes:
 
 
 def kind_of(name: str) -> MatrixKind:
-    """Return the kind of a matrix, by its tensor's name."""
+    """Return the matrix kind of a tensor: qkv for wq, wk and wv, else the last part of its name."""
     part = name.rsplit(".", 1)[-1]
     kind: MatrixKind = "qkv" if part in ("wq", "wk", "wv") else part  # type: ignore[assignment]
     return kind
@@ -162,6 +161,6 @@ def _padded(layer: Layer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def wanted(graph: Graph, x: str) -> str:
-    """Emit the part of x [B, T, ...] that belongs to tokens whose logits are requested."""
+    """Select the n tokens whose logits are requested: x [B, T, ...] -> [B, n, ...]."""
     graph.input(WANTED, np.int64, ["n"])
     return graph.add("Gather", [x, WANTED], f"wanted.{x}", axis=1)

@@ -19,28 +19,28 @@ from stem_edge.graph.weight_plan import (
 )
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 
-# onnxruntime packs a matrix into memory of its own while it loads. A head of 128,256 rows is split
-# into pieces of this many values, so that this never takes more than a layer's matrix does.
+# onnxruntime packs each matrix into memory of its own while it loads. A head of 128,256 rows is split
+# into pieces of this many values, so that packing it takes no more memory than a layer's matrix.
 SPLIT_VALUES = 1 << 24
 
 
 class Products:
-    """Products of one graph: x [B, T, K] times the transpose of stacked matrices [N, K].
+    """Emits a graph's matrix products: x [B, T, K] times the transpose of stacked matrices [N, K].
 
-    The BackboneFormat determines each matrix's type. Quantized matrices are multiplied with activations that
-    are rounded to int8 in blocks. If embedding and head are stored as one matrix, emit the head first.
+    The BackboneFormat determines each matrix's type. With quantized matrices, MatMulNBits rounds x to int8
+    in blocks. If embedding and head are stored as one matrix, emit the head first.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         self.graph, self.plan, self.format = graph, plan, format
-        self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
+        self._sums: dict[tuple[str, int], str] = {}  # (x, block size) -> sums of the blocks
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Place the weight [size] of an RMS norm; return its name. consumer: the product that reads the result."""
+        """Place an RMS norm's weight; return its name. PromptProducts scales it for `consumer`."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
-        """Return True if v has a product of its own in a layer, because its weight type is not that of q and k."""
+        """Return True if a layer projects v separately: its weight type is not that of q and k."""
         return self.format.values_apart(layer)
 
     def product(
@@ -48,7 +48,7 @@ class Products:
     ) -> str:
         """Emit the product of x with tensors `parts`, stacked to `shape` [N, K]; return its result.
 
-        The operator is FusedMatMul or MatMulNBits; a matrix with very many rows needs several.
+        The operator is FusedMatMul or MatMulNBits. A matrix with very many rows gets several nodes.
         """
         if self.format.bits(kind, name) == 32:
             weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
@@ -57,7 +57,7 @@ class Products:
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
     def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
-        """Place a quantized matrix in the weight file, and emit MatMulNBits for it."""
+        """Place the quantized matrix `item` in the weight file, and emit its product with x."""
         (rows, width), name, bits, block = shape, item.name, item.bits, item.block
         if self.format.tied and item.kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
@@ -73,19 +73,17 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Place the matrix of a tied embedding and head; return all its rows, and these rows split for products."""
+        """Place the matrix of a tied embedding and head; return it whole, and cut for products."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
-        unit = LARGE_ALIGNMENT // gcd(
-            LARGE_ALIGNMENT, width * bits // 8
-        )  # where mappings can begin
+        unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, width * bits // 8)  # for mappable pieces
         step = max(unit, SPLIT_VALUES // width // unit * unit)
         return [whole], [self._slice(n, whole, span) for n, span in _spans(name, rows, step)]
 
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit `result`: rows `ids` of a matrix, as float32."""
+        """Emit `result`: the rows `ids` [B, T] of a matrix, as float32 [B, T, K]."""
         bits = self.format.bits(kind)
         if bits == 32:
             if self.format.tied:
@@ -103,7 +101,7 @@ class Products:
         return self.gathered(self.plan.of(name, Blocks)[0], name, ids, result)
 
     def gathered(self, item: Blocks, name: str, ids: str, result: str) -> str:
-        """Emit `result`: rows `ids` of a quantized matrix that is already placed, dequantized."""
+        """Emit `result`: the rows `ids` of the placed, quantized matrix `item`, as float32."""
         (piece,), weights = item.pieces, list[str]()
         # Zero points are explicit because providers' kernels have different defaults.
         stored = {"codes": piece.codes, "scales": piece.scales, "zero_points": piece.points}
@@ -133,7 +131,7 @@ class Products:
         *,
         points: bool = False,
     ) -> RowRange:
-        """Place some rows of a quantized matrix. points: with zero points, even if it is symmetric."""
+        """Place the rows `span` of a quantized matrix. points: store zero points in any case."""
         rows, groups = span[1] - span[0], width // block
         place, name = self.plan.place, name + ".weight"
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
@@ -148,7 +146,7 @@ class Products:
         return RowRange(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
-        """Return some rows of a placed matrix, as tensors over the same bytes of the weight file."""
+        """Return the rows `span` of a placed matrix, as tensors over the same bytes of the file."""
 
         def part(tensor: Tensor) -> Tensor:
             row = tensor.dims[0] // whole.stop  # values, of flat tensors
@@ -161,7 +159,7 @@ class Products:
         return RowRange(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: RowRange, width: int, bits: int, block: int) -> str:
-        """Emit the product of x with one piece of a matrix; its result has the piece's name."""
+        """Emit the product of x with one piece of a matrix; the result has the piece's name."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
         name = piece.codes.name.removesuffix(".weight.codes")
         product = self.graph.node(
@@ -182,7 +180,7 @@ class Products:
         return self.graph.add("Add", [product, moved], name)
 
     def _block_sums(self, x: str, width: int, block: int) -> str:
-        """Emit the sum of each block of x, once for all products of x."""
+        """Emit the sums of the blocks of x [B, T, K/block]; all products of x share them."""
         if (x, block) not in self._sums:
             graph, name = self.graph, f"{x}.by_{block}"
             blocks = graph.reshape(x, [0, 0, width // block, block], name)
@@ -192,7 +190,7 @@ class Products:
 
 
 def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]:
-    """Divide the rows of a matrix into named spans of `step` rows; up to 2 * step rows stay together."""
+    """Divide rows into named spans of `step` rows; up to 2 * step rows stay one span."""
     if rows <= 2 * max(1, step):
         return [(name, (0, rows))]
     starts = range(0, rows, step)
@@ -225,7 +223,7 @@ def matrix(
 def gather_blocks(
     graph: Graph, tensors: list[str], ids: str, name: str, bits: int, block: int
 ) -> str:
-    """Emit rows `ids` of a quantized table as float32. tensors: codes, scales, zero points."""
+    """Emit the rows `ids` of a quantized matrix as float32. tensors: codes, scales, zero points."""
     codes, scales, points = tensors
     return graph.node(
         "GatherBlockQuantized",

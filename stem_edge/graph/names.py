@@ -19,8 +19,8 @@ A prepared backbone runs early, late, rest and head as one graph, `step`, which 
 except `embedded`. So the early layers wait for the read of rows, too: each separate run wakes
 onnxruntime's threads again, which would cost more than the overlap saves.
 
-B sequences can take a step of one token together. Each sequence attends to the rows of its own part of
-the KV cache; seqlens_k says how many. In steps of several tokens, and in prefill, B is 1.
+B sequences can take a step of one token together. Each sequence attends to its own part of the KV cache,
+whose length seqlens_k contains. In steps of several tokens, and in prefill, B is 1.
 
 `step2`, `step4` and `step8` are `step` for 2, 4 and 8 tokens of one sequence. Each token gets the same
 bits as in single-token steps (graph.special.apart).
@@ -30,16 +30,16 @@ bits as in single-token steps (graph.special.apart).
 | token_ids | int64 [B, T] | embed only |
 | hidden | float32 [B, T, hidden_width] | all graphs but embed: the output of the previous graph; [B, n, ...] for head after rest |
 | embedded | float32 [B, T, hidden_width] | rest with per-layer embeddings, and assistant: the output of embed |
-| state | float32 [1, 1, dim] | assistant only: norm.out of the token before the last one chosen, or new_state |
+| state | float32 [1, 1, dim] | assistant only: norm.out at the position whose logits the last token was sampled from, or new_state of the last draft |
 | wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
-| slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows; [B, T + window - 1] where rows are means, [B, T, lookups] of n-grams |
-| row_shares | float32 [B, T + 1, T + window - 1] | where rows are means: weight of each row for each token; then a line of zeros, because kernels round a single line differently |
+| slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows; [B, T + window - 1] if rows are averaged over a window, [B, T, lookups] for n-gram rows |
+| row_shares | float32 [B, T + 1, T + window - 1] | if rows are averaged over a window: weight of each row for each token; then a line of zeros, because kernels round a single line differently |
 | seqlens_k | int32 [B] | tokens in the context after this call, minus one |
 | total_length | int32 scalar | tokens in the longest context after this call |
-| window_seqlens_k, window_total_length | as the two above | the same numbers without tokens that the window's cache has dropped |
+| window_seqlens_k, window_total_length | as the two above | in layers with a window: the same numbers without tokens that the layer's cache has dropped |
 | positions | int64 [B, T] | positions of the tokens, for layers with a window |
 | rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
-| keys.<l>, values.<l> | float32, int8 or uint8 [B, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is; two values of 4 bits are a uint8 (graph.kv) |
+| keys.<l>, values.<l> | float32, int8 or uint8 [B, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` returns its capacity; a uint8 contains two 4-bit values (graph.kv) |
 | conv.<l> | float32 with float32 keys and values, else float16 [B, 1, capacity, dim] | Engram: inputs of the layer's convolution, a row for each token; also an output, new_conv.<l> |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
@@ -49,10 +49,10 @@ bits as in single-token steps (graph.special.apart).
 | output | type, shape | meaning |
 |---|---|---|
 | new_hidden | float32 [B, T, hidden_width] | every graph but head; [B, n, ...] from rest |
-| new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs; of layers that borrow K and V, if they are quantized, to the lender's |
+| new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs. Layers that borrow K and V have them only if K and V are quantized, bound to the lender's memory |
 | new_keys.<l>.<n>, new_values.<l>.<n> | the same, in step2 to step8 | the cache after token n of the step |
-| logits | float32 [B, n, V] | head, and assistant of the tokens that it scores |
-| norm.out | float32 [B, n, dim] | head only, in bundles with an assistant: what the head multiplies |
+| logits | float32 [B, n, V] | head; and assistant, for the tokens that it scores |
+| norm.out | float32 [B, n, dim] | head only, in bundles with an assistant: the input of the head's matrix product |
 | new_state | float32 [1, 1, dim] | assistant only: the state for its next draft |
 | scored | int32 [1, n] | assistant only, with clusters: ids of the tokens that it scores |
 """
@@ -81,7 +81,7 @@ SLOT_IDS = "slot_ids"
 ROW_SHARES = "row_shares"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_length"
-WINDOW = "window_"  # prefix of those two in layers with a window
+WINDOW = "window_"  # prefix of the two names above, for layers with a window
 POSITIONS = "positions"
 ROPE_COS = "rope_cos"
 ROPE_SIN = "rope_sin"
@@ -96,11 +96,10 @@ ROW = "row."
 ROW_CODES = "row_codes."
 
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
-# Most tokens of a step in a context that is longer than the cache of a window.
+# Largest step, in tokens, if the context is longer than the KV cache of a layer with a window.
 STEP_TOKENS = 128
-# Tokens leave the cache of a window in multiples of this number: seldom, and so that sums mostly
-# keep their order. onnxruntime adds keys up in blocks from the first row, as long as the
-# processor's cache allows (128 keys of 256 values, with 1 MiB of second-level cache).
+# Tokens leave the cache of a window in multiples of this number, so rarely, and sums mostly keep their
+# order: onnxruntime adds up blocks of keys from the first row on (128 keys of 256 values, with 1 MiB of L2 cache).
 WINDOW_BLOCK = 128
 
 
@@ -110,27 +109,27 @@ def row_name(layer: int) -> str:
 
 
 def row_codes(layer: int, part: int = 0) -> str:
-    """Return the name of the graph input for one part (ModelConfig.row_parts) of a layer's row slots."""
+    """Return the name of the input with one part (ModelConfig.row_parts) of a layer's row slots."""
     return f"{ROW_CODES}{layer}" + (f".{part}" if part else "")
 
 
 def row_scales(layer: int, part: int = 0) -> str:
-    """Return the name of the graph input with the scales of row_codes."""
+    """Return the name of the graph input with the scales of row_codes(layer, part)."""
     return f"row_scales.{layer}" + (f".{part}" if part else "")
 
 
 def apart_step(tokens: int) -> str:
-    """Return the name of the graph for a multi-token step with the same bits as single-token steps."""
+    """Return the name of the graph that computes `tokens` tokens as exactly as single steps."""
     return f"{STEP}{tokens}"
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Return the name of the output for a cache after `token` of a multi-token step (not its last token)."""
+    """Return the name of a cache's output after `token`, not the last, of step2 to step8."""
     return f"{cache}.{token}"
 
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:
-    """Return graph name -> its layers, for decoding graphs with layers, in order of execution."""
+    """Return name -> layers of the decoding graphs that have layers, in order of execution."""
     own = config.own_kv_layers
     first = min(config.stem_layers[0] if config.stem_layers else own, own)
     graphs = {EARLY: range(first), LATE: range(first, own), REST: range(own, config.n_layers)}
@@ -148,15 +147,15 @@ def head_width(layer: Layer) -> int:
 
 
 def kv_capacity(window: int, tokens: int) -> int:
-    """Return for how many tokens a layer's KV cache has room on the CPU, in a context of `tokens`.
+    """Return the capacity, in tokens, of a layer's KV cache on the CPU, for a context of `tokens`.
 
-    With a window, it holds the tokens that a step attends to, from the start of a block on.
+    With a window, it is the window, a step, and a block of tokens that the step no longer attends to.
     """
     return min(tokens, window + WINDOW_BLOCK + STEP_TOKENS) if window else tokens
 
 
 def rope_names(config: ModelConfig, layer: Layer) -> tuple[str, str]:
-    """Return the names of the graph inputs with a layer's RoPE tables: cosines and sines."""
+    """Return the names of the two graph inputs with a layer's RoPE tables: cosines and sines."""
     number = config.ropes.index(layer.rope)
     end = f".{number}" if number else ""
     return ROPE_COS + end, ROPE_SIN + end

@@ -13,35 +13,35 @@ INT8_MAX = 127
 
 
 class PromptProducts(Products):
-    """Products for prompts: int8 weights with a scale per output, int8 activations with one per token.
+    """Products for prompts: int8 weights with a scale per output, int8 inputs with one per token.
 
-    Such products are the fastest for many tokens, but inexact if some input channels are far larger
-    than others. So channels are balanced against the columns of the matrix (SmoothQuant, arXiv
-    2211.10438): x / s times W * s. The preceding norm does the division. A product without such a norm
-    gets a separate multiplication if `balanced` names it.
+    They are the fastest for many tokens, but inexact if some input channels are far larger than the rest.
+    So channels are balanced against the columns of the matrix (SmoothQuant, arXiv 2211.10438): (x / s)
+    times (W * s). The weight of the preceding norm includes the division by s. A product without such a
+    norm gets a separate multiplication if the format's `balanced` names it.
 
     Small matrices are multiplied as in decoding, because no norm before them could do the division.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         super().__init__(graph, plan, format)
-        self._balanced = frozenset(format.balanced)  # a set, because a manifest may name very many
-        self._normed: set[str] = set()  # consumers whose balance divides a norm
+        self._balanced = frozenset(format.balanced)  # a set, because the list may be long
+        self._normed: set[str] = set()  # products whose balance divides a norm's weight
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
     def values_apart(self, layer: int) -> bool:
-        """Return False: v needs no separate product, because all matrices have the same type here."""
+        """Return False: all matrices have the same type here, so v needs no separate product."""
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Place a norm's weight, divided by the balance of the product `consumer`; return its name."""
+        """Place a norm's weight, divided by the balance of product `consumer`; return its name."""
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit an integer product and its scaling; x is quantized once for all products of it."""
+        """Emit an int8 product of x, and its scaling. Products of the same x share its codes."""
         if kind in SMALL_KINDS:
             return super().product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
@@ -67,7 +67,7 @@ class PromptProducts(Products):
         return graph.add("Mul", [raw, scale], name)
 
     def _quantize(self, x: str) -> tuple[str, str]:
-        """Emit the quantization of x; return codes uint8 [1, T, K] and scales [1, T, 1]."""
+        """Quantize x [1, T, K] per token; return the names of codes uint8 and scales [1, T, 1]."""
         if x in self._quantized:
             return self._quantized[x]
         graph = self.graph

@@ -1,4 +1,4 @@
-"""The last layers of models where these borrow K and V: they run only for tokens that need logits."""
+"""Emits the last layers of models if they borrow K and V, so that they run for few tokens only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rest(
     start: Start,
     cache: KvFormat,
 ) -> str:
-    """Emit the layers that borrow K and V: hidden [B, T, hidden_width] -> [B, n, hidden_width]."""
+    """Emit the layers that borrow K and V, for n wanted tokens: [B, T, ...] -> [B, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
     start = wanted_start(graph, config, layers, start)
     result = layers_in_order(products, config, layout, cache, layers, start)
@@ -34,7 +34,7 @@ def rest(
 
 
 def wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Emit the inputs of layers that borrow K and V, for the tokens whose logits are requested."""
+    """Reduce `start` to the n tokens whose logits are requested: [B, T, ...] -> [B, n, ...]."""
     if config.ple_width:
         start = start._replace(slot_ids=wanted(graph, start.slot_ids))
     positions = start.positions if any(map(config.window, layers)) else ""
@@ -48,6 +48,6 @@ def wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start)
 
 
 def updated_caches(node: Node) -> dict[str, str]:
-    """Return cache name -> name of the updated cache, for the caches that a node updates."""
+    """Return cache -> output with the updated cache (names), for each cache that a node updates."""
     caches = [name for name in node.outputs if name.startswith((NEW_KEYS, NEW_VALUES))]
     return {name.removeprefix(io.NEW): name for name in caches}

@@ -1,4 +1,4 @@
-"""The layers of a graph in their order, and the inputs that they share."""
+"""Emits a graph's layers one after another, and declares the inputs that they share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class Start(NamedTuple):
-    """Names of the values that a group of layers starts from."""
+    """Names of the graph values that a sequence of layers takes as input."""
 
     hidden: str = io.HIDDEN  # [B, T, hidden_width]
     embedded: str = io.HIDDEN  # [B, T, hidden_width], before the first layer of the model
@@ -36,14 +36,14 @@ def layers_in_order(
     start: Start,
     result: str = io.NEW + io.HIDDEN,
 ) -> str:
-    """Emit these layers, one after another: start.hidden [B, T, hidden_width] -> result, same shape."""
+    """Emit `layers` in order: start.hidden [B, T, hidden_width] -> `result`, of the same shape."""
     graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
-        from stem_edge.graph.special.ple import contexts, ple  # for models with them alone
+        from stem_edge.graph.special.ple import contexts, ple  # only for models with them
 
         embedded = start.embedded
-        if config.streams > 1:  # the first stream is what all others were made of
+        if config.streams > 1:  # the first stream is the token's embedding
             embedded = graph.cut(embedded, 0, config.dim, 1, f"layers.{layers[0]}.embedded")
         context = contexts(products, config, embedded, layers)
     if config.streams > 1:
@@ -57,7 +57,7 @@ def layers_in_order(
     for number in layers:
         layer = LayerGraph(config, layout, products, number, cache, *inputs)
         if layer.kind == "ngrams":
-            from stem_edge.graph.special.ngrams import with_ngrams  # for such models alone
+            from stem_edge.graph.special.ngrams import with_ngrams  # only for such models
 
             residual = with_ngrams(layer, residual)
         elif layer.kind == "engram":
@@ -78,9 +78,9 @@ def layers_in_order(
 
 
 def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
-    """Emit a layer over residual + delta [B, T, dim]; return two values whose sum is its result."""
+    """Emit a layer over residual + delta [B, T, dim]; return two values whose sum is the result."""
     config = layer.config
-    # With a LAuReL the norm feeds two products, so no balance of one may divide it; nor with a router.
+    # A norm that LAuReL or a router reads, too, must not be divided by the balance of one product.
     x, residual = layer.add_norm(
         "attention_norm", residual, delta, "" if config.laurel_rank else "qkv"
     )
@@ -106,13 +106,13 @@ def _attention(layer: LayerGraph, x: str) -> str:
 def _ffn(layer: LayerGraph, x: str) -> str:
     if layer.kind != "hash-moe":
         return ffn(layer, x)
-    from stem_edge.graph.special.experts import experts  # for such models alone
+    from stem_edge.graph.special.experts import experts  # only for such models
 
     return experts(layer, x)
 
 
 def _around(layer: LayerGraph, streams: str, context: str) -> str:
-    """Emit a layer with AltUp around it: streams [B, T, streams, dim] -> the same shape."""
+    """Emit a layer with AltUp before and after it: streams [B, T, streams, dim] -> same shape."""
     from stem_edge.graph.special.altup import AltUp
 
     altup = AltUp(layer, streams)

@@ -1,6 +1,6 @@
-"""Layout of onnxruntime's weight files, which model and storage format determine.
+"""Layout of weight files for onnxruntime, computed from the model and its storage format.
 
-Weights lie in the order in which a graph builder places them. So a plan can be made without the file,
+Weights are in the order in which a graph builder places them. So the layout is known without the file,
 and the file needs no header.
 """
 
@@ -24,23 +24,23 @@ SMALL_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Vector:
-    """Item of a weight file: weight of a norm, or concatenated biases, float32."""
+    """Item of a weight file: a float32 vector, such as a norm's weight or concatenated biases."""
 
     tensor: Tensor
     parts: tuple[str, ...]  # names in ModelConfig.backbone_shapes; an absent bias is zeros
-    divided_by: str = ""  # graph for prompts: the consumer whose balance divides the values
+    divided_by: str = ""  # graph for prompts: the product whose balance divides the values
 
 
 @dataclass(frozen=True)
 class Named:
-    """Item whose values are looked up by tensor name: peaks (graph.kv), tokens of an assistant's clusters."""
+    """Item of a weight file whose values the exporter finds by name, such as peaks (graph.kv)."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Item: reciprocals of the factors that balance a product's input channels, float32 [K]."""
+    """Item: 1 / s for the factors s that balance a product's input channels, float32 [K]."""
 
     tensor: Tensor
     consumer: str
@@ -48,7 +48,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Floats:
-    """Item: stacked matrices as float32 [N, K]."""
+    """Item of a weight file: stacked matrices as float32 [N, K]."""
 
     tensor: Tensor
     parts: tuple[str, ...]
@@ -56,7 +56,7 @@ class Floats:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Tensors with the rows from start to stop (exclusive) of a quantized matrix."""
+    """Rows start to stop (exclusive) of a quantized matrix, as tensors: codes, scales, ..."""
 
     start: int
     stop: int
@@ -68,7 +68,7 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Item: stacked matrices [N, K], quantized; `block` values along K share a scale."""
+    """Item of a weight file: stacked matrices [N, K], quantized in blocks along K."""
 
     name: str  # the product's
     kind: MatrixKind
@@ -76,15 +76,15 @@ class Blocks:
     bits: int
     block: int
     pieces: tuple[RowRange, ...] = ()
-    # Of the input, in whole steps; a part of the scales. Then each block ends with a code of zero, and
-    # only these columns of the matrices are here (stem_edge/graph/special/steps.py).
+    # Activation step of the input, or 0. With a step, the scales include it, each block ends with a zero
+    # code, and the item has only `columns` (start, stop) of the matrices (graph/special/steps.py).
     step: float = 0.0
     columns: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Item: stacked matrices for prompts, as int8 codes [K, N] with a scale for each of N outputs."""
+    """Item: stacked matrices for prompts, int8 codes [K, N] with a scale per output [N]."""
 
     name: str
     parts: tuple[str, ...]
@@ -99,7 +99,7 @@ PlanItem: TypeAlias = Vector | Named | Balance | Floats | Blocks | Columns
 
 @dataclass
 class WeightPlan:
-    """Items of a weight file, in file order."""
+    """Layout of a weight file: its items, in file order, and its size."""
 
     file: str
     items: list[PlanItem] = field(default_factory=list)

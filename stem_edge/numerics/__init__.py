@@ -1,4 +1,4 @@
-"""Numerics: block quantization, scale search, RoPE, divergence, and the model in plain numpy.
+"""Numerics: block quantization, scale search, RoPE, divergence, and a reference model in numpy.
 
-The reference model is the oracle of the tests. Nothing in here reads a file.
+Tests compare results with the reference model. Nothing in this package reads a file.
 """

@@ -1,7 +1,7 @@
-"""AltUp (arXiv 2301.13310) and LAuReL (arXiv 2411.07501) in the reference model, as Gemma 3n has them.
+"""AltUp (arXiv 2301.13310) and LAuReL (arXiv 2411.07501) of Gemma 3n, in the reference model.
 
 A token has several hidden states, called streams. Before a layer, each stream is predicted as a mix
-of all streams. The layer computes one, the active stream. Its change then corrects all streams.
+of all streams. The layer computes only the active stream. Its change then corrects all streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_SQUARE = 1e-5  # lower bound of a mean square that is divided by
 
 
 def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32:
-    """Return AltUp's streams of embedded tokens x [T, dim], side by side: [T, hidden_width]. All are as large as x."""
+    """Return the first streams, side by side [T, hidden_width]: x [T, dim] and projections of x."""
     streams = [x]
     for name in _between(config, "altup_in"):
         streams.append(_matched(linear(x, backbone, name), x))
@@ -30,7 +30,7 @@ def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32
 
 
 def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe: Observer) -> F32:
-    """Return the mean [T, dim] of the streams, of which all but the first are projected before."""
+    """Return the mean [T, dim] of the streams x [T, hidden_width]; streams 1, 2... are projected."""
     first, *others = np.split(x, config.streams, axis=-1)
     total = first
     for name, stream in zip(_between(config, "altup_out"), others, strict=True):
@@ -40,7 +40,7 @@ def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe:
 
 
 def predicted(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """Predict the streams [T, streams, dim] from x [T, hidden_width], those before the layer."""
+    """Return AltUp's prediction [T, streams, dim] from a layer's input x [T, hidden_width]."""
     streams = x.reshape(len(x), config.streams, config.dim)
     routed = _routed(config, weights, streams[:, config.active_stream])
     mixing = linear(routed, weights, "altup_predict").reshape(-1, config.streams, config.streams)
@@ -50,7 +50,7 @@ def predicted(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32
 def corrected(
     config: ModelConfig, weights: Mapping[str, Matrix], streams: F32, computed: F32
 ) -> F32:
-    """Correct the predicted streams by `computed` [T, dim], the active stream after the layer."""
+    """Return the predicted streams, corrected by the layer's result `computed` [T, dim]."""
     factors = 1 + linear(_routed(config, weights, computed), weights, "altup_correct")
     change = computed - streams[:, config.active_stream]
     return np.asarray(streams + factors[..., None] * change[:, None], np.float32)
@@ -59,7 +59,7 @@ def corrected(
 def laurel(
     config: ModelConfig, at: str, weights: Mapping[str, Matrix], x: F32, observe: Observer
 ) -> F32:
-    """Return x [T, dim] plus the norm of a low-rank projection of x; x is attention's input."""
+    """Return LAuReL of attention's input x [T, dim]: x + norm(low-rank projection of x)."""
     observe(at + "laurel_in", x)
     low = linear(x, weights, "laurel_in")
     observe(at + "laurel_out", low)
@@ -67,17 +67,17 @@ def laurel(
 
 
 def _routed(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """Return the router's output [T, streams], which gives coefficients. x: a stream [T, dim]."""
+    """Return AltUp's router of a stream x [T, dim]: [T, streams], input of the coefficients."""
     scaled = rms_norm(x, weights["altup_norm"], config.norm_eps) / np.float32(config.dim)
     return np.asarray(np.tanh(linear(scaled, weights, "altup_router")), np.float32)
 
 
 def _matched(x: F32, like: F32) -> F32:
-    """Scale x [T, dim] at each position to the magnitude (root mean square) of `like`."""
+    """Scale x [T, dim] at each position to the root mean square of `like` there."""
     magnitude = np.sqrt(np.maximum(mean_square(x), np.float32(LEAST_SQUARE)))
     return np.asarray(x * np.sqrt(mean_square(like)) / magnitude, np.float32)
 
 
 def _between(config: ModelConfig, end: str) -> list[str]:
-    """Return the names of the matrices "altup_in" or "altup_out" (`end`), for streams 1, 2..."""
+    """Return the names of the matrices `end` (altup_in or altup_out) of streams 1, 2, ..."""
     return [f"streams.{stream}.{end}" for stream in range(1, config.streams)]

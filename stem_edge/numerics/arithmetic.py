@@ -10,7 +10,7 @@ from stem_edge.layers import Activation
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
 
-# Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
+# Most matrix rows read at once, because a head of 128,256 rows would be an array of 1 GB.
 READ_ROWS = 2048
 ATTENTION_ROWS = 128  # queries whose scores are in memory at once
 
@@ -22,7 +22,7 @@ Observer = Callable[[str, F32], None]
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     """Return x [T, K] times the transpose of the matrix `name` [N, K], plus its bias, if any.
 
-    If weights contains `name`.range, two steps, input and result are rounded to multiples of them.
+    If `weights` contains `name`.range, two steps, x is rounded by the first and the result by the second.
     """
     matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
     if (ranged := weights.get(name + ".range")) is not None:
@@ -38,7 +38,7 @@ def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
 
 
 def on_grid(x: F32, step: float) -> F32:
-    """Round x to int8 multiples of `step`, ties to even. A step of 0 leaves x as it is."""
+    """Round x to multiples of `step`, -128 to 127 steps, ties to even. If `step` is 0, return x."""
     if not step:
         return x
     return np.asarray(
@@ -47,57 +47,57 @@ def on_grid(x: F32, step: float) -> F32:
 
 
 def pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:
-    """Return the rows of a matrix for these token ids. A row that occurs twice is read once."""
+    """Return the rows of a matrix for these token ids [T]. A repeated id is read once."""
     tokens, places = np.unique(token_ids, return_inverse=True)
     rows = np.concatenate([matrix.rows(token, token + 1) for token in tokens.tolist()])
     return np.asarray(rows[places], np.float32)
 
 
 def rms_norm(x: F32, weight: Matrix, eps: float) -> F32:
-    """RMS norm over the last axis, times a weight."""
+    """Return the RMS norm of x over the last axis, times a weight."""
     return np.asarray(normalized(x, eps) * weight.rows(0, weight.shape[0]), np.float32)
 
 
 def normalized(x: F32, eps: float) -> F32:
-    """RMS norm over the last axis."""
+    """Return the RMS norm of x over the last axis, without a weight."""
     return np.asarray(x / np.sqrt(mean_square(x) + np.float32(eps)), np.float32)
 
 
 def mean_square(x: F32) -> F32:
-    """Mean square over the last axis, which stays with size 1."""
+    """Return the mean of squares over the last axis, which remains, with size 1."""
     return np.asarray(np.mean(x * x, axis=-1, keepdims=True), np.float32)
 
 
 def activated(activation: Activation, x: F32) -> F32:
-    """Activation of a gate."""
+    """Return SiLU or GELU of x, as the model's activation says."""
     return silu(x) if activation == "silu" else gelu(x)
 
 
 def gelu(x: F32) -> F32:
-    """GELU in its tanh form."""
+    """Return GELU of x, in its tanh form."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), np.float32)
 
 
 def silu(x: F32) -> F32:
-    """SiLU."""
+    """Return SiLU of x: x * logistic(x)."""
     return np.asarray(x * logistic(x), np.float32)
 
 
 def logistic(x: F32) -> F32:
-    """Logistic function by tanh, because exp(-x) would overflow for large negative x."""
+    """Return the logistic function of x, by tanh: exp(-x) would overflow for large negative x."""
     return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x), np.float32)
 
 
 def sparse_gate(gate: F32, deviations: float) -> F32:
-    """Return max(0, gate - cutoff), where cutoff = mean + deviations * std of each gate [T, K]."""
+    """Return max(0, gate - cutoff), where cutoff = mean + deviations * std of a row of gate [T, K]."""
     above = gate - gate.mean(axis=-1, keepdims=True)
     least = np.float32(deviations) * np.sqrt(mean_square(above))
     return np.asarray(np.maximum(above - least, 0), np.float32)
 
 
 def rotate(heads: F32, cos: F32, sin: F32, interleaved: bool) -> F32:
-    """Rotate heads [T, H, head_dim] by the angles [T, head_dim / 2] of their positions."""
+    """Apply RoPE to heads [T, H, head_dim], with cosines and sines [T, head_dim / 2]."""
     half = heads.shape[-1] // 2
     a, b = (
         (heads[..., 0::2], heads[..., 1::2])
@@ -112,13 +112,13 @@ def rotate(heads: F32, cos: F32, sin: F32, interleaved: bool) -> F32:
 
 
 def attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
-    """Mix v by causal attention over the last `window` tokens; all are [T, heads, head_dim]."""
+    """Return causal attention [T, heads * head_dim] of q, k and v [T, heads, head_dim]."""
     length, shared = len(q), q.shape[1] // k.shape[1]
     k, v = (np.repeat(one, shared, axis=1) for one in (k, v))
     # Matrix products instead of einsum, because BLAS computes them.
     q, k, v = q.transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
     mixed = np.empty_like(q)
-    for start in range(0, length, ATTENTION_ROWS):  # so that hardly any score is computed in vain
+    for start in range(0, length, ATTENTION_ROWS):  # blocks, so that few masked scores are computed
         stop, first = min(start + ATTENTION_ROWS, length), max(0, start - window + 1)
         weight = q[:, start:stop] @ k[:, :, first:stop]
         weight *= np.float32(scale)
@@ -132,7 +132,7 @@ def attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
 
 
 def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:
-    """Return where each token's window begins: `window` tokens back, but in the same document."""
+    """Return where the last `window` tokens of each position begin, cut where a document begins."""
     starts, document = list[int](), 0
     for place, token in enumerate(token_ids):
         starts.append(max(document, place + 1 - window))
@@ -141,13 +141,13 @@ def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) ->
 
 
 def trailing_means(rows: F32, starts: Sequence[int]) -> F32:
-    """Return the means [T, K] of rows[starts[t]] to rows[t], for each position t."""
+    """Return, for each position t, the mean of rows[starts[t]] to rows[t] (inclusive): [T, K]."""
     means = [rows[start : place + 1].mean(axis=0) for place, start in enumerate(starts)]
     return np.stack(means)
 
 
 def mixture(scores: F32, rows: F32) -> F32:
-    """Sum each token's n rows [T, n * K], weighted by the softmax of scores [T, n], to [T, K]."""
+    """Return sums [T, K] of each token's n rows [T, n * K], weighted by softmax(scores [T, n])."""
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     return np.asarray((shares[:, None] @ rows.reshape(*scores.shape, -1))[:, 0], np.float32)

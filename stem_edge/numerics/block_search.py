@@ -17,15 +17,15 @@ from stem_edge.numerics.quantize import F32, pack_codes
 from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, reciprocals
 
 # Candidates: by how many codes the range is wider than the block's own range. A negative offset
-# leaves codes unused; a positive one clips the greatest values, so that others are more exact.
+# leaves codes unused; a positive one clips the greatest values, so that smaller values are more exact.
 OFFSETS = np.array([0, -1, -0.5, 0.5, 1, 1.5, 2, 3], np.float32)
 REFITS = 2  # rounds of new codes and a new scale after the best candidate
-# Number of a block's values that are tested first, and their largest relative distance from a code:
-# the values and the one that gives the scale may be rounded to bfloat16, by 2**-8 each.
+# FEW: values of a block that are tested first. NEAR: their largest relative distance from a code. Both the
+# value and the value that determines the scale may be rounded to bfloat16, by 2**-8 each.
 FEW, NEAR = 4, 2**-6.9
-BFLOAT16_HALF = 0x8000  # of the last place of a bfloat16, in the bits of a float32
-TIE = 1e-10  # share by which an interval without its ends is narrower
-TILE_VALUES = 1 << 16  # at a time, so that all candidates find them in the CPU's cache
+BFLOAT16_HALF = 0x8000  # half of a bfloat16's last place, in the bits of a float32
+TIE = 1e-10  # relative width by which an interval shrinks to exclude its ends
+TILE_VALUES = 1 << 16  # searched at a time, so that they stay in the CPU's cache
 
 
 def search_blocks(
@@ -33,7 +33,7 @@ def search_blocks(
 ) -> Rounded:
     """Quantize [N, K] so that the weighted sum of squared errors in each block is small.
 
-    weights: importance [K] of the input channels, zero or more. Default: all alike. The error is
+    weights: importance [K] of the input channels, at least 0; None: all equal. The error is
     never greater than that of round to nearest, up to float32 rounding.
     """
     blocks = cut(matrix, block)
@@ -45,14 +45,14 @@ def search_blocks(
 
 
 def least_error_scales(blocks: F32, bits: int) -> F32:
-    """Find the scales [N, G] with the least squared error for symmetric blocks [N, G, block]."""
+    """Return the scales [N, G] with the least squared error for symmetric blocks [N, G, block]."""
     return search_scales(blocks, bits)[0]
 
 
 def search_scales(
     blocks: F32, bits: int, weights: F32 | None = None, *, asymmetric: bool = False
 ) -> tuple[F32, F32, npt.NDArray[np.bool_]]:
-    """Return scales, zero points and a mask, each [N, G], for blocks [N, G, block] to be quantized.
+    """Return scales, zero points and a mask, each [N, G], for quantizing blocks [N, G, block].
 
     weights: importance [G, block] of the values. Symmetric blocks get the zero point 2**(bits-1), and blocks of
     zeros the scale 0. The mask is True for blocks that 4-bit codes represent exactly (grid_scales).
@@ -61,7 +61,7 @@ def search_scales(
     scales, zeros = np.empty((2, rows, groups), np.float32)
     on_grid = np.zeros((rows, groups), bool)
     if weights is not None:
-        # Weights of a block that are all zero would leave its scale open, so they become ones.
+        # If all weights of a block are zero, any scale would do, so they become ones.
         greatest = weights.max(axis=1, keepdims=True)
         ones = np.ones_like(weights)
         weights = np.divide(weights, greatest, out=ones, where=greatest > 0)
@@ -89,17 +89,17 @@ def search_scales(
 
 
 def grid_scales(blocks: F32) -> F32:
-    """Return the scale [N, G] of each block if its values are multiples -8 to 7 of one; else 0.
+    """Return each block's scale [N, G] if all values are -8 to 7 times that scale, else 0.
 
-    Training for 4 bits leaves such weights, and a search would find their scale only approximately.
-    Values may deviate from the multiples by the rounding of the format that they were saved in.
+    Training for 4 bits produces such blocks, and a search would find their scale only approximately.
+    Values may deviate from the multiples by the rounding of the float type that they were saved in.
     """
     peaks = extremes(blocks)
     found, rounded = np.zeros_like(peaks), np.zeros_like(peaks)
-    for code in range(8, 0, -1):  # of the value of greatest magnitude, less its sign
+    for code in range(8, 0, -1):  # magnitude of the code of the greatest value
         scale = peaks / np.float32(-code)
         inverse = reciprocals(scale)
-        # Hardly a block of other weights passes this, so that the tests below cost nothing.
+        # Few blocks of other weights pass this, so the tests below cost almost nothing.
         few = blocks[:, :, :FEW] * inverse[:, :, None]
         codes = np.rint(few)
         near = (np.abs(few - codes) <= NEAR * np.abs(codes)).all(axis=2)
@@ -120,14 +120,14 @@ def grid_scales(blocks: F32) -> F32:
 def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
     """Return scales [n] for which codes * scale rounds to values [n, block]; 0 where none exists.
 
-    Each value allows an interval of scales. From their intersection, the float16 next to the middle
-    is taken, because Q4_0 has float16 scales; else the middle. near [n]: approximate scales.
+    Each value allows an interval of scales. The result is in their intersection: the float16 closest to
+    the middle, because Q4_0 has float16 scales, or else the middle. near [n]: approximate scales.
     """
     bits = np.abs(values).view(np.int32)
     union = np.bitwise_or.reduce(bits, axis=1, keepdims=True)
     # The last bit in use shows the rounding: to bfloat16, float16 or float32.
     half = np.clip((union & -union) // 2, 1, BFLOAT16_HALF)
-    ties = 1 - TIE * (bits // (2 * half) % 2)  # are rounded to even, so not to an odd value
+    ties = 1 - TIE * (bits // (2 * half) % 2)  # ties round to even values, never to odd ones
     counts = np.where(codes == 0, np.nan, np.abs(codes).astype(np.float64))
     least = np.fmax.reduce((bits - half).view(np.float32) / counts / ties, axis=1)
     most = np.fmin.reduce((bits + half).view(np.float32) / counts * ties, axis=1)
@@ -139,7 +139,7 @@ def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
 
 
 def _symmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
-    """Yield candidates: inverse scales [N, G], and the zero point that all blocks share."""
+    """Yield candidates for symmetric blocks: inverse scales [N, G], and the zero point [1]."""
     half = np.full(1, 1 << (bits - 1), np.float32)
     sign = -np.sign(extremes(units))
     for offset in OFFSETS:
@@ -157,7 +157,7 @@ def _asymmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
 
 
 class _Best:
-    """Best scales so far for blocks of units [N, G, block], which are values within -1..1.
+    """Best scales found so far for blocks [N, G, block] of units: values scaled to -1..1.
 
     With units u, weights w and d = codes - zero point, the best scale is sum(w u d) / sum(w d d).
     Its error is smallest where the gain sum(w u d)**2 / sum(w d d) is greatest.
@@ -172,7 +172,7 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Fit scales to the codes of this candidate, and use them where they have more gain."""
+        """Fit scales to this candidate's codes; take them for blocks where their gain is higher."""
         codes = self._code(inverse, zero)
         weighted = codes
         if self._weights is not None:
@@ -185,7 +185,7 @@ class _Best:
         np.maximum(gain, self._gain, out=self._gain)
 
     def settle(self, inverse: F32, zero: F32) -> None:
-        """Use this candidate's own scales where their error is smaller than the best one's.
+        """Take this candidate's own scales for blocks where their error is below that of the best.
 
         Gains cannot decide this, because their rounding hides errors much smaller than the values.
         """
@@ -198,7 +198,7 @@ class _Best:
         np.copyto(self.zeros, zero, where=where)
 
     def _code(self, inverse: F32, zero: F32) -> F32:
-        """Compute codes less their zero points, always in the same array."""
+        """Return codes - zero points, in an array that the next call overwrites."""
         codes = np.multiply(self._units, inverse[:, :, None], out=self._codes)
         np.rint(codes, out=codes)
         # Instead of np.clip, which takes twice as long if the limits are arrays.

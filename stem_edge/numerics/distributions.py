@@ -11,12 +11,12 @@ PIECE_VALUES = 1 << 20
 
 
 def positions_at_once(vocab_size: int) -> int:
-    """Return for how many positions a caller should process logits at once, to limit memory."""
+    """Return how many positions' logits a caller should process at once, to limit memory."""
     return max(1, PIECE_VALUES // vocab_size)
 
 
 def log_softmax(logits: F32) -> F64:
-    """Natural logarithms of the probabilities of logits [T, V]."""
+    """Return the natural logarithms [T, V] of the probabilities that logits [T, V] stand for."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -24,13 +24,13 @@ def log_softmax(logits: F32) -> F64:
 
 
 def kullback_leibler(p: F64, q: F64) -> F64:
-    """KL(p || q) in nats at each position, from the log probabilities [T, V] of both."""
+    """Return KL(p || q) in nats at each position [T]. p, q: log probabilities [T, V]."""
     divergence: F64 = (np.exp(p) * (p - q)).sum(axis=-1)
     return divergence.clip(min=0)  # rounding can make it negative
 
 
 def divergence(expected: F32, found: F32) -> F32:
-    """KL(expected || found) in nats at each position of logits [T, V]; errors of about 1e-6."""
+    """Return KL(expected || found) in nats at each position [T] of logits [T, V], to about 1e-6."""
     step = positions_at_once(expected.shape[1])
     pieces = [slice(at, at + step) for at in range(0, len(expected), step)]
     return np.concatenate([_divergence(expected[piece], found[piece]) for piece in pieces])

@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32, I64
 
-BLOCK = 128  # logits represented by their maximum while the largest are searched for
+BLOCK = 128  # logits per block; the search for the largest logits uses block maxima
 NUCLEUS_BINS = 1 << 12  # a bin is a sixteenth of an octave, so these span 256 octaves
 NUCLEUS_SHIFT = 52 - 4  # keeps only the exponent and four bits of a float64
 SMALLEST_TEMPERATURE = 1e-30  # float32 cannot divide by less; sampling is greedy long before
 
 
 def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -> None:
-    """Make tokens seen before less probable (CTRL, arXiv 1909.05858, section 4.1)."""
+    """Make the tokens `seen` less probable, in place (CTRL, arXiv 1909.05858, section 4.1)."""
     ids = np.asarray(seen, np.int64)
     values = logits[ids]
     # Repeated ids write the same value again, so the ids need not be made unique.
@@ -28,7 +28,7 @@ def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -
 
 
 def apply_penalties(logits: F32, answer: Sequence[int], presence: float, frequency: float) -> None:
-    """Subtract presence + frequency * count from the logit of each token that the answer contains.
+    """Subtract presence + frequency * count from the logit of each token in `answer`, in place.
 
     These are OpenAI's presence_penalty and frequency_penalty.
     """
@@ -37,9 +37,9 @@ def apply_penalties(logits: F32, answer: Sequence[int], presence: float, frequen
 
 
 def nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Mask of the fewest weights [n], greatest first, that reach the share `top_p` of their sum.
+    """Return a mask [n] of the fewest, greatest weights [n] that sum up to `top_p` of the total.
 
-    Weights are 0 to 1. A histogram over their exponents finds the bin that reaches the share, and
+    Weights are 0 to 1. A histogram over their exponents finds the bin in which the sum is reached, and
     only that bin is sorted.
     """
     bins = np.ascontiguousarray(weights).view(np.int64) >> NUCLEUS_SHIFT  # in the order of weights
@@ -65,7 +65,7 @@ def weights_of(logits: F32, peak: np.float32, temperature: float) -> npt.NDArray
 
 
 def top_ids(logits: F32, count: int) -> I64:
-    """Ids of the `count` largest logits [V], best first; equal logits by ascending id."""
+    """Return the ids of the `count` largest logits [V], best first; ties by ascending id."""
     if count == 0:
         return np.empty(0, np.int64)
     if count < len(logits):
@@ -74,7 +74,7 @@ def top_ids(logits: F32, count: int) -> I64:
         values = maxima if count <= len(maxima) else logits
         bound = np.partition(values, len(values) - count)[len(values) - count]
         pool = np.flatnonzero(logits >= bound)
-        if bound == -np.inf:  # a backend returned only the largest: the others need no sorting
+        if bound == -np.inf:  # the backend returned few logits: the others need no sorting
             finite = np.flatnonzero(logits > bound)
             pool = finite if len(finite) >= count else pool
     else:
@@ -90,10 +90,10 @@ def candidates(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> tuple[I64, npt.NDArray[np.float64]]:
-    """Ids that survive top_k, top_p and min_p, and their probabilities.
+    """Return the ids of the tokens that pass top_k, top_p and min_p, and their probabilities.
 
-    The filters apply in this order, each to what the previous one kept. None, 0 and a top_p of 1 keep
-    everything. Ids ascend, so a filter that removes nothing does not change the sampled token.
+    The filters apply in this order, each to the result of the previous one. None, 0 and a top_p of 1 turn
+    a filter off. Ids ascend, so a filter that removes nothing does not change the sampled token.
     """
     peak = logits.max()
     if top_k:

@@ -1,4 +1,4 @@
-"""Matrices that are read piece by piece: of a checkpoint, of an opened bundle, or in memory."""
+"""Matrices that are read piece by piece: from a checkpoint, an opened bundle, or memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Matrix(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows and, for a matrix, columns."""
+        """(rows, columns) of a matrix, (rows,) of a vector."""
 
     def rows(self, start: int, stop: int, /) -> F32:
-        """Rows start..stop as float32."""
+        """Return the rows from start to stop (exclusive) as float32."""
 
 
 class ArrayMatrix:
@@ -32,7 +32,7 @@ class ArrayMatrix:
         return self._array.shape
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop."""
+        """Return the rows from start to stop (exclusive), without a copy."""
         return self._array[start:stop]
 
 
@@ -44,11 +44,11 @@ class IndexedMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Tokens and columns."""
+        """(tokens, columns)."""
         return (len(self.index), *self.matrix.shape[1:])
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows of the tokens start..stop."""
+        """Return the rows of the tokens from start to stop (exclusive)."""
         ids = self.index[start:stop].tolist()
         return np.concatenate([self.matrix.rows(at, at + 1) for at in ids])
 

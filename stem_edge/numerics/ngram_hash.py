@@ -31,7 +31,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     vocab_size: int  # token ids are below this
-    orders: tuple[int, ...]  # n, of each head
+    orders: tuple[int, ...]  # n of each head's n-grams
     sizes: tuple[int, ...]  # rows of each head
     mixing: Literal["xor", "sum"]
     # For each head, a multiplier for each id of its n-gram, newest first.
@@ -63,7 +63,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def heads(self) -> int:
-        """Number of heads, and so of rows that a position looks up."""
+        """Number of heads, which is also the number of rows that a position looks up."""
         return len(self.orders)
 
     @cached_property
@@ -78,7 +78,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def memory(self) -> int:
-        """Number of earlier ids that the hash of a position needs."""
+        """Number of ids before a position that its hash depends on."""
         return max(self.orders) - 1
 
     @cached_property
@@ -88,9 +88,9 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def keys(
         self, ids: npt.ArrayLike, before: npt.ArrayLike = (), class_of: I32 | None = None
     ) -> I64:
-        """Return the row numbers of each position of `ids`, int64 [T, heads].
+        """Return the row numbers that each position of `ids` [T] looks up, int64 [T, heads].
 
-        before: ids before `ids`, at least the last `memory`; () at the beginning of a text.
+        before: the ids before `ids`, at least `memory` of them; () at the beginning of a text.
         class_of: the class of each id [vocab_size], if the hash has classes. Raises InputError.
         """
         text = np.concatenate([self._checked(before)[-self.memory :], self._checked(ids)])
@@ -110,7 +110,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return total
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
-        """Return the ids or classes [T] at 0, 1, ... `memory` places before each new position."""
+        """Return the ids or classes [T] that are 0, 1, ... `memory` places before new positions."""
         at, symbols, filler = np.arange(len(text)), text, self.filler
         if self.classes is not None:
             if class_of is None or class_of.shape != (self.vocab_size,):
@@ -140,7 +140,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def hash_of(model: Description) -> NgramHash:
-    """Return the hash of a model's n-grams. Engram's hash has the heads of all Engram layers."""
+    """Return the hash of a model's n-grams. For Engram, it has the heads of all Engram layers."""
     sizes, order = model.ngram_sizes, model.ngram_order
     if not model.ngram_multipliers:
         return input_hash(model.vocab_size, order, sizes, model.ngram_end)
@@ -165,7 +165,7 @@ def hash_of(model: Description) -> NgramHash:
 def input_hash(vocab_size: int, order: int, sizes: Sequence[int], end: int | None) -> NgramHash:
     """Return the hash of LongCat's n-grams, whose rows are averaged with the input embedding.
 
-    sizes: rows of each table, sorted by the length of its n-grams.
+    sizes: number of rows of each head, sorted by the length of its n-grams. end: id that ends a document.
     """
     each = len(sizes) // (order - 1)
     orders = tuple(length for length in range(2, order + 1) for _ in range(each))

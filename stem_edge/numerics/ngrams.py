@@ -11,7 +11,7 @@ from stem_edge.numerics.arithmetic import Observer, linear, logistic, rms_norm, 
 from stem_edge.numerics.matrix import Matrix, whole
 from stem_edge.numerics.quantize import F32
 
-LEAST_GATE = 1e-6  # magnitude below which a gate's root is not taken
+LEAST_GATE = 1e-6  # lower bound of the magnitude whose square root is taken
 
 
 def with_ngrams(
@@ -22,7 +22,7 @@ def with_ngrams(
     rows: F32,
     observe: Observer,
 ) -> F32:
-    """Combine a layer's input x [T, dim] with its n-gram rows [T * lookups, width]; return the new input."""
+    """Return a layer's input x [T, dim], combined with n-gram rows [T * lookups, width]."""
     rows = rows.reshape(len(x), -1)
     if config.stem_ffn == "engram":
         of_layers = np.split(rows, len(config.stem_layers), axis=1)

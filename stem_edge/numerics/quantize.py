@@ -26,7 +26,7 @@ MIN_BLOCK = 16  # both operators refuse smaller blocks
 
 
 def fitting_block(width: int, wanted: int) -> int:
-    """Largest power of two up to `wanted` that divides `width`; 0 if it is below MIN_BLOCK.
+    """Return the largest power of two <= `wanted` that divides `width`; 0 if it is below MIN_BLOCK.
 
     Blocks never straddle the end of a row, because kernels disagree about how to pad the rest.
     """

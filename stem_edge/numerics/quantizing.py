@@ -18,7 +18,7 @@ class Rounded(NamedTuple):
     codes: U8  # [N, K*bits/8]
     scales: F32  # [N, K/block]
     zero_points: U8 | None = None  # [N, ceil(K/block*bits/8)]; None: symmetric
-    offsets: F32 | None = None  # [N, K/block], added to the values of a block
+    offsets: F32 | None = None  # [N, K/block], added to all values of a block
 
 
 def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Rounded:
@@ -43,20 +43,20 @@ def cut(matrix: F32, block: int) -> F32:
 
 
 def extremes(blocks: F32) -> F32:
-    """Value of greatest magnitude in each block of [N, G, block], with its sign."""
+    """Return the value [N, G] of greatest magnitude, with its sign, in blocks [N, G, block]."""
     low, high = blocks.min(axis=2), blocks.max(axis=2)
     return np.asarray(np.where(-low >= high, low, high), np.float32)
 
 
 def reciprocals(scales: F32) -> F32:
-    """1 / scales, or 0 where float32 cannot hold that."""
+    """Return 1 / scales, or 0 for scales so small that the result exceeds float32."""
     # The reciprocal of a subnormal scale overflows; its block is zero for all practical purposes.
     usable = np.abs(scales) >= np.finfo(np.float32).tiny
     return np.divide(1, scales, out=np.zeros_like(scales), where=usable)
 
 
 def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tuple[U8, F32]:
-    """Return the nearest packed codes [N, K*bits/8] for blocks [N, G, block], and their scales.
+    """Quantize blocks [N, G, block] by `scales`; return packed codes [N, K*bits/8] and scales.
 
     zeros: unpacked zero points, one for all blocks or [N, G]. The scales [N, G] are returned
     unchanged, except that scales too small to divide by become 0.

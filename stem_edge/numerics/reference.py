@@ -1,4 +1,4 @@
-"""The model in plain numpy: slow, obvious, and the oracle of every equality test.
+"""The model in plain numpy, slow but simple: tests compare other implementations with it.
 
 Weights are read as float32 rows of named matrices (of a checkpoint, an opened bundle, or arrays), so
 that no caller must hold a whole model in memory.
@@ -41,9 +41,9 @@ def forward(
     token_ids: Sequence[int],
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Logits float32 [T, V] of token_ids from an empty context.
+    """Return the logits, float32 [T, V], of token_ids [T], which begin an empty context.
 
-    backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> a row per token, [V, row width];
+    backbone: the tensors that ModelConfig.backbone_shapes() names. tables: STEM layer -> rows [V, row width].
     observe: called with the name and the input of each group of matrices.
     """
     x = hidden_states(config, backbone, tables, token_ids, observe)
@@ -57,7 +57,7 @@ def hidden_states(
     token_ids: Sequence[int],
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Hidden states [T, hidden_width] after the last layer, before the last norm; see `forward`."""
+    """Return hidden states [T, hidden_width] between last layer and last norm; see `forward`."""
     tokens, x = Tokens(config, backbone, token_ids), embed(config, backbone, token_ids)
     for layer in range(config.n_layers):
         x = layer_forward(config, layer, backbone, tables, x, tokens, observe)
@@ -65,7 +65,7 @@ def hidden_states(
 
 
 def embed(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]) -> F32:
-    """Hidden states [T, hidden_width] before the first layer."""
+    """Return the hidden states [T, hidden_width] before the first layer."""
     x = _embedded(config, backbone, token_ids)
     return altup.expanded(config, backbone, x) if config.streams > 1 else x
 
@@ -75,13 +75,13 @@ def _embedded(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Se
 
 
 class Tokens:
-    """State of a sequence that layers need in addition to its hidden states."""
+    """A sequence's token ids, RoPE tables, K and V, which layers need beside its hidden states."""
 
     def __init__(
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
     ) -> None:
         self.ids = token_ids
-        self.row_ids = token_ids  # of the rows to look up, with a token's rows side by side
+        self.row_ids = token_ids  # ids of the table rows to look up, token by token
         if config.ngram_order:
             from stem_edge.numerics.ngram_hash import hash_of  # for models with them alone
 
@@ -106,7 +106,7 @@ def layer_forward(
     tokens: Tokens,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Return the hidden states [T, hidden_width] after one layer; x are those before the layer.
+    """Return the hidden states [T, hidden_width] after one layer. x: hidden states before it.
 
     Reads only this layer's tensors, so that a model can be run in the memory of one layer.
     """
@@ -169,7 +169,7 @@ def head_forward(
     x: F32,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Logits [T, V] from the hidden states [T, hidden_width] after the last layer."""
+    """Return the logits [T, V] of hidden states x [T, hidden_width] after the last layer."""
     if config.streams > 1:
         x = altup.merged(config, backbone, x, observe)
     normed = rms_norm(x, backbone["norm"], config.norm_eps)
@@ -187,14 +187,14 @@ def head_forward(
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:
-    """Return the input and output steps of a matrix with int8 activations, for `linear`."""
+    """Return (input step, output step) of a matrix with static activation ranges, for `linear`."""
     return ArrayMatrix(np.array(config.ranges[name], np.float32))
 
 
 def _attention(
     config: ModelConfig, number: int, weights: Mapping[str, Matrix], x: F32, tokens: Tokens
 ) -> F32:
-    """Causal grouped-query attention of x [T, dim], before wo."""
+    """Return causal grouped-query attention of x [T, dim], without the output projection."""
     layer, length = config.layer(number), len(x)
     cos, sin = tokens.ropes[layer.rope]
 
@@ -227,9 +227,9 @@ def _ffn(
     rows: F32 | None,
     observe: Observer,
 ) -> F32:
-    """W_down (SiLU(gate) * up) of x [T, dim]; FFN_TERMS says what gate and up are.
+    """Return the FFN of x [T, dim]: W_down (act(gate) * up); FFN_TERMS defines gate and up.
 
-    With row experts, a token's rows are mixed to one. Sparse layers use sparse_gate.
+    With row experts, a router mixes a token's rows into one. Sparse layers use sparse_gate.
     """
     at = f"layers.{layer}."
     observe(at + "gate", x)
@@ -282,7 +282,7 @@ def _ple(
 
 
 def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int]) -> F32:
-    """Apply to each token of x [T, dim] the FFN that its row holds."""
+    """Return expert FFNs of x [T, dim]: a token's table row holds the weights of its expert."""
     results, records = np.empty_like(x), np.asarray(token_ids)
     if isinstance(table, IndexedMatrix):
         records, table = table.index[records], table.matrix

@@ -9,10 +9,10 @@ from stem_edge.numerics.quantize import F32, I64
 
 
 def rope_tables(rope: Rope, positions: int, start: int = 0) -> tuple[F32, F32]:
-    """Cosines and sines, float32 [positions - start, head_dim / 2], of start to positions - 1.
+    """Return cosines and sines for the positions from `start` to `positions` - 1.
 
-    Computed in float32 throughout, as trainers do, because at large positions the rounding of the
-    angle is part of what the model was trained with.
+    Both are float32 [positions - start, head_dim / 2]. Angles are float32, too, as in training: at large
+    positions, their rounding is part of what the model was trained with.
     """
     return rope_tables_at(rope, np.arange(start, positions))
 
@@ -25,7 +25,7 @@ def rope_tables_at(rope: Rope, positions: I64) -> tuple[F32, F32]:
 
 
 def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
-    """Radians per position, [head_dim / 2], and the factor on cosines and sines."""
+    """Return radians per position [head_dim / 2], and the factor of cosines and sines."""
     frequencies = _unscaled(rope)
     if rope.scaling is None:
         return frequencies, np.float32(1)
@@ -35,7 +35,7 @@ def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
 
 
 def frequency_factors(rope: Rope) -> F32 | None:
-    """Divisors [head_dim / 2] of the frequencies by RoPE scaling (inf: to 0); None if unscaled."""
+    """Return unscaled / scaled frequencies [head_dim / 2], maybe inf; None without RoPE scaling."""
     if rope.scaling is None:
         return None
     with np.errstate(divide="ignore"):
@@ -44,7 +44,7 @@ def frequency_factors(rope: Rope) -> F32 | None:
 
 def _unscaled(rope: Rope) -> F32:
     pairs = np.arange(0, rope.width, 2, dtype=np.float32) / np.float32(rope.width)
-    # Rounded once, as torch's powers nearly all are. Those that numpy computes in float32 often are
-    # the next number to that, which turns a head by a milliradian after 10,000 tokens.
+    # In float64, so that powers are rounded once, as nearly all of torch's. numpy's float32 powers often
+    # differ in the last bit, which turns a head by a milliradian after 10,000 tokens.
     powers = np.power(np.float64(np.float32(rope.theta)), pairs.astype(np.float64))
     return np.asarray(np.float32(1) / powers.astype(np.float32), np.float32)

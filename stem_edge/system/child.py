@@ -1,4 +1,4 @@
-"""Child processes: commands that start them, limits, and how they ended."""
+"""Child processes: commands that start them, their limits, and their exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 REFUSED = 11  # exit status of a worker that printed an error: "ErrorClass: message"
 INTERRUPTED = 130  # exit status of a worker whose parent has ended
 SIGKILL = 9  # the signal module of Windows lacks it
-# Only this interpreter may know where the package is. Its folder comes last, to hide no module.
+# A new process may not find this package, so code_command adds its folder: last, to hide no module.
 _RUN_MODULE = """\
 import runpy
 runpy.run_module({name!r}, run_name="__main__", alter_sys=True)"""
@@ -27,14 +27,14 @@ def module_command(name: str, *arguments: str) -> list[str]:
 def code_command(code: str, *arguments: str) -> list[str]:
     """Return the command line that runs code in a new Python process; it can import this package.
 
-    -P keeps it from importing modules from the current folder, which may be a bundle.
+    -P keeps it from importing modules from the current folder, which may be an untrusted bundle.
     """
     here = f"import sys\nsys.path.append({str(Path(__file__).resolve().parents[2])!r})\n"
     return [sys.executable or "python3", "-P", "-c", here + code, *arguments]
 
 
 def run_worker(command: Sequence[str]) -> tuple[int, bytes]:
-    """Run a worker process, and return its exit status and stdout. It shares our stderr.
+    """Run a worker process; return its exit status and stdout. It writes to this process's stderr.
 
     The worker must call `end_with_parent` in a thread. Raises OSError if it cannot start.
     """
@@ -71,7 +71,7 @@ def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Wait until stdin is closed, because the parent process ended; then end this process, too."""
+    """Wait until stdin closes, which means that the parent has ended; then end this process."""
     os.read(0, 1)  # not by sys.stdin, whose lock would be held when the interpreter ends
     os._exit(INTERRUPTED)  # without cleaning up, as if killed
 

@@ -1,4 +1,4 @@
-"""Memory that this machine has left, and memory that this process uses.
+"""Measures free memory of the machine and memory of this process, and controls its allocations.
 
 "Memory" means anonymous memory, in RAM or swapped out, because too much of it gets a process
 killed. Pages of files are counted separately, because the system reclaims them when it needs to.
@@ -29,18 +29,18 @@ LEAST_NBYTES = 1 << 18
 HUGE_PAGE = 2 << 20
 # Parameters of glibc's mallopt, and their initial value.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_NBYTES = -1, -3, 1 << 17
-# About what Python with numpy and onnxruntime uses; assumed if the system does not tell.
+# About what Python with numpy and onnxruntime uses; assumed if the system does not report it.
 TYPICAL_PROCESS_NBYTES = 64 << 20
 
 
 def available_memory() -> int:
-    """Return the bytes that machine and cgroups still let this process allocate."""
+    """Return the bytes that this process can still allocate, within its cgroups' limits."""
     groups = _limited_groups(PROC, CGROUPS)
     return min([_of_machine("MemAvailable", "available"), *(left for _, left in groups)])
 
 
 def memory_limit() -> int:
-    """Return the bytes that this process could have alone: RAM or its smallest cgroup limit."""
+    """Return the bytes of RAM, or of the process's smallest cgroup memory limit if it is less."""
     groups = _limited_groups(PROC, CGROUPS)
     return min([_of_machine("MemTotal", "total"), *(limit for limit, _ in groups)])
 
@@ -78,7 +78,7 @@ def usable_cpus(proc: Path = PROC, root: Path = CGROUPS) -> int:
 
 
 def check_threads(threads: int | None, error: type[StemEdgeError]) -> None:
-    """Raise `error` for a number of threads below 1, or of threads that would mostly wait for a CPU."""
+    """Raise `error` if the number of threads is below 1 or far above the number of CPUs."""
     cpus = usable_cpus()
     most = max(8, 4 * cpus)  # on 2 CPUs, 8 threads answered in 8 seconds, and 16 not in 40
     if threads is not None and not 1 <= threads <= most:
@@ -89,7 +89,7 @@ def check_threads(threads: int | None, error: type[StemEdgeError]) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system. glibc would keep it, and it would count as ours."""
+    """Return freed memory to the system. Memory that glibc keeps would count as used."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         if trim is not None:
@@ -97,7 +97,7 @@ def return_freed_memory() -> None:
 
 
 def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
-    """Make glibc return each freed block of `nbytes` or more to the system at once, from now on.
+    """Make glibc return freed blocks of `nbytes` or more to the system at once, from now on.
 
     By default, after glibc has freed a large block, it keeps smaller freed blocks and the gaps between
     them: 14 to 22 MB after a prompt.
@@ -123,7 +123,7 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
 
 
 def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return zeros as from `own_pages`, but in huge pages, for arrays that are filled at once.
+    """Return zeros like `own_pages`, but in huge pages, for an array that will be filled at once.
 
     The system allocates a huge page (2 MiB) in a tenth of the time of 512 small pages. The array's last
     page is huge if the array fills half of it. An array below 2 MiB comes from the C library.
@@ -138,7 +138,7 @@ def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return zero bytes that begin at a page boundary; pages are allocated when written."""
+    """Return an array of zero bytes that begins at a page; pages are allocated when written."""
     nbytes = int(np.prod(shape))
     memory = _anonymous(max(1, nbytes))  # an empty map cannot be made
     return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
@@ -151,7 +151,7 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
 
 
 def free_pages(array: npt.NDArray[Any]) -> None:
-    """Return the pages of a contiguous array of `own_pages` to the system; its values are lost."""
+    """Give the memory of an array from `own_pages` back to the system; the values are lost."""
     # Other systems would keep the pages. Smaller arrays are memory of the C library.
     if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
         _advise(array.ctypes.data, array.nbytes, mmap.PAGESIZE, mmap.MADV_DONTNEED)
@@ -167,7 +167,7 @@ def _advise(address: int, nbytes: int, unit: int, advice: int) -> None:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """Map private memory. Shared memory is not counted as anonymous. Raises MemoryError."""
+    """Map private memory, because shared memory does not count as anonymous. Raises MemoryError."""
     try:
         if not hasattr(mmap, "MAP_ANONYMOUS"):
             return mmap.mmap(-1, nbytes)
@@ -189,7 +189,7 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
 
 
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:
-    """Return the folder of this process's memory cgroup, and the cgroup version (1 or 2)."""
+    """Return (folder, version 1 or 2) of this process's memory cgroup, or None."""
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
         version = 1 if controllers else 2

@@ -23,8 +23,8 @@ SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
 class Memory:
     """Resident bytes of a process by kind, and its bytes in swap; None if unknown.
 
-    On other systems than Linux, `anonymous` is the memory that would be free if the process ended (USS).
-    It is all resident memory if psutil may not read USS. `other_files` is the rest.
+    Outside Linux, `anonymous` is USS, the memory that would be free if the process ended, or all resident
+    memory if psutil may not read USS; `other_files` is the rest.
     """
 
     anonymous: int  # not from files: Python's objects, the engine's buffers, KV cache, row cache
@@ -67,7 +67,7 @@ class MemoryReader:
             self._process: Any = psutil.Process(pid)  # Any, because systems differ in its methods
 
     def memory(self) -> Memory:
-        """Return the process's memory by kind. Takes milliseconds, tens if gigabytes are mapped."""
+        """Return the process's memory by kind. This takes milliseconds, tens with gigabytes mapped."""
         with _psutil_errors():
             # Linux kernels can be built without smaps.
             if psutil.LINUX and hasattr(self._process, "memory_maps"):
@@ -102,7 +102,7 @@ class MemoryReader:
         return "libraries" if in_bin or LIBRARY.search(path) else "other_files"
 
     def unevictable(self) -> int:
-        """Return bytes of anonymous memory and swap; fast on Linux."""
+        """Return the process's bytes of anonymous memory and swap. On Linux, this is fast."""
         if not psutil.LINUX:
             return self.memory().unevictable
         # Not strictly ASCII, because a program may choose any bytes as its name.
@@ -125,9 +125,9 @@ def _psutil_errors() -> Iterator[None]:
 
 
 def _as_shown(folder: Path) -> list[str]:
-    """Return the paths of a folder and of the targets of its links, spelled as in /proc.
+    """Return the paths of a folder and of the targets of its links, as /proc spells them.
 
-    In a hub's cache, all files are links. /proc escapes only newlines, because they would end a line.
+    In the cache of the Hugging Face hub, all files are links. /proc escapes only newlines, because they would end a line.
     """
     links = (path for path in folder.rglob("*") if path.is_symlink())
     return [str(path.resolve()).replace("\n", "\\012") for path in (folder, *links)]

@@ -1,4 +1,4 @@
-"""The processor's features, and a digest of them that names files made for this processor."""
+"""The processor's features, and a hash of them that names files prepared for this processor."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from stem_edge.graph.ir import Graph, Node
 
 
 def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
-    """Emit nodes that are equivalent to a GroupQueryAttention node, with the same outputs.
+    """Emit nodes that compute the same outputs as a GroupQueryAttention node.
 
-    Queries are [kv heads, group, T, width]: all heads of a group share keys, so keys are broadcast over
-    the group axis instead of copied. A layer that borrows keys and values finds the step's own ones in
-    the cache.
+    Queries are [kv heads, group, T, width]. The heads of a group share keys, which are broadcast over the
+    group axis instead of copied. A layer that borrows keys and values reads the lender's cache, which
+    already contains the keys and values of this step.
     """
     number, result = int(node.outputs[0].split(".")[1]), node.outputs[0]
     at, own = f"layers.{number}.attend.", config.layer(number)
@@ -42,7 +42,7 @@ def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
 
 
 def _projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tuple[str, str, str]:
-    """Return q, k and v [1, T, heads * width] of a layer, split if the node has them packed."""
+    """Return q, k and v [1, T, heads * width] of a layer; split the node's input if it is qkv."""
     if node.inputs[1]:
         return node.inputs[0], node.inputs[1], node.inputs[2]
     own = config.layer(number)
@@ -56,10 +56,10 @@ def _projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tu
 
 
 def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str) -> str:
-    """Apply a layer's RoPE to x, and return it as heads [1, T, heads, width].
+    """Emit a layer's RoPE of x [1, T, heads * width]; return the result [1, T, heads, width].
 
-    Interleaved pairs come out as two halves. Scores do not change, because q and k are permuted in
-    the same way.
+    In the result, the first and second values of all pairs are in two halves, even if pairs are interleaved
+    in x. Scores do not change, because q and k are permuted in the same way.
     """
     width = io.head_width(config.layer(number))
     half = width // 2
@@ -79,7 +79,7 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str) 
 
 
 def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
-    """Emit cosines and sines as [T, 1, width/2], once for all layers; return their names."""
+    """Emit RoPE tables with a head axis [T, 1, width/2]; layers share them. Return the names."""
     names = [f"{table}.heads" for table in tables]
     if not any(node.outputs[0] == names[0] for node in nodes.nodes):
         for table, name in zip(tables, names, strict=True):
@@ -88,15 +88,15 @@ def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
 
 
 def _scatter(nodes: Graph, x: str, cache: str, width: int, name: str) -> None:
-    """Emit the write of a step's keys or values x to its tokens' positions in a cache [P, width]."""
+    """Emit a write of the step's keys or values x into a cache [P, width], at its positions."""
     lines = nodes.reshape(x, [-1, width], name)
     nodes.add("ScatterND", [cache, PLACES, lines], io.NEW + cache)
 
 
 def _turned(nodes: Graph, cache: str, head: tuple[int, int], perm: tuple[int, ...]) -> str:
-    """Emit a cache [P, heads * width] as [1, P, heads, width], transposed by `perm`, once for all layers.
+    """Emit a cache [P, heads * width], reshaped to [1, P, heads, width] and transposed by `perm`.
 
-    head: number of heads, and width of a head.
+    head: number of heads, and width of a head. Layers that read the same cache share the result.
     """
     result = f"seen.{cache}.turned"
     if any(node.outputs[0] == result for node in nodes.nodes):

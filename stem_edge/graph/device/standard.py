@@ -1,8 +1,8 @@
 """Graphs in standard ONNX operators, which every execution provider can implement.
 
-Each decoding graph is rewritten node by node over the same weight file; its codes are read as UINT4
-or UINT8 [N, K]. Zero points that are padded or not stored are emitted as nodes, which onnxruntime
-computes once, while it loads. stem_edge.graph.names lists inputs and outputs.
+Each decoding graph is rewritten node by node. Weights stay in the same file, where quantized codes are
+read as UINT4 or UINT8 [N, K]. Nodes compute zero points that the file pads or omits; onnxruntime runs
+such nodes once, while it loads the graph.
 
 | operator of onnxruntime | becomes |
 |---|---|
@@ -10,7 +10,7 @@ computes once, while it loads. stem_edge.graph.names lists inputs and outputs.
 | FusedMatMul | Transpose, MatMul |
 | GatherBlockQuantized | Gather of codes, scales and zero points, then arithmetic |
 | GroupQueryAttention | attention.py |
-| norms | their sums and products |
+| norms | sums and products |
 | QuickGelu | Sigmoid, Mul |
 | FastGelu | Gelu |
 """
@@ -37,7 +37,7 @@ LOW, SHIFT = np.array(15, np.uint8), np.array(4, np.uint8)
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
-    """Return the reason why only the CPU can run a model; "" if accelerators can, too."""
+    """Return the reason why only the CPU can run a model; "" if accelerators can run it, too."""
     if config.row_window:
         return "means of the rows of several tokens run on the CPU only"
     if config.ngram_order:
@@ -54,7 +54,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Build the decoding graphs for accelerators, by name; the model must have no `obstacle`."""
+    """Return name -> decoding graph for accelerators. The model must have no `obstacle`."""
     made = dict[str, Graph]()
     for name, graph in decoding(config, layout, format).graphs.items():
         lowering = _Lowering(graph, config, layout)
@@ -68,7 +68,7 @@ def graphs(
 def _declare(
     name: str, source: Graph, graph: Graph, config: ModelConfig, layout: RecordLayout | None
 ) -> None:
-    """Declare a graph's inputs and outputs; caches, masks, RoPE and slots differ from the source graph."""
+    """Declare the inputs and outputs of `graph`, which was translated from the graph `source`."""
     kept = (io.TOKEN_IDS, io.HIDDEN, io.EMBEDDED, io.WANTED)
     graph.inputs = {n: source.inputs[n] for n in kept if n in source.inputs}
     results = (io.NEW + io.HIDDEN, io.LOGITS)
@@ -99,7 +99,7 @@ class _Lowering:
 
     def __init__(self, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> None:
         self._config, self._layout, self._stored = config, layout, graph.tensors
-        self._names: dict[str, str] = {}  # value that was dropped -> the value that replaces it
+        self._names: dict[str, str] = {}  # omitted value -> the value that replaces it
         self.made = Graph()
         self._forms: Mapping[str, Callable[[Node], None]] = {
             "FusedMatMul": self._float_product,
@@ -114,9 +114,9 @@ class _Lowering:
         }
 
     def lower(self, node: Node) -> None:
-        """Add nodes of the ONNX standard that are equivalent to a node."""
+        """Translate a node of the source graph into nodes of the ONNX standard."""
         if node.outputs[0].startswith(NOTHING):
-            return  # keys and values of no tokens, which only GroupQueryAttention takes
+            return  # empty keys and values, which only GroupQueryAttention reads
         renamed = replace(node, inputs=[self._names.get(name, name) for name in node.inputs])
         self._forms.get(node.op, self._same)(renamed)
 
@@ -128,13 +128,13 @@ class _Lowering:
     def _float_product(self, node: Node) -> None:
         x, matrix = node.inputs
         turned = matrix + ".turned"
-        if matrix not in self.made.tensors:  # otherwise done, for another product with it
+        if matrix not in self.made.tensors:  # else another product has added the Transpose
             self.made.add("Transpose", [self._keep(matrix)], turned, perm=(1, 0))
         self.made.add("MatMul", [x, turned], node.outputs[0])
 
     def _gather(self, node: Node) -> None:
         if node.inputs[0] in (io.SLOT_IDS, io.POSITIONS):
-            # Given for the wanted tokens alone, because WebGPU gathers no int64.
+            # The input has only the wanted tokens already, because WebGPU cannot gather int64.
             self._names[node.outputs[0]] = node.inputs[0]
         else:
             self._same(node)
@@ -161,13 +161,13 @@ class _Lowering:
         nodes.reshape(values, [0, 0, width], name)
 
     def _row_sizes(self) -> tuple[int, int, int]:
-        """Return the numbers of values, scales and bytes of a row in a slot."""
+        """Return three sizes of a row in the row cache: values, scales, and bytes of its codes."""
         if self._layout is None:
             raise ValueError("a graph gathers rows, but there is no layout of rows")
         return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
-        """Emit the codes of rows `ids`, of `nbytes` bytes each, as float32 [1, T, values]."""
+        """Emit unpacked codes of rows `ids`, float32 [1, T, values]; a packed row has `nbytes`."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
@@ -200,7 +200,7 @@ class _Lowering:
         nodes.add("MatMul", [x, turned], node.outputs[0])
 
     def _padded(self, points: str, rows: int, groups: int) -> str:
-        """Emit 4-bit zero points [rows, groups] from stored rows whose last byte is half used."""
+        """Emit 4-bit zero points [rows, groups], without the half byte that pads stored rows."""
         nodes, nbytes = self.made, -(-groups // 2)
         low = nodes.add("BitwiseAnd", [points, nodes.constant("nibble", LOW)], points + ".low")
         bits = nodes.constant("nibble.bits", SHIFT)
@@ -212,7 +212,7 @@ class _Lowering:
         return nodes.add("Cast", [values], points + ".4", to=int(ElementType.UINT4))
 
     def _middle(self, scales: str, shape: tuple[int, int], bits: int) -> str:
-        """Emit the zero points of symmetric blocks, which are all the same, in the shape of the scales."""
+        """Emit the zero points of symmetric blocks: the middle code, in the shape of the scales."""
         nodes, name = self.made, scales + ".middle"
         middle = np.array([1 << (bits - 1)], np.uint8)
         zeros = nodes.fill(nodes.sizes(shape), name, middle)
@@ -238,7 +238,7 @@ class _Lowering:
     def _keep(
         self, name: str, kind: ElementType | None = None, dims: tuple[int, ...] | None = None
     ) -> str:
-        """Copy a weight's declaration, with another type or shape if given; return the name unchanged."""
+        """Copy a weight into the new graph; return `name`. kind, dims: its type and shape there."""
         if name in self._stored and name not in self.made.tensors:
             stored = self._stored[name]
             self.made.tensors[name] = replace(
@@ -248,7 +248,7 @@ class _Lowering:
 
 
 def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
-    """Emit an RMS norm in standard operators, in a pattern that onnxruntime fuses into one operator."""
+    """Emit an RMS norm in standard operators, as a pattern that onnxruntime fuses into one."""
     squares = graph.add("Pow", [x, graph.float(2.0)], result + ".squares")
     mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
     moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")

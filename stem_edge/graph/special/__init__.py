@@ -1,1 +1,1 @@
-"""Graph parts of single model families: AltUp, experts, n-grams, per-layer embeddings, ranges."""
+"""Graph parts that only some models have: AltUp, experts, n-grams, per-layer embeddings, ..."""

@@ -1,7 +1,7 @@
-"""AltUp and LAuReL as graph nodes: a token has several hidden states (streams), a layer computes one.
+"""Emits AltUp and LAuReL as graph nodes. AltUp: a token has several hidden states, the streams.
 
-Streams are [B, T, streams * dim] between graphs, and [B, T, streams, dim] between the layers of a
-graph. stem_edge.numerics.altup has the mathematics.
+A layer computes only the active stream. Streams are [B, T, streams * dim] between graphs, [B, T, streams,
+dim] between the layers of a graph. stem_edge.numerics.altup has the same computation in numpy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stem_edge.numerics.altup import LEAST_SQUARE
 
 
 def expanded(products: Products, config: ModelConfig, x: str, result: str) -> str:
-    """Emit the streams of embedded tokens x [B, T, dim] -> result [B, T, streams * dim]."""
+    """Emit a token's first streams: x [B, T, dim] and projections of x -> [B, T, streams * dim]."""
     graph, count, dim = products.graph, config.streams - 1, config.dim
     names = tuple(f"streams.{stream}.altup_in" for stream in range(1, config.streams))
     others = products.product("altup_in", "altup_in", x, names, (count * dim, dim))
@@ -27,10 +27,10 @@ def expanded(products: Products, config: ModelConfig, x: str, result: str) -> st
 
 
 def merged(products: Products, config: ModelConfig, x: str) -> str:
-    """Emit the mean of the streams x [B, n, streams * dim] -> [B, n, dim]."""
+    """Emit the mean of the streams x [B, n, streams * dim], after projecting all but the first."""
     graph, count, dim = products.graph, config.streams - 1, config.dim
     streams = [f"streams.{stream}" for stream in range(config.streams)]
-    # By number instead of sizes: see ple.contexts.
+    # num_outputs instead of sizes: see ple.contexts.
     graph.node("Split", [x], streams, axis=-1, num_outputs=config.streams)
     first, *others = streams
     made = [
@@ -46,21 +46,21 @@ def merged(products: Products, config: ModelConfig, x: str) -> str:
 
 
 class AltUp:
-    """Prediction and correction of the streams [B, T, streams, dim] around one layer."""
+    """AltUp around a layer: predicts all streams before the layer, and corrects them after it."""
 
     def __init__(self, layer: LayerGraph, streams: str) -> None:
         self._layer, self._graph, self._at = layer, layer.graph, layer.at + "altup"
         self._count, self._dim = layer.config.streams, layer.config.dim
-        # Placed once, because both steps read them.
+        # Placed once, because prediction and correction read them.
         self._norm = layer.vector("altup_norm")
         self._router = layer.matrix("altup_router")
         self._streams = self._predicted(streams)
         self.active = self._one(self._streams, ".active")  # [B, T, dim], for the layer
 
     def corrected(self, computed: str, context: str) -> str:
-        """Emit the streams, corrected by the layer's result `computed` [B, T, dim].
+        """Emit the predicted streams, corrected by the layer's result `computed` [B, T, dim].
 
-        With a context, per-layer embeddings are added to all streams except the first.
+        context: see ple; with it, per-layer embeddings are added to all streams except the first.
         """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")
@@ -74,12 +74,12 @@ class AltUp:
             rows = graph.add("Concat", [change, added], at + ".joined", axis=-1)
             rows = graph.reshape(rows, [0, 0, 2, self._dim], at + ".rows")
             columns = self._with_ones(columns)
-        # One product for both, because each array of all streams is as large as four others.
+        # One product adds both, because arrays of all streams are large.
         changes = graph.add("MatMul", [columns, rows], at + ".changes")
         return graph.add("Add", [self._streams, changes], at + ".corrected")
 
     def _gated(self, factors: str, change: str) -> str:
-        """Emit the corrected active stream [B, T, dim], scaled, as input of the per-layer embedding's gate."""
+        """Emit the input of the per-layer embeddings' gate: the corrected active stream, scaled."""
         graph, at, config = self._graph, self._at, self._layer.config
         place = graph.sizes([config.active_stream])
         own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
@@ -90,7 +90,7 @@ class AltUp:
         return graph.add("Mul", [active, self._layer.vector("ple_gate_scale")], at + ".scaled")
 
     def _with_ones(self, columns: str) -> str:
-        """Emit columns [B, T, streams, 1] with a second column: 0 for the first stream, else 1."""
+        """Emit `columns` [B, T, streams, 1] and a second column: 0 for the first stream, else 1."""
         left, right = np.zeros((1, 2), np.float32), np.zeros((self._count, 2), np.float32)
         left[0, 0], right[1:, 1] = 1, 1
         graph, at = self._graph, self._at
@@ -101,7 +101,7 @@ class AltUp:
         graph, at, count = self._graph, self._at, self._count
         before = self._one(streams, ".before")
         mixing = self._product(self._routed(before, ".before"), "altup_predict")
-        # With ones on the diagonal, because predictions are added to their inputs.
+        # Plus the identity matrix, because predictions are added to their inputs.
         itself = graph.constant("streams.itself", np.eye(count, dtype=np.float32).ravel())
         mixing = graph.add("Add", [mixing, itself], at + ".mixing")
         mixing = graph.reshape(mixing, [0, 0, count, count], at + ".mixing.square")
@@ -113,7 +113,7 @@ class AltUp:
         return self._graph.add("Gather", [streams, place], self._at + end, axis=2)
 
     def _routed(self, x: str, end: str) -> str:
-        """Emit AltUp's router: x [B, T, dim] -> [B, T, streams], the input of the coefficients."""
+        """Emit AltUp's router: x [B, T, dim] -> [B, T, streams], input of the coefficients."""
         graph, at, config = self._graph, self._at + end, self._layer.config
         normed = graph.add(NORM, [x, self._norm], at + ".normed", axis=-1, epsilon=config.norm_eps)
         routed = self._times(normed, self._router, at + ".router")
@@ -128,7 +128,7 @@ class AltUp:
 
 
 def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
-    """Emit (residual + delta + LAuReL of x) / sqrt(2), all [B, T, dim]."""
+    """Emit (residual + delta + x + norm(low-rank projection of x)) / sqrt(2), all [B, T, dim]."""
     graph, at = layer.graph, layer.at + "laurel"
     low = layer.product("laurel_in", "laurel_in", x, ("laurel_in",))
     wide = layer.product("laurel_out", "laurel_out", low, ("laurel_out",))
@@ -140,7 +140,7 @@ def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
 
 
 def _matched(graph: Graph, x: str, like: str, dim: int) -> str:
-    """Emit x [B, T, n, dim], scaled to the L2 norms of `like` [B, T, dim]."""
+    """Emit x [B, T, n, dim], with all of a token's vectors scaled to the L2 norm of its `like`."""
     least = graph.float((LEAST_SQUARE * dim) ** 0.5)
     length = graph.add("Max", [_length(graph, x), least], x + ".least")
     wanted = graph.reshape(_length(graph, like), [0, 0, 1, 1], like + ".wanted")

@@ -1,10 +1,10 @@
 """Graphs for multi-token steps of one sequence that compute the same bits as single-token steps.
 
-Attention over several queries sums in another order than over one query. So these graphs, for a fixed number
-of tokens, have an attention node for each token; all other nodes compute the tokens together. The attention
-nodes of a layer run one after another, because each token attends to the keys and values of the tokens before.
-Each node's updated cache is a graph output, bound to the cache's memory, because onnxruntime would copy it
-otherwise. Products round alike with any even number of tokens (Rows in runtime/backends/onnxruntime/loaded.py).
+Attention kernels sum in a different order for several queries than for one. So these graphs, for a fixed
+number of tokens, have an attention node for each token; all other nodes compute the tokens together. The
+attention nodes of a layer run one after another, because a token attends to the keys and values of earlier
+tokens. Each node's updated cache is a graph output, bound to the cache's memory, to save a copy. Matrix
+products round alike with any even number of tokens (Rows in runtime/backends/onnxruntime/loaded.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stem_edge.graph.attention import K_SCALE, NOTHING
 from stem_edge.graph.ir import Graph, Node
 
 ATTENTION = "GroupQueryAttention"
-TOKENS = 1  # the axis of most values
+TOKENS = 1  # the token axis of values [B, T, ...]
 
 
 def apart(graph: Graph, count: int) -> Graph:
-    """Return a copy of a graph for exactly `count` tokens of one sequence, with the same inputs."""
+    """Return a copy of a graph for exactly `count` tokens, with one attention node per token."""
     made = replace(graph, nodes=[], tensors=dict(graph.tensors), outputs=dict(graph.outputs))
     tokens = _Tokens(made, count)
     for node in graph.nodes:
@@ -34,12 +34,12 @@ def apart(graph: Graph, count: int) -> Graph:
 
 
 def _keeps_bits(node: Node) -> bool:
-    """Return True if an attention node computes queries one by one, as with quantized caches."""
+    """Return True if a node computes queries one by one anyway, because its cache is quantized."""
     return len(node.inputs) > K_SCALE and bool(node.inputs[K_SCALE])
 
 
 def _attend(graph: Graph, node: Node, tokens: _Tokens) -> None:
-    """Add an attention node for each token, in place of one node for all tokens."""
+    """Add an attention node for each token, in place of `node`, which is for all tokens."""
     q, k, v, *caches, filled, total, cos, sin = node.inputs[:9]
     places, others = node.inputs[9:10], node.inputs[10:]
     result, *updated = node.outputs
@@ -56,13 +56,13 @@ def _attend(graph: Graph, node: Node, tokens: _Tokens) -> None:
 
 
 class _Tokens:
-    """Splits values of all tokens into values of single tokens, each value once."""
+    """Splits graph values into one value per token. Values that several nodes read split once."""
 
     def __init__(self, graph: Graph, count: int) -> None:
         self._graph, self._count, self._parts = graph, count, dict[str, list[str]]()
 
     def of(self, name: str) -> list[str]:
-        """Emit the split of a value; return the name for each token. Empty names stay empty."""
+        """Emit the split of a value; return a name per token. Empty keys and values stay whole."""
         if not name or name.startswith(NOTHING):
             return [name] * self._count
         if name not in self._parts:
@@ -71,7 +71,7 @@ class _Tokens:
         return self._parts[name]
 
     def lengths(self, name: str) -> list[str]:
-        """Emit, for each token, the length input that a single-token step would have."""
+        """Emit each token's own seqlens_k or total_length (`name`), as in a single-token step."""
         if name not in self._parts:
             fewer = range(self._count - 1, 0, -1)
             less = [self._graph.constant(f"int32.{n}", np.array(n, np.int32)) for n in fewer]
@@ -81,5 +81,5 @@ class _Tokens:
         return self._parts[name]
 
     def names(self, name: str) -> list[str]:
-        """Return a name for each token's part of a value."""
+        """Return the names of the parts of a value, one for each token."""
         return [f"{name}.token{n}" for n in range(self._count)]

@@ -1,8 +1,8 @@
 """Graph of an assistant: a small model that drafts tokens from keys and values of its target model.
 
-Inputs: the last token's embedding in the target, and the target's hidden state that this token was chosen
-from. Outputs: scores of the next token, and a hidden state for drafting the token after it. Its layers
-have queries only. All drafts after a token use the position of this token, which has no keys yet.
+Inputs: the last token's embedding in the target, and the target's hidden state that this token was sampled
+from. Outputs: logits of the next token, and a hidden state for drafting the token after it. The layers
+compute queries only. All drafts that follow a token use its position, for which no keys are cached yet.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from stem_edge.graph.linear import Products, vector
 from stem_edge.graph.weight_plan import Named, WeightPlan
 from stem_edge.layers import Layer, Rope
 
-IN, OUT, CLUSTERS, ORDER = "in", "out", "clusters", "order"  # its tensors beside those of a model
+IN, OUT, CLUSTERS, ORDER = "in", "out", "clusters", "order"  # tensors that other models lack
 
 
 def drafting(
     assistant: Assistant, target: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> tuple[Graph, WeightPlan]:
-    """Build the assistant's graph and the plan of its weight file. format, kv: of the target model.
+    """Build an assistant's graph and the layout of its weight file.
 
-    Raises GraphError, ValueError.
+    format, kv: weights and KV cache type of the target model. Raises GraphError, ValueError.
     """
     model, graph, plan = assistant.model, Graph(), WeightPlan(ASSISTANT_DATA)
     products = Products(graph, plan, assistant.format)
@@ -53,7 +53,7 @@ def drafting(
 
 
 def lenders(assistant: Assistant, target: ModelConfig) -> dict[int, int]:
-    """Return assistant layer -> layer of the target model whose keys and values it reads.
+    """Return assistant layer -> the target model's layer whose keys and values it reads.
 
     Raises ValueError if the assistant belongs to another model.
     """
@@ -78,7 +78,7 @@ def _kind(layer: Layer) -> tuple[Rope, int, int]:
 
 
 def scored(assistant: Assistant) -> int:
-    """Return for how many tokens the assistant's head computes scores."""
+    """Return the number of tokens for which the assistant's head computes logits."""
     size = assistant.model.vocab_size
     return assistant.best * (size // assistant.clusters) if assistant.clusters else size
 
@@ -90,7 +90,7 @@ def with_states(graph: Graph, target: ModelConfig) -> None:
 
 
 def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> str:
-    """Emit attention of normed x [1, 1, dim] to the keys and values of the target's layer `lender`."""
+    """Emit attention of normed x [1, 1, dim] to keys and values of the target's layer `lender`."""
     graph, model, own = layer.graph, layer.config, layer.shape
     prefix, width = io.WINDOW if own.window else "", io.head_width(own)
     q = layer.product("qkv", "qkv", x, ("wq",))
@@ -105,12 +105,12 @@ def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> s
     names = io.rope_names(target, own)
     ropes = [graph.input(name, np.float32, ["context", width // 2]) for name in names]
     inputs = [q, nothing, nothing, *cached, *lengths, *ropes, io.POSITIONS]
-    # As in transformers, where the token itself, which has no keys, does not count.
+    # One more, as in transformers, where the current token, which has no keys, does not count.
     return attended(layer, inputs, updated, lender, own.window + 1 if own.window else 0)
 
 
 def _head(products: Products, assistant: Assistant, x: str) -> None:
-    """Emit scores of all tokens; with clusters, only of the best clusters' tokens, and their ids."""
+    """Emit logits of all tokens; with clusters, logits and ids of the best clusters' tokens."""
     graph, plan, model = products.graph, products.plan, assistant.model
     shape, count = (model.vocab_size, model.dim), assistant.clusters
     if not count:

@@ -1,8 +1,8 @@
-"""Engram modules as graph nodes: a token's n-gram rows are gated, convolved and added.
+"""Emits Engram modules as graph nodes: a token's n-gram rows are gated, convolved and added.
 
-The context stores the convolution's inputs like keys and values: a row for each token, `conv.<l>`. A step
-writes its tokens' rows and reads earlier ones. So a context can be rewound, cached and copied at any token,
-whatever the steps were.
+The context stores the convolution's inputs in `conv.<l>`, one row per token, like keys and values. A step
+writes the rows of its tokens and reads earlier rows. So a context can be rewound, cached and copied at any
+token, whatever the sizes of the steps were.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES = "conv.places"
 
 
 def with_engram(layer: LayerGraph, x: str) -> str:
-    """Emit x [B, T, dim] plus the gated and convolved n-gram rows."""
+    """Emit the sum of x [B, T, dim] and the tokens' gated and convolved n-gram rows."""
     graph, at, config = layer.graph, layer.at + "engram", layer.config
     both = layer.product("project", "project", _rows(layer), ("project",))
     keys, values = at + ".keys", at + ".values"
@@ -40,7 +40,7 @@ def _normed(layer: LayerGraph, name: str, x: str) -> str:
 
 
 def _rows(layer: LayerGraph) -> str:
-    """Emit the tokens' rows of this layer's tables [B, T, tables * width]; one gather serves all layers."""
+    """Emit the tokens' rows of this layer's heads [B, T, heads * width]; layers share a gather."""
     config, first = layer.config, layer.config.row_layers[0]
     number, layers = config.stem_layers.index(layer.number), len(config.stem_layers)
     every = gathered(layer) if _is_first(layer) else f"layers.{first}.row.joined"
@@ -51,7 +51,7 @@ def _rows(layer: LayerGraph) -> str:
 
 
 def _gate(layer: LayerGraph, query: str, keys: str) -> str:
-    """Emit the gate [B, T, 1], computed from the dot products of keys and queries [B, T, dim]."""
+    """Emit the gate [B, T, 1], from each token's dot product of key and query [B, T, dim]."""
     graph, at, dim = layer.graph, layer.at + "engram.gate", layer.config.dim
     # A product of matrices for each token: its sum does not depend on how many tokens there are.
     across = graph.reshape(query, [0, 0, 1, dim], at + ".query")
@@ -65,7 +65,7 @@ def _gate(layer: LayerGraph, query: str, keys: str) -> str:
 
 
 def _convolved(layer: LayerGraph, normed: str) -> str:
-    """Emit SiLU of the convolution of normed [B, T, dim], and store normed in the context."""
+    """Store `normed` [B, T, dim] in the context, and emit SiLU of its convolution over tokens."""
     graph, config, at = layer.graph, layer.config, layer.at + "engram.conv"
     if _is_first(layer):
         _emit_places(layer, normed)
@@ -88,16 +88,16 @@ def _convolved(layer: LayerGraph, normed: str) -> str:
 
 
 def _distances(layer: LayerGraph) -> list[int]:
-    """Return how many tokens back each input of the convolution lies."""
+    """Return how many tokens before the current token each input of the convolution is."""
     config = layer.config
     return [ago * config.ngram_order for ago in reversed(range(config.engram_kernel))]
 
 
 def _emit_places(layer: LayerGraph, x: str) -> None:
-    """Emit indices of the tokens of x [B, T, dim], and of earlier tokens, in `conv.<l>`, for all layers.
+    """Emit indices in `conv.<l>` for the tokens of x [B, T, dim]; all Engram layers share them.
 
-    PLACES [B, T, 3]: the tokens, in the arrays of all sequences. _row(distance) [B, T, 2]: the token so many
-    tokens before, in its sequence's array; with ".known" [B, T, 1]: 1 if that token exists, else 0.
+    PLACES [B, T, 3]: (sequence, 0, row) of each token. _row(distance) [B, T, 2]: (0, row) of the token that is
+    `distance` tokens earlier. _row(distance) + ".known" [B, T, 1]: 1 if such a token exists, else 0.
     """
     graph = layer.graph
     zero, one = (graph.constant(f"int64.{n}", np.array(n, np.int64)) for n in (0, 1))
@@ -105,7 +105,7 @@ def _emit_places(layer: LayerGraph, x: str) -> None:
     def numbers(first: str, last: str) -> str:
         return graph.add("Range", [first, last, one], f"{last}.from.{first}")
 
-    filled = graph.input(io.SEQLENS_K, np.int32, [graph.sequences])  # but for the last token
+    filled = graph.input(io.SEQLENS_K, np.int32, [graph.sequences])  # tokens, minus one
     shape = graph.add("Shape", [x], PLACES + ".shape", start=0, end=2)
     sizes = graph.node("Split", [shape], [PLACES + ".b", PLACES + ".t"], num_outputs=2)
     sequences, tokens = (
@@ -135,5 +135,5 @@ def _row(ago: int) -> str:
 
 
 def _is_first(layer: LayerGraph) -> bool:
-    """Return True for the first layer with an Engram module; it emits the values that all modules share."""
+    """Return True for the first Engram layer, which emits the values that all modules share."""
     return layer.number == layer.config.row_layers[0]

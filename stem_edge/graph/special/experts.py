@@ -9,14 +9,14 @@ from stem_edge.graph.ffn import rows_layout
 from stem_edge.graph.ir import CONTRIB, Attribute, GraphError
 from stem_edge.graph.layer import LayerGraph
 
-# Score of the chosen expert; the others have 0. The operator's softmax must give exactly 1 and 0.
+# Score of the chosen expert, if all others have 0: large enough for a softmax of exactly 1 and 0.
 CHOSEN = 100.0
 
 
 def experts(layer: LayerGraph, x: str) -> str:
-    """Emit a mixture of experts that reads each token's expert from its slot.
+    """Emit an expert FFN of x [B, T, dim], where a token's slot of the row cache is its expert.
 
-    Rows of gate and up alternate, as the CPU's kernels expect. Raises GraphError for 16-bit experts,
+    Rows of gate and up alternate, as onnxruntime's kernels expect. Raises GraphError for 16-bit experts,
     which these kernels do not support.
     """
     graph, layout, number = layer.graph, rows_layout(layer), layer.number
@@ -53,7 +53,7 @@ def experts(layer: LayerGraph, x: str) -> str:
 
 
 def _chosen(layer: LayerGraph, codes: str) -> str:
-    """Emit routing scores [T, slots]: CHOSEN for the token's slot, 0 for all others."""
+    """Emit routing scores [T, slots]: CHOSEN for the slot of each token's expert, else 0."""
     graph, at = layer.graph, layer.at
     values = graph.constant(at + "scores", np.array([0, CHOSEN], np.float32))
     ids = graph.reshape(layer.slot_ids, [-1], at + "slots")

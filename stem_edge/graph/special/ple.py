@@ -15,9 +15,9 @@ from stem_edge.graph.linear import Products, vector
 def contexts(
     products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
 ) -> dict[int, str]:
-    """Emit each layer's context [B, T, ple_width], to which its rows are added; return layer -> name.
+    """Emit each layer's context, to which the tokens' rows are added; return layer -> name.
 
-    One product of embedded [B, T, dim] computes all contexts; they are already divided by sqrt(2).
+    Contexts [B, T, ple_width] are projections of embedded [B, T, dim], normed and divided by sqrt(2).
     """
     graph, width = products.graph, config.ple_width
     at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]
@@ -25,20 +25,18 @@ def contexts(
     x = products.product(at + "ple_context", "ple_context", embedded, tuple(names), shape)
     x = graph.reshape(x, [0, 0, len(layers), width], at + "context.cut")
     weight = vector(graph, products.plan, at + "ple_norm", width, ("ple_norm",))
-    # The product is not divided by sqrt(dim), which the norm undoes, so eps must be dim times as
-    # large.
+    # The product is not divided by sqrt(dim), because it is normed anyway. So eps must be dim times as large.
     x = norm(graph, x, weight, config.norm_eps * config.dim)
     x = graph.add("Mul", [x, graph.float(0.5**0.5)], at + "context.half")
     x = graph.reshape(x, [0, 0, len(layers) * width], at + "context")
     parts = [f"layers.{number}.context.part" for number in layers]
-    # By number instead of sizes, because prepared graphs keep constants in a file that Split
-    # cannot read.
+    # num_outputs instead of sizes, because Split cannot read constants in the file of a prepared graph.
     graph.node("Split", [x], parts, axis=-1, num_outputs=len(layers))
     return dict(zip(layers, parts, strict=True))
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """Emit the term of per-layer embeddings that is added to x [B, T, dim] -> [B, T, dim]."""
+    """Emit the term [B, T, dim] that per-layer embeddings add to a layer's result x [B, T, dim]."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

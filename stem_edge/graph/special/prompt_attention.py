@@ -1,4 +1,4 @@
-"""Attention of the graph for prompts over an int8 KV cache: codes become float32, one layer at a time.
+"""Attention over an int8 KV cache in the graph for prompts: a layer's codes become float32 first.
 
 GroupQueryAttention takes 3 times as long over int8 keys and values as over float32 ones, if a step has
 many tokens. So this graph writes the codes of new tokens to the cache, converts all codes of the layer to
@@ -18,7 +18,7 @@ from stem_edge.graph.layer import LayerGraph
 
 
 def widened_attention(layer: LayerGraph, x: str) -> str:
-    """Emit attention over normed hidden states x [1, T, dim] -> [1, T, dim]."""
+    """Emit attention over the cached codes as float32: normed x [1, T, dim] -> [1, T, dim]."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at
     prefix = io.WINDOW if layer.positions and own.window else ""
     updated = [f"{io.NEW}{name}{layer.number}" for name in (io.KEYS, io.VALUES)]
@@ -53,7 +53,7 @@ def widened_attention(layer: LayerGraph, x: str) -> str:
 
 
 def _rows(layer: LayerGraph, prefix: str, x: str) -> tuple[str, str]:
-    """Emit the cache rows of the step's tokens, [1] each: the first, and the one after the last."""
+    """Emit the range of cache rows that this step writes: start and end (exclusive), [1] each."""
     graph, start, end = layer.graph, prefix + "start", prefix + "end"
     if not any(start in node.outputs for node in graph.nodes):
         total = graph.add(
@@ -66,7 +66,7 @@ def _rows(layer: LayerGraph, prefix: str, x: str) -> tuple[str, str]:
 
 
 def _codes(layer: LayerGraph, what: str, x: str) -> str:
-    """Emit the int8 codes of keys or values x [1, T, heads * width] as [1, heads, T, width]."""
+    """Emit keys or values x [1, T, heads * width] as int8 codes [1, heads, T, width]."""
     graph, at, heads = layer.graph, layer.at + what, layer.shape.n_kv_heads
     # A division and one scale of 1, because onnxruntime's loop over a scale for each channel is slow.
     steps = graph.add("Div", [x, _scales(layer, what, heads)], at + ".steps")
@@ -77,7 +77,7 @@ def _codes(layer: LayerGraph, what: str, x: str) -> str:
 
 
 def _scales(layer: LayerGraph, what: str, heads: int) -> str:
-    """Emit the scales of keys or values [heads * width], for `heads` heads that share them in groups."""
+    """Emit scales of keys or values [heads * width]; a KV head's scales repeat for its group."""
     graph, own, at = layer.graph, layer.shape, f"{layer.at}{what}.scales.{heads}"
     if any(at in node.outputs for node in graph.nodes):
         return at

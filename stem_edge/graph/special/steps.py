@@ -1,9 +1,9 @@
-"""Products for models trained with static activation ranges: inputs and results are whole steps.
+"""Products for models with static activation ranges, which round values to multiples of a step.
 
-MatMulNBits quantizes its input again, to int8 with a scale per block. This changes nothing if a block
-contains the value 127 and only whole numbers from -127 to 127. So inputs are passed as whole numbers of
-steps, and 127 is appended to every (block - 1) of them. The weights have a zero at these places, and their
-scales include the step. The only change is that -128 becomes -127.
+MatMulNBits quantizes its input to int8 with a scale per block. This changes nothing if a block contains
+the value 127 and only whole numbers from -127 to 127. So inputs are passed as whole numbers of steps, and
+127 is appended to every (block - 1) of them. The weights have a zero column there, and their scales include
+the step. Results are exact, except that an input of -128 steps becomes -127.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SteppedProducts(Products):
     ) -> None:
         super().__init__(graph, plan, format)
         self._ranges, self._shapes = config.ranges, backbone_shapes(config)
-        # x, a step, and how it is laid: as it is, or in blocks -> x in steps
+        # (x, step, layout) -> name of x in steps, as it is or in blocks
         self._made: dict[tuple[object, ...], str] = {}
         graph.constant(ZERO, np.array(0, np.int8))
 
@@ -52,7 +52,7 @@ class SteppedProducts(Products):
             ]
             return self.graph.add("Concat", made, name, axis=-1)
         taken, given = ranges[0] or (0.0, 0.0)
-        # The weights of a head have its kind's type under any name, and its result must keep this one.
+        # The head's last node must be called `name`, so its exact product gets another name.
         exact = f"{name}.exact" if kind == "head" and given else name
         if not taken:
             exact = super().product(exact, kind, x, parts, shape)
@@ -67,7 +67,7 @@ class SteppedProducts(Products):
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
 
     def _in_parts(self, x: str, whole: Blocks, shape: tuple[int, int]) -> str:
-        """Emit the product of x with a matrix, as the sum of products with parts of the columns."""
+        """Emit the product of x with a matrix, as a sum over its column ranges (see `apart`)."""
         made = list[str]()
         for item in apart(whole, shape[1]):
             laid = self._capped(x, item, shape[1])
@@ -78,7 +78,7 @@ class SteppedProducts(Products):
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit rows of a matrix, without the extra columns that it has if a head shares it."""
+        """Emit `result`: rows `ids` of a matrix, without the zero columns that a tied head adds."""
         step, _ = self._ranges.get("head", (0.0, 0.0))
         if not (self.format.tied and step) or self.format.bits(kind) == 32:
             return super().rows(name, kind, ids, result, shape)
@@ -97,13 +97,13 @@ class SteppedProducts(Products):
         if key not in self._made:
             result = result or f"{x}.on_{step!r}"
             codes = self._codes(x, step, result)
-            # Not DequantizeLinear, which onnxruntime moves through other nodes and loses the type of.
+            # Not DequantizeLinear, which onnxruntime moves through other nodes, with a wrong type.
             whole = self.graph.add("Cast", [codes], f"{result}.whole", to=1)
             self._made[key] = self.graph.add("Mul", [whole, self.graph.float(step)], result)
         return self._made[key]
 
     def _capped(self, x: str, item: Blocks, of: int) -> str:
-        """Emit an item's columns of x [B, T, of] in steps, with 127 appended at the end of each block."""
+        """Emit the item's columns of x [B, T, of], in steps, with 127 at the end of each block."""
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
@@ -114,7 +114,7 @@ class SteppedProducts(Products):
             # Not by Gather, which takes three times as long, because it copies value by value.
             blocks = -(-width // (block - 1))
             if more := blocks * (block - 1) - width:
-                # With zeros: kernels add the middle code times all inputs and take it away again, so
+                # With zeros, because kernels add the middle code times all inputs and subtract it again:
                 # a block filled up with 127 would lose its last digits.
                 codes = self._longer(codes, more, 0, f"{result}.whole")
             apart = graph.reshape(codes, [0, 0, blocks, block - 1], f"{result}.apart")
@@ -124,13 +124,13 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _longer(self, codes: str, more: int, value: int, result: str) -> str:
-        """Emit codes with `more` values appended along the last axis."""
+        """Emit `codes` with `more` times `value` appended along the last axis."""
         constant = self.graph.constant(f"int8.{value}", np.array(value, np.int8))
         pads, axis = self.graph.sizes([0, more]), self.graph.sizes([-1])
         return self.graph.add("Pad", [codes, pads, constant, axis], result)
 
     def _clipped(self, x: str, step: float) -> str:
-        """Emit x as whole numbers of steps, int8, from -127 to 127."""
+        """Emit round(x / step) as int8, clipped to -127 to 127."""
         key, graph, result = (x, step), self.graph, f"{x}.by_{step!r}"
         if key not in self._made:
             least = graph.constant(f"int8.{-TOP}", np.array(-TOP, np.int8))
@@ -144,10 +144,10 @@ class SteppedProducts(Products):
 
 
 def apart(whole: Blocks, width: int) -> list[Blocks]:
-    """Divide a matrix, if it pays, into its whole blocks and a smaller 4-bit block of leftover columns.
+    """Split leftover columns, fewer than a block, off a 2-bit matrix, as one smaller 4-bit block.
 
-    It pays with 2 bits, whose kernels read four blocks at a time and would pad 1536 columns to 2048. With
-    4 bits, they would be 1664, and a second product takes prompts an eighth longer.
+    2-bit kernels read four blocks at a time and would pad 1536 columns to 2048. A 4-bit matrix stays whole:
+    it has 1664 columns then, and a second product would slow prompts by an eighth.
     """
     end = width // (whole.block - 1) * (whole.block - 1)
     for block in SMALL_BLOCKS if whole.bits == 2 else ():
@@ -164,6 +164,6 @@ def capped_width(width: int, block: int) -> int:
 
 
 def places(width: int, block: int) -> I64:
-    """Return, for each column of a matrix, its index after zero columns are added to blocks."""
+    """Return each column's index [width] after a zero column is added at the end of each block."""
     columns = np.arange(width, dtype=np.int64)
     return columns // (block - 1) * block + columns % (block - 1)
