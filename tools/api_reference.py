@@ -1,4 +1,4 @@
-"""Write docs/api.md: the public names of stem_edge, from signatures, docstrings and the comments of fields.
+"""Write docs/api.md: public names of stem_edge, with their signatures and descriptions.
 
 python tools/api_reference.py
 """
@@ -22,12 +22,12 @@ The public names of `stem_edge`, and the classes that they return. [python.md](p
 numpy's, with their shapes in brackets: T tokens, a vocabulary of V. Sizes are in bytes and times in seconds, unless a name says
 otherwise. `python tools/api_reference.py` writes this page from the docstrings.
 """
-# Classes that a public name returns, and what users hold of a Model.
+# Classes that public functions or a Model return.
 RETURNED = ("apps.batches.batch.Batch", "bundle.opening.Bundle", "runtime.conversations.conversation.Conversation",
             "runtime.stats.GenerationStats", "runtime.rows.ngram_rows.NgramRows",
             "apps.measuring.quality.quality.Quality", "apps.measuring.runs.results.Report",
             "runtime.rows.table_arrays.Tables")  # fmt: skip
-# Members that the package itself and its tests call.
+# Members for the package and its tests only, which the page leaves out.
 INSIDE = {"Model.chat", "Model.check_grammar", "Model.chosen", "Model.engine", "Model.limit_texts", "Model.stepping",
           "MemoryPlan.computing", "MemoryPlan.measured", "MemoryPlan.more_slots", "NgramRows.counters",
           "Conversation.prompt", "GenerationStats.planned", "SamplingParams.resolved", "Tables.kind", "Tables.layout",
@@ -41,7 +41,7 @@ STARS: dict[griffe.ParameterKind | None, str] = {
 
 
 class Reference:
-    """The package as griffe reads it, without importing it."""
+    """The public names of stem_edge, read by griffe, which does not import the package."""
 
     def __init__(self) -> None:
         loader = griffe.GriffeLoader(search_paths=[ROOT], allow_inspection=False)
@@ -59,7 +59,7 @@ class Reference:
         return found.final_target if isinstance(found, griffe.Alias) else found
 
     def page(self) -> str:
-        """Return the whole page."""
+        """Return docs/api.md as Markdown."""
         functions = [part for one in self.functions for part in (f"### {one.name}", *_of(one))]
         classes = [part for one in self.classes for part in self._of_class(one)]
         returned = [self._objects[f"stem_edge.{name}"] for name in RETURNED]
@@ -74,14 +74,14 @@ class Reference:
         return "\n\n".join([*parts, "## Errors", "Of `stem_edge.errors`.", errors]) + "\n"
 
     def members(self, one: griffe.Class) -> list[griffe.Function | griffe.Attribute]:
-        """Public fields, properties and methods of a class and of those that it is made of."""
+        """Return public fields, properties and methods of a class, inherited ones included."""
         found = [self._found(member.path) for member in one.all_members.values()]
         public = [each for each in found if each.name.islower() and each.name[0] != "_"]
         public = [each for each in public if f"{one.name}.{each.name}" not in INSIDE]
         return [one for one in public if isinstance(one, griffe.Function | griffe.Attribute)]
 
     def fields(self, one: griffe.Class) -> dict[str, tuple[griffe.Attribute, str]]:
-        """Name -> attribute, and what docstrings and comments say of it."""
+        """Return field name -> (attribute, description from a docstring or comment)."""
         found = [each for each in self.members(one) if isinstance(each, griffe.Attribute)]
         said, _ = _read(one, {field.name for field in found})
         return {field.name: (field, said.get(field.name) or _said(field)) for field in found}
@@ -100,7 +100,7 @@ class Reference:
 
 
 def _of(function: griffe.Function) -> Iterator[str]:
-    """Yield signature, text and parameters of a function."""
+    """Yield the Markdown of a function: signature, text and parameters."""
     given = [each for each in function.parameters if each.name not in ("self", "cls")]
     yield _signature(function, given)
     more = any(STARS.get(each.kind) == "**" for each in given)
@@ -131,7 +131,7 @@ def _typed(parameter: griffe.Parameter) -> str:
 
 
 def _read(one: griffe.Object, names: Collection[str] | None) -> tuple[dict[str, str], str]:
-    """Return the descriptions of names in a docstring, and its other paragraphs. names: None: of any."""
+    """Return a docstring's descriptions (name -> text) and other text. names: None: any name."""
     said, paragraphs = dict[str, str](), list[str]()
     for paragraph in (one.docstring.value if one.docstring else "").split("\n\n"):
         lines, entries, rest = paragraph.splitlines(), tuple[str, ...](), list[str]()
@@ -158,7 +158,7 @@ def _line(one: griffe.Object) -> str:
 
 
 def _said(field: griffe.Attribute) -> str:
-    """Return a property's docstring, or the comment behind a field, or else above it."""
+    """Return the description of a field: its docstring, or the comment behind it or above it."""
     if field.docstring is not None or not isinstance(field.filepath, Path):
         return _line(field)
     lines = field.filepath.read_text("utf-8").splitlines()[: field.endlineno]

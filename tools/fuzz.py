@@ -1,4 +1,4 @@
-"""Feed mutants of valid files to every reader of files that somebody else may have made.
+"""Test every reader of untrusted files with mutants of valid files.
 
     python tools/fuzz.py --list
     python tools/fuzz.py manifest                      # 200,000 inputs
@@ -6,8 +6,8 @@
 
 Within 10 seconds and 1 GiB, each input must be read or be refused with a StemEdgeError: one printable
 line that names the file. Any other outcome ends the run with exit status 1, and a minimized input is
-written to build/fuzz. The current input is there as `running`, in case it kills the process or
-hangs for a minute.
+written to build/fuzz. The file `running` in that folder is the current input, for the case that it kills
+the process or hangs for a minute.
 
 Seeds are in tests/data/fuzz/TARGET, together with findings that have been fixed. Linux and macOS.
 """
@@ -31,7 +31,7 @@ FINDINGS, RUNNING = Path("build/fuzz"), "running"  # folder, and file in it with
 
 
 def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
-    """Run inputs as the command line asks; the target reads its files in `folder`."""
+    """Run the inputs that the command line asks for; the target reads its files in `folder`."""
     findings = FINDINGS / args.target
     findings.mkdir(parents=True, exist_ok=True)
     limit_this_process()

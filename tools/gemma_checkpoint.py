@@ -1,8 +1,8 @@
 """Checkpoints of random weights in the shapes of Gemma 4, as Hugging Face folders in bfloat16.
 
-They are for benchmarks: names and sizes are real, the generated text is noise. Gemma 4 may be packed
-as QAT for phones leaves it (`quant_method: gemma`). The command is tools/make_checkpoint.py. Tensors
-are written in pieces, so that a checkpoint may be larger than memory.
+They are for benchmarks: names and sizes are real, the generated text is noise. Weights can be quantized
+as in Google's QAT checkpoints for phones (`quant_method: gemma`). The command is tools/make_checkpoint.py.
+Tensors are written in pieces, so that a checkpoint may be larger than memory.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 
 Tensors = dict[str, Tensor]
 SHARD_NBYTES = 2 << 30
-# Shapes of which there are checkpoints trained for phones, and the bits of their per-layer embeddings.
+# Shapes that Google also trained for phones -> bits of a value in the per-layer embeddings.
 PACKED = {"gemma-4-e2b": 4, "gemma-4-e4b": 2}
-FLOATS = ("per_layer_model_projection", "norm", "layer_scalar")  # how names without codes end
-STEP, GATE_STEP = 0.05, 0.3  # gates take hidden states, which no norm made small
+FLOATS = ("per_layer_model_projection", "norm", "layer_scalar")  # endings of float modules
+STEP, GATE_STEP = 0.05, 0.3  # gates get hidden states that no norm has scaled
 COMMON: dict[str, Any] = {
     "dtype": "bfloat16",
     "vocab_size_per_layer_input": 262_144,
@@ -80,7 +80,7 @@ DRAFTER: dict[str, Any] = {
 
 
 def describe(name: str, packed: bool = False, **changes: Any) -> dict[str, Any]:
-    """Return the config.json of a shape."""
+    """Return the config.json of shape `name`. changes: keys with other values."""
     if name == ASSISTANT:
         return DRAFTER
     own, sizes, every = SHAPES[name]
@@ -92,7 +92,7 @@ def describe(name: str, packed: bool = False, **changes: Any) -> dict[str, Any]:
 
 
 def _pack(config: dict[str, Any], row_bits: int) -> dict[str, Any]:
-    """Return the config.json of a model that is packed by the rules of Google's E2B."""
+    """Return config.json for a quantized model, with the bits of each module as in Google's E2B."""
     rules = {
         r"embed_tokens$|lm_head": 2,
         "embed_tokens_per_layer": row_bits,
@@ -109,10 +109,10 @@ def _pack(config: dict[str, Any], row_bits: int) -> dict[str, Any]:
 
 
 def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
-    """Write the new folder `out` and return it."""
+    """Write a checkpoint with this config.json to the new folder `out`, and return `out`."""
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    if "vocab_size" in config:  # an assistant has that of its model
+    if "vocab_size" in config:  # an assistant has no tokenizer of its own
         write_tokenizer(out, config["vocab_size"])
     shards = list(_shards(_tensors(config)))
     weight_map: dict[str, str] = {}
@@ -126,7 +126,7 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
 
 
 def _tensors(config: dict[str, Any]) -> Tensors:
-    """Return all tensors by Hugging Face's names."""
+    """Return tensor name (Hugging Face's) -> tensor, for the whole checkpoint."""
     if config["model_type"] == KIND:
         return _of_assistant(config)
     kind = KINDS[config["model_type"]]
@@ -159,7 +159,7 @@ def _of_assistant(config: dict[str, Any]) -> Tensors:
 
 
 def _packed(config: dict[str, Any], module: str, shape: tuple[int, ...]) -> Tensors:
-    """Return the tensors that stand for the weight of a module."""
+    """Return the tensors of a quantized module: codes, scales, and steps of its activations."""
     rules = config[form.QUANTIZED]["module_quant_configs"].items()
     bits = next((own["num_bits"] for rule, own in rules if re.search(rule, module)), 4)
     codes = Tensor((shape[0], shape[1] * bits // 8), "I8" if bits == 8 else "U8", bits)

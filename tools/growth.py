@@ -1,4 +1,4 @@
-"""What a long run of a process leaks: the growth of memory, threads and open files between samples."""
+"""Measures what a process leaks in a long run: growth of memory, threads and open files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth over a soak, without the warm-up."""
+    """Growth of a process's resources over a long run, without the warm-up."""
 
     slope: float  # bytes per 10,000 generations or requests
     error: float  # standard error of the slope, because memory goes up and down by itself
@@ -31,12 +31,12 @@ class Growth:
     more_files: int
 
     def flat(self, max_slope: float) -> bool:
-        """Return True if nothing grows for sure."""
+        """Return False if memory certainly grows by max_slope, or if threads or files grow."""
         least = self.slope - 2 * self.error
         return least < max_slope and self.more_threads <= 0 and self.more_files <= 0
 
     def line(self, last: Sample) -> str:
-        """Return a part of a report."""
+        """Return the growth as text for a report. last: the last sample of the run."""
         return (
             f"memory {last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000 "
             f"(standard error {self.error / 2**20:.2f}); "
@@ -45,7 +45,7 @@ class Growth:
 
 
 def growth(samples: Sequence[Sample]) -> Growth:
-    """Return the growth. Threads come and go with the load, so the highest counts are compared."""
+    """Return the growth. Threads and files vary, so the peaks of both halves are compared."""
     warm = samples[int(WARM_UP * len(samples)) :]
     done, memory = np.array([[sample.done, sample.memory] for sample in warm], float).T
     slope = error = 0.0

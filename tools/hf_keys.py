@@ -1,9 +1,9 @@
-"""Write the keys of config.json that the installed transformers knows, for each model_type that is read here.
+"""Write keys.json: keys of config.json that the installed transformers knows, by model_type.
 
     python tools/hf_keys.py    # writes export/checkpoints/hugging_face/keys.json
 
-A key is known if a configuration class has it as a field or takes it out of its arguments, or if code
-that computes looks for it in any configuration. Its default is the value that counts without it.
+A key is known if it is a field of a configuration class, if the class takes it out of its arguments, or
+if modeling code looks it up in the configuration. Its default is the value in effect without the key.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from stem_edge.export.checkpoints.hugging_face.keys import FILE, KnownKeys
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 
-# What makes a configuration of the keys of a file.
+# Methods that take keys of a file out of the arguments.
 MAKERS = ("__post_init__", "convert_rope_params_to_dict")
 TAKEN = re.compile(r'kwargs\.(?:pop|get)\(\s*"(\w+)"(?:, ([^,()]+))?')
-# Modules of transformers that compute for every model, beside the model's own.
+# Modeling code that all models share, in addition to the model's own module.
 SHARED = ("masking_utils.py", "cache_utils.py", "modeling_rope_utils.py")
 LOOKED_FOR = re.compile(
     r'(?:get|has)attr\([^,()]*config(?:\.\w+\([^()]*\))?, "(\w+)"(?:, ([^,()]+))?'
@@ -34,7 +34,7 @@ LOOKED_FOR = re.compile(
 
 
 def known_keys() -> KnownKeys:
-    """Return what the installed transformers knows."""
+    """Return the known keys of config.json: those of all model types, and the rest by type."""
     models = {kind: _known(kind) for kind in KINDS if kind in CONFIG_MAPPING}
     first, *others = models.values()
     every = {
@@ -48,7 +48,7 @@ def known_keys() -> KnownKeys:
 
 
 def _known(kind: str) -> dict[str, Any]:
-    """Return key -> default of a model_type."""
+    """Return known key -> default for the model_type `kind`."""
     config = CONFIG_MAPPING[kind]
     file = Path(inspect.getfile(config))
     folder = Path(inspect.getfile(transformers)).parent

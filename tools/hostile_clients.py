@@ -2,9 +2,9 @@
 
     python tools/hostile_clients.py [BUNDLE] [--memory 400MB] [--seconds 5] [--files 128]
 
-Starts `stem-edge serve` with so few open files, and says of each attack how it was answered, how long
-/health took at most meanwhile, the most anonymous memory, and the size of the log. Exit status 1 if
-/health takes over 0.2 s, memory exceeds the plan (of /props), or the log has 10 kB or more.
+Starts `stem-edge serve`, which may open FILES files. Prints for each attack: status of the answers, longest
+wait for /health, peak of anonymous memory, and size of the log. Exit status 1 if an attack makes /health
+take over 0.2 s, memory exceed the limit (of /props), or the log reach 10 kB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.system.process_memory import MemoryReader
 
 POST = "POST /{} HTTP/1.1\r\nHost: localhost\r\n"
-MOST_SECONDS = 0.2  # of /health
+MOST_SECONDS = 0.2  # for an answer of /health
 MOST_LOG = 10_000  # bytes
 MOST_WAIT = 60.0  # seconds for an answer
 
@@ -42,30 +42,30 @@ class Target:
     seconds: float  # that idle clients stay
 
     def connected(self, sent: bytes = b"") -> socket.socket:
-        """Open a connection and send bytes on it."""
+        """Open a connection, send bytes, and return the connection."""
         client = socket.create_connection((HOST, self.port), MOST_WAIT)
         with suppress(ConnectionError):  # the server may have refused it already
             client.sendall(sent)
         return client
 
     def status(self, sent: bytes) -> str:
-        """Return the status of the answer to a request."""
+        """Send a request and return the status of the answer."""
         with self.connected(sent) as client, suppress(ConnectionError):
             return client.recv(12).decode()[9:] or "closed"
         return "reset"
 
     def post(self, path: str, body: bytes) -> str:
-        """Return the status of the answer to a request with JSON."""
+        """POST a JSON body to `path` and return the status of the answer."""
         return self.status(request(path, body))
 
 
 def request(path: str, body: bytes) -> bytes:
-    """Return a request with a body."""
+    """Return the bytes of a POST request."""
     return (POST.format(path) + f"Content-Length: {len(body)}\r\n\r\n").encode() + body
 
 
 def idle(target: Target) -> Iterator[str]:
-    """300 clients send a head and one byte of a body."""
+    """300 clients send headers and one byte of a body."""
     begun = (POST.format("v1/completions") + "Content-Length: 100\r\n\r\n{").encode()
     with ExitStack() as held:
         clients = [held.enter_context(target.connected(begun)) for _ in range(300)]
@@ -83,7 +83,7 @@ def unread(target: Target) -> Iterator[str]:
 
 
 def texts(target: Target) -> Iterator[str]:
-    """3 MB of a prompt, then 65 kB, four at a time."""
+    """One prompt of 3 MB, then four at once of 65 kB."""
     yield target.post("v1/completions", _prompt("\u0f0b" * (1 << 20)))
     yield from _together(4, lambda: target.post("v1/completions", _prompt("\u0f0b" * 21_800)))
 
@@ -95,7 +95,7 @@ def chunks(target: Target) -> Iterator[str]:
 
 
 def values(target: Target) -> Iterator[str]:
-    """16 MB of empty objects, as many as are allowed, and 40 together with half as many."""
+    """16 MB of empty objects; as many as are allowed; 40 requests at once with half as many."""
 
     def objects(count: int) -> str:
         return target.post("v1/chat/completions", b'{"messages":[%b{}]}' % (b"{}," * count))
@@ -105,7 +105,7 @@ def values(target: Target) -> Iterator[str]:
 
 
 def grammars(target: Target) -> Iterator[str]:
-    """Grammars that become too large while they are used."""
+    """Grammars that become too large during decoding."""
     for regex in ("a{1000000000}", "(?i)(?:abc)*" * 500):
         body = json.dumps({"prompt": "a", "guided_regex": regex})
         yield target.post("v1/completions", body.encode())
@@ -139,7 +139,7 @@ def _together(count: int, ask: Callable[[], str]) -> list[str]:
 
 
 def asked(port: int, path: str) -> bytes:
-    """Return the body of an answer of 200. Raises OSError for any other."""
+    """GET `path` and return the body of the answer. Raises OSError if the status is not 200."""
     with urllib.request.urlopen(f"http://{HOST}:{port}{path}", timeout=MOST_WAIT) as answer:
         return bytes(answer.read())
 
@@ -147,7 +147,7 @@ def asked(port: int, path: str) -> bytes:
 def attacked(
     attack: Callable[[Target], Iterator[str]], target: Target, memory: MemoryReader, log: Path
 ) -> bool:
-    """Attack once, ask for /health and read memory every 20 ms meanwhile, and print a line."""
+    """Attack; poll /health and memory every 20 ms; print a line; return True if within limits."""
     ended, waits, peaks = threading.Event(), [0.0], [0]
 
     def watch() -> None:

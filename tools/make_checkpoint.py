@@ -6,7 +6,7 @@
     python tools/make_checkpoint.py OUT --shape gemma-4-e2b-assistant
 
 For tests and benchmarks: the shapes are real, generated text is noise. Tables are written in pieces,
-so they may be larger than memory: STEM-1/3 of the 1B shape takes 13 GB on disk.
+so they may be larger than memory: with every third layer, the 1B shape takes 13 GB on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import gemma_checkpoint
 import torch
 from gemma_checkpoint import describe, write_gemma
 
-MIX = "feed_forward.alpha"  # belongs to no module, so it is not a `.weight`
+MIX = "feed_forward.alpha"  # a parameter without a module, so its name has no `.weight`
 Layout = Literal["training", "consolidated"]  # tables in shards of columns, or in one file
 # Tables are cut from one block of this many random values: drawing 17 billion would take minutes.
 NOISE_VALUES = 1 << 22
@@ -32,7 +32,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model by the trainer's names, except that the FFN width is given, not derived."""
+    """Sizes of a model, named as in the trainer, except d_ff, which is the real FFN width."""
 
     vocab_size: int = 300
     dim: int = 32
@@ -47,7 +47,7 @@ class Shape:
     mixed: bool = False  # STEM layers keep w3, as in stem_dag
 
     def backbone(self) -> dict[str, tuple[int, ...]]:
-        """Map the name of each tensor outside the tables to its shape."""
+        """Return name -> shape of each tensor outside the tables."""
         heads = self.dim // self.n_heads
         kv = self.n_kv_heads * heads
         shapes: dict[str, tuple[int, ...]] = {"tok_embeddings": (self.vocab_size, self.dim)}
@@ -67,7 +67,7 @@ class Shape:
         return shapes
 
     def params(self, parts: int, dtype: str) -> dict[str, Any]:
-        """Content of params.json."""
+        """Return the content of params.json."""
         model = asdict(self)
         model.pop("mixed")
         model |= {"stem_embedding_dim": model.pop("d_ff"), "weight_tying": model.pop("tied_head")}
@@ -91,7 +91,7 @@ GEMMAS = [*gemma_checkpoint.SHAPES, gemma_checkpoint.ASSISTANT]
 
 
 def stem_layers(ratio: str, n_layers: int) -> tuple[int, ...]:
-    """Return the layers with a table: every third or second, all but the first, or none."""
+    """Return the layers that get a table: every third, every second, all but the first, or none."""
     spans = {"third": (2, 3), "half": (1, 2), "full": (1, 1), "dense": (n_layers, 1)}
     return tuple(range(spans[ratio][0], n_layers, spans[ratio][1]))
 
@@ -106,7 +106,7 @@ def write_checkpoint(
     prefix: str = "",
     seed: int = 0,
 ) -> Path:
-    """Write the folder `out` and return it. `parts` is the number of column shards."""
+    """Write a random checkpoint to `out` and return `out`. parts: number of column shards."""
     kind = DTYPES[dtype]
     backbone = {
         prefix + name + ".weight" * (not name.endswith(MIX)): torch.empty(size, dtype=kind)
@@ -140,7 +140,7 @@ def _weight(name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
 def _write_tables(
     path: Path, names: list[str], shape: Shape, columns: range, kind: torch.dtype, seed: int
 ) -> None:
-    """Write some columns of all tables, first as a sparse file and then through a memory map."""
+    """Write some columns of all tables: create a sparse file, then fill it through a memory map."""
     size = (shape.vocab_size, len(columns))
     state = {name: torch.empty(size, dtype=kind) for name in names}
     with torch.serialization.skip_data():

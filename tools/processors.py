@@ -1,4 +1,4 @@
-"""Run the tests that depend on the processor on other processors than this machine's.
+"""Run processor-dependent tests on processors that this machine does not have.
 
     python tools/processors.py                           on all of them
     python tools/processors.py arm64 arm64-old
@@ -8,11 +8,11 @@
     arm64       with dot products (Cortex-A76): phones since 2019, Raspberry Pi 5
     arm64-old   without (Cortex-A53): Raspberry Pi 3
 
-avx2 runs here at full speed, with the packages of the current Python, where this processor has no more or
-can hide it (Intel, Linux; tools/hide_vnni.c). qemu emulates the others, some twenty times slower, on
-Linux and as root. The first run downloads wheels and Debian packages, which are unpacked but not
-configured, into build/processors: half a minute and 400 MB, safe to delete. The command sees only a copy
-of the project in there. torch is left out, because it is larger than all the rest together.
+avx2 runs at full speed with the packages of the current Python, if this processor has no newer features or
+can hide them (Intel, Linux; tools/hide_vnni.c). qemu emulates the arm64 ones, some twenty times slower, on
+Linux and as root. Their first run downloads wheels and Debian packages, which are unpacked but not
+configured, into build/processors: half a minute and 400 MB, safe to delete. There, the command sees only a
+copy of the project, and no torch, which is larger than all other packages together.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TOOLS = {"mmdebstrap": "mmdebstrap", "unshare": "util-linux", "cc": "gcc"}
 PACKAGES = "base-files,python3,libstdc++6,ca-certificates"
 MACHINE = "aarch64"  # of the emulated processors, as wheels and qemu's programs call it
 GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
-# Tests of what computes or moves bytes, except those that need torch: logits of the trainers'
-# checkpoints, kernels, rows, caches, edits, prompts that are kept.
+# Tests of code that computes or moves bytes, except those that need torch: logits of the trainers'
+# checkpoints, kernels, rows, caches, edits, cached prompts.
 FILES = [
     *(f"blackbox/test_{name}.py" for name in ("conformance", "kept_prompts")),
     "tools/test_demo_logits.py",
@@ -89,14 +89,14 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def cpu_words() -> set[str]:
-    """Words of /proc/cpuinfo; none except on x86-64 Linux."""
+    """Return the words of /proc/cpuinfo; an empty set if this is not x86-64 Linux."""
     path = Path("/proc/cpuinfo")
     known = platform.machine() == "x86_64" and path.exists()
     return set(path.read_text().split()) if known else set()
 
 
 def run_hidden(arguments: Sequence[str]) -> int:
-    """Run Python on this processor without what is newer than AVX2. Raises UnavailableError."""
+    """Run Python here, with features newer than AVX2 hidden. Raises UnavailableError."""
     BUILD.mkdir(parents=True, exist_ok=True)
     library = BUILD / "hide_vnni.so"
     source = Path(__file__).with_name("hide_vnni.c")
@@ -111,7 +111,7 @@ def run_hidden(arguments: Sequence[str]) -> int:
 
 
 def run_emulated(model: str, arguments: Sequence[str]) -> int:
-    """Run Python on a processor of qemu's, in its own root folder, after installing all there.
+    """Run Python on a processor that qemu emulates; first install Python in a root folder.
 
     Raises UnavailableError.
     """
@@ -136,14 +136,14 @@ def run_emulated(model: str, arguments: Sequence[str]) -> int:
 
 
 def known_files() -> list[str]:
-    """Names of the project's files: tracked, and new ones that git does not ignore."""
+    """Return names of the project's files: tracked files, and new ones that git does not ignore."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     found = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [name for name in found.split("\0") if name and os.path.lexists(ROOT / name)]
 
 
 def find_tools() -> Path:
-    """Return the emulator's path. Raises UnavailableError naming what is missing."""
+    """Return the path of qemu. Raises UnavailableError if a program is missing."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise UnavailableError("emulating needs Linux and root; run it in a container, as root")
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
@@ -168,7 +168,7 @@ def make_root(root: Path) -> None:
 
 
 def requirements() -> list[str]:
-    """Requirements of the tests, from pyproject.toml."""
+    """Return the packages that the tests need, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     own = [name for name in extras["dev"] if name.startswith(("pytest", "hypothesis", "onnx"))]
@@ -178,7 +178,7 @@ def requirements() -> list[str]:
 def _compile_launcher(path: Path, model: str) -> None:
     """Compile a native program that starts the emulated Python.
 
-    The emulated Python must find it as its own executable, or it could not start other processes.
+    The emulated Python must believe that this program is its executable, to start other processes.
     """
     compiler = ["cc", "-static", "-x", "c", "-o", str(path), "-"]
     subprocess.run(compiler, input=LAUNCHER % model, text=True, check=True)
@@ -195,7 +195,7 @@ def main() -> int:
 
 
 def parse(arguments: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Return the processors, and the commands (arguments of Python) to run on each."""
+    """Return the processors, and the commands (as arguments of Python) to run on each of them."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files with random values, drawn in pieces as they are written."""
+"""Random tensors of safetensors files, drawn in pieces while they are written."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ BLOCK_NBYTES = 1 << 23
 
 
 class Tensor(NamedTuple):
-    """What a file says of a tensor, and how its values are drawn."""
+    """Shape and dtype of a tensor, and how its values are drawn."""
 
     shape: tuple[int, ...]
     dtype: str = "BF16"
-    bits: int = 0  # of codes
-    value: float = 1.0  # of a scalar or a norm, or the middle of scales
+    bits: int = 0  # of a quantized value (code); 0: not quantized
+    value: float = 1.0  # of a scalar or norm; the middle of random scales
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """Size in the file, in bytes."""
         return {"BF16": 2, "F32": 4, "I64": 8}.get(self.dtype, 1) * math.prod(self.shape)
 
     def pieces(self, random: np.random.Generator) -> Iterator[Bytes]:
-        """Yield the bytes: codes; matrices are noise over sqrt(width), or scales if they are float32.
+        """Yield the tensor's bytes: noise / sqrt(width) for a matrix, or codes if it is quantized.
 
-        Integers are each of 0, 1, ... once.
+        A float32 matrix has random scales around `value`; I64 is a permutation of 0, 1, ...
         """
         if self.dtype == "I64":
             yield random.permutation(self.shape[0]).view(np.uint8)
@@ -62,7 +62,7 @@ def _noise(halvings: int) -> Bytes:
 
 @cache
 def _codes(bits: int) -> Bytes:
-    """Draw codes of a normal distribution, low bits first; those of 8 bits are signed."""
+    """Return a block of normally distributed codes, low bits first; 8-bit codes are signed."""
     half, each = 1 << bits - 1, 8 // bits
     drawn = np.random.default_rng(bits).standard_normal((each, BLOCK_NBYTES), np.float32)
     codes = np.rint(drawn * (half / 2.5)).clip(-half, half - 1).astype(np.int16)

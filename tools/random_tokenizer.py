@@ -1,6 +1,6 @@
-"""A tokenizer of random words in the sizes of Gemma's: BPE with tokens for bytes, some two merges a token.
+"""A BPE tokenizer of random words, as large as Gemma's: byte tokens, about two merges a token.
 
-Reading it costs what reading the real one costs, while its words mean nothing.
+It takes as much time and memory to read as Gemma's tokenizer, but its words mean nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tokenizers import (
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
-UNUSED = 6_242  # tokens that are split off before the model, as far as there is room
-# First and last character of the scripts that tokens begin as.
+UNUSED = 6_242  # tokens named <unusedN>, at most; BPE never splits or merges them
+# First and last character of the scripts whose characters are tokens.
 SCRIPTS = ("az", "!~", "¡ſ", "Ͱϡ", "Аӿ", "अॿ", "一兿", "가괿", "ぁヿ")
 MAX_CHARS = 16
-# Most words end with one of few letters, and begin as an early one does: so 262,144 have 505,000 merges.
+# Most words are an early word and one of 14 letters, so that 262,144 words have 505,000 merges.
 ANY_END, LETTERS, EARLY = 0.05, 14, 1.5
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write tokenizer.json, in which all ids have a token, and tokenizer_config.json.
+    """Write tokenizer.json, with a token for every id, and tokenizer_config.json.
 
-    llama.cpp's converter cuts the embedding to those that have.
+    llama.cpp's converter would cut the rows of ids without a token off the embedding.
     """
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     room = vocab_size - len(SPECIAL) - len(bytes_)
@@ -75,7 +75,7 @@ def _words() -> Iterator[str]:
 
 
 def _merges(words: list[str]) -> list[tuple[str, str]]:
-    """Return every way to join two words into a third, as converters of sentencepiece's models do."""
+    """Return all pairs of words that join to a word, like converters of sentencepiece do."""
     known = set(words)
     splits = ((word[:at], word[at:]) for word in words for at in range(1, len(word)))
     return [pair for pair in splits if known.issuperset(pair)]

@@ -1,4 +1,4 @@
-"""A server of its own for a tool."""
+"""Starts `stem-edge serve` for another tool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 120.0  # to start
 def served(
     bundle: Path, *options: str, files: int = 1024, log: IO[bytes] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Run stem-edge serve with a limit of open files; yield its port and process id once it is loaded."""
+    """Run stem-edge serve with a limit on open files; yield (port, process id) when it is ready."""
     with socket.create_server((HOST, 0)) as free:
         port = int(free.getsockname()[1])
     serve = f'ulimit -n {files}; exec "$0" -m stem_edge serve "$@" --port {port}'

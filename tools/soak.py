@@ -1,14 +1,14 @@
-"""Ask a server thousands of times, leave it in every way, and check its answers and what it holds.
+"""Send a server thousands of requests, disconnect in every way, and check answers and resources.
 
     python tools/soak.py [BUNDLE] --minutes 60
     python tools/soak.py BUNDLE --requests 2000 --json
 
-Starts `stem-edge serve --exact`, so that each answer has the tokens that it has alone. Requests are of
-both OpenAI interfaces, streamed and not, greedy and sampled, with stop texts and schemas, and turns of conversations. A
-third is left: before the answer or in its midst; some clients read slowly, and
-some send what is no request. Every answer that is not left must be the one in process. Exit status 1 if one is not, if memory
-grows by 2 MiB or more in 10,000 requests for sure, or if the later half of them sees more threads or open files
-than the first.
+Starts `stem-edge serve --exact`, so that an answer does not depend on other requests. Requests use both
+OpenAI interfaces, streamed or not, greedy or sampled, with stop texts, schemas and conversations. In a third
+of them, the client disconnects before or during the answer. Some clients read slowly, and some send invalid
+requests. Every complete answer must equal the answer of the model in this process. Exit status 1 if an answer
+differs, if memory certainly grows by 2 MiB or more per 10,000 requests, or if the second half of the requests
+has more threads or open files than the first half.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stem_edge.runtime import Model
 from stem_edge.system.process_memory import MemoryReader
 
 CASES = 48  # different requests, whose answers are known
-TURNS = 4  # of each conversation; there are as many as there are cases with a schema
+TURNS = 4  # of each conversation; one conversation for each case with a schema
 CLIENTS = 12  # at a time
 BETWEEN_SAMPLES = 10  # requests of each client
 MAX_SLOPE = 2 << 20  # bytes per 10,000 requests
@@ -60,7 +60,7 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class Case:
-    """A request and the text that answers it. then: the next turn of the conversation."""
+    """A request and its right answer. then: the conversation's next request, if any."""
 
     path: str
     body: dict[str, Any]
@@ -69,7 +69,7 @@ class Case:
 
 
 def cases(model: Model, count: int) -> list[Case]:
-    """Make requests, and answer them in process."""
+    """Make `count` requests, and conversations, with the answers of the model in this process."""
     rng = np.random.default_rng(0)
     found = list[Case]()
     for number in range(count):
@@ -93,7 +93,7 @@ def cases(model: Model, count: int) -> list[Case]:
 
 
 def conversation(model: Model, tokens: int, options: dict[str, Any]) -> Case:
-    """Hold a conversation with the model itself, to know the right answers; return its first turn."""
+    """Hold a conversation in this process, to know the right answers; return its first turn."""
     turns = list[Case]()
     with model.conversation() as talk:
         for number in range(TURNS):
@@ -107,21 +107,21 @@ def conversation(model: Model, tokens: int, options: dict[str, Any]) -> Case:
 
 
 class Client:
-    """Asks one request after the other, and counts how they ended."""
+    """Sends one request after the other, and counts how they end."""
 
     def __init__(self, port: int, known: list[Case], seed: int, counts: Counter[str]) -> None:
         self._known, self._counts = known, counts
         self._url = f"http://{HOST}:{port}"
         self._rng = np.random.default_rng(seed)
-        self._next: Case | None = None  # turn of a conversation
+        self._next: Case | None = None  # next request of a conversation
 
     async def ask_some(self) -> None:
-        """Ask a few times."""
+        """Send BETWEEN_SAMPLES requests."""
         for _ in range(BETWEEN_SAMPLES):
             await self.ask()
 
     async def ask(self) -> None:
-        """Ask once, and end it in a random way."""
+        """Send a request; at random, read the answer, disconnect, read slowly, or send nonsense."""
         ways = ["whole", "leave", "slow", "broken"]
         way = str(self._rng.choice(ways, p=[0.65, 0.3, 0.03, 0.02]))
         try:
@@ -141,7 +141,7 @@ class Client:
         stream = bool(self._rng.integers(2))
         body = case.body | {"stream": stream}
         async with httpx2.AsyncClient(base_url=self._url, timeout=SECONDS) as client:
-            if way == "leave":  # before the answer or in its midst
+            if way == "leave":  # before or during the answer
                 with suppress(TimeoutError):
                     async with asyncio.timeout(float(self._rng.exponential(0.05))):
                         await client.post(case.path, json=body)
@@ -175,7 +175,7 @@ def _piece(choice: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Ends of all requests, and growth."""
+    """Result of a soak: how the requests ended, and how the server's resources grew."""
 
     counts: dict[str, int]
     samples: list[Sample]
@@ -183,11 +183,11 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Return True if all answers are right, and nothing grows."""
+        """True if all complete answers are right, and no resource certainly grows."""
         return set(self.counts) <= {"right", "left", "refused"} and self.growth.flat(MAX_SLOPE)
 
     def line(self) -> str:
-        """Return a report of one line."""
+        """Return the result as one line of text."""
         ends = ", ".join(f"{count:,} {end}" for end, count in sorted(self.counts.items()))
         last = self.samples[-1]
         return (
@@ -199,7 +199,7 @@ class Verdict:
 async def soak(
     port: int, server: psutil.Process, known: list[Case], requests: float, minutes: float
 ) -> Verdict:
-    """Ask so often, or for so long, by several clients at a time."""
+    """Send requests from CLIENTS clients at once until `requests` or `minutes` is reached."""
     counts, samples, started = Counter[str](), list[Sample](), time.monotonic()
     clients = [Client(port, known, number, counts) for number in range(CLIENTS)]
     seconds = 0.0

@@ -1,4 +1,4 @@
-"""Write any trainer's STEM model in the schema of stem_edge/export/checkpoints/hugging_face/stem_schema.py.
+"""Write any trainer's STEM model in the schema that `stem-edge export` reads (stem_schema.py).
 
     state = torch.load("last.pt", weights_only=True)["model"]
     names = {
@@ -40,17 +40,17 @@ def save_stem(
     tensors: Mapping[str, Tensor],
     tokenizer: ExportedTokenizer | None = None,
 ) -> None:
-    """Write tensors, named as in the schema, to the folder `out`, and read them back.
+    """Write tensors, named as in the schema, to the folder `out`; check them by reading them.
 
     tokenizer: from convert_tokenizer; without it, put a tokenizer.json there yourself. Raises
     CheckpointError if a tensor is missing, unknown, or has another shape than config says.
     """
-    from huggingface_hub import save_torch_state_dict  # describe needs no torch
+    from huggingface_hub import save_torch_state_dict  # `describe` needs no torch
 
     out.mkdir(parents=True, exist_ok=True)
     tied = tensor_name("head") if config.tied_head else ""
     parts = {n: t.contiguous() for n, t in tensors.items() if n != tied}
-    # A tensor that is part of another one is copied, because safetensors refuses it.
+    # Copy a tensor that is a view of a larger one, because safetensors refuses views.
     alone = {n: t.untyped_storage().nbytes() == t.nbytes for n, t in parts.items()}
     save_torch_state_dict({n: t if alone[n] else t.clone() for n, t in parts.items()}, out)
     _write(out / CONFIG, describe(config))
@@ -80,7 +80,7 @@ def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, 
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """Content of config.json."""
+    """Return the content of config.json."""
     modules = {name: module for module, name in BIAS_NAMES.items()}
     windows = [config.window(layer) for layer in range(config.n_layers)]
     known: dict[str, Any] = {

@@ -13,7 +13,7 @@ ANSWER_TOKENS = 24  # enough for three neighbours, the longest answer
 def accuracies(
     model: DemoModel, tokenizer: DemoTokenizer, prompts: list[Prompt]
 ) -> dict[str, float]:
-    """Share of right greedy answers to the held-out prompts of each fact."""
+    """Return fact -> share of right greedy answers to the held-out prompts of this fact."""
     answers = greedy(model, [tokenizer.prompt(p.text) for p in prompts], ANSWER_TOKENS)
     right: dict[str, list[bool]] = {fact: [] for fact in FACTS}
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -1,4 +1,4 @@
-"""Facts about countries and the sentence forms that state them: all that the demo model is trained on.
+"""Facts about countries, and sentence forms that state them: the demo model's training data.
 
 countries.txt lists only countries with one undisputed answer per column. `neighbours` names some or
 all land neighbours; it is empty for countries without a land border.

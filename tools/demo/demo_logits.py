@@ -31,20 +31,20 @@ NEW_TOKENS = 32
 
 
 def load(*, prefill_graph: bool = False) -> Model:
-    """Load the demo as this processor computes it."""
+    """Load the demo model. prefill_graph: compute prompts with the prefill graph."""
     model = stem_edge.load(demo_bundle())
     model.engine.uses_prefill = prefill_graph
     return model
 
 
 def logits(*, prefill_graph: bool) -> F32:
-    """Logits [positions, V] of every second position of the text."""
+    """Return the logits [positions, V] of every second position of the text."""
     with load(prefill_graph=prefill_graph) as model:
         return model.logits(model.tokenize(TEXT))[::EVERY]
 
 
 def texts(model: Model) -> dict[str, list[int]]:
-    """Map each prompt to the tokens that follow it."""
+    """Return prompt -> token ids that the model generates after it."""
     return {
         prompt: [t for c in model.generate(prompt, max_new_tokens=NEW_TOKENS) for t in c.token_ids]
         for prompt in PROMPTS

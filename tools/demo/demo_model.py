@@ -33,7 +33,7 @@ class DemoConfig:
 
     @property
     def stem_embedding_dim(self) -> int:
-        """F: two thirds of 4 D, rounded up to `multiple_of`, as the trainer does."""
+        """The width F: two thirds of 4 D, rounded up to `multiple_of`, as the trainer does."""
         return -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of
 
 
@@ -116,7 +116,7 @@ class DemoModel(nn.Module):
         return logits
 
     def tables(self) -> list[Tensor]:
-        """U [V, F] of each STEM layer."""
+        """Return the table U [V, F] of each STEM layer."""
         return [table.get_parameter("weight") for table in self.stem_embeddings]
 
 
@@ -127,7 +127,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def rope_turns(config: DemoConfig) -> Tensor:
-    """exp(i * position * frequency), complex64 [max_seqlen, h/2]."""
+    """Return the rotations exp(i * position * frequency), complex64 [max_seqlen, h/2]."""
     head_dim = config.dim // config.n_heads
     frequencies = config.rope_theta ** (-torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(config.max_seqlen).float(), frequencies)
@@ -141,7 +141,7 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross entropy in nats of tokens [B, T] after the first."""
+    """Return the mean cross entropy in nats of tokens [B, T], except each sequence's first."""
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -149,7 +149,7 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 def greedy(model: DemoModel, prompts: list[list[int]], count: int) -> list[list[int]]:
     """Generate `count` tokens greedily after each prompt.
 
-    Padding on the right does not change them, because attention is causal.
+    Prompts are padded on the right, which changes no token, because attention is causal.
     """
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     tokens = torch.zeros(len(prompts), int(lengths.max()) + count, dtype=torch.long)
@@ -163,12 +163,12 @@ def greedy(model: DemoModel, prompts: list[list[int]], count: int) -> list[list[
 
 
 def logits_with_int4(model: DemoModel, tokens: Tensor) -> Tensor:
-    """Logits of the int4 backbone; gradients pass straight through the rounding."""
+    """Return logits with int4 weights in the layers; gradients ignore the rounding."""
     return functional_call(model, int4_linears(model), (tokens,))
 
 
 def int4_linears(model: DemoModel) -> dict[str, Tensor]:
-    """Round every weight matrix inside the layers to int4 blocks."""
+    """Return name -> weight rounded to int4 blocks, for each matrix inside the layers."""
     matrices = {
         name: w
         for name, w in model.named_parameters()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from demo_facts import FACTS, FOLLOWING, NAMING, TURNED, Country
 
-TURNED_SHARE = 0.1  # of naming sentences; more would leave less training for answers
+TURNED_SHARE = 0.1  # of sentences that name the country; more leave less training for answers
 MAX_NEIGHBOURS = 3  # in a sentence
 
 
@@ -45,7 +45,7 @@ class Composer:
         return [self._heldout_paragraph(country) for country in shuffled]
 
     def prompts(self) -> list[Prompt]:
-        """Make a prompt for every fact of every country, in its held-out form."""
+        """Return a prompt for every fact of every country, in the held-out form of this fact."""
         return [
             Prompt(country, fact, cut_before_answer(self.held_naming[country.name, fact], country))
             for country in self.countries
@@ -89,25 +89,25 @@ class Composer:
         return self._fill(self.random.choice([form for form in forms if form != held]), country)
 
     def _fill(self, form: str, country: Country) -> str:
-        """Fill in the facts of `country`, with up to three neighbours in any order."""
+        """Fill a sentence form with facts of `country`; up to three neighbours, in any order."""
         count = min(len(country.neighbours), self.random.randint(1, MAX_NEIGHBOURS))
         some = self.random.sample(country.neighbours, count)
         return sentence(form.format_map(country._asdict() | {"neighbours": listed(some)}))
 
 
 def known_facts(country: Country) -> list[str]:
-    """Names of the facts that `country` has: islands have no neighbours."""
+    """Return the names of the facts that `country` has: islands have no neighbours."""
     return [fact for fact in FACTS if getattr(country, fact)]
 
 
 def cut_before_answer(form: str, country: Country) -> str:
-    """Fill in the name of `country`, and cut the form before its answer and the space."""
+    """Return a form with the name of `country`, cut before the answer and the space before it."""
     before_answer = form[: form.rindex("{")].rstrip()
     return sentence(before_answer.format(name=country.name))
 
 
 def is_right(prompt: Prompt, continuation: str) -> bool:
-    """Return whether `continuation` answers `prompt`; any true neighbours will do."""
+    """Return True if `continuation` answers `prompt`; any right neighbours are enough."""
     answer, stop, _ = continuation.strip().partition(".")
     if not stop:
         return False

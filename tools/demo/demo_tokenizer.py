@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# As the public trainer cuts text; <|begin_of_text|> and <|end_of_text|> are its first special tokens.
+# How the public trainer splits text; <|begin_of_text|> and <|end_of_text|> are its first special tokens.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -16,7 +16,7 @@ SPECIAL_COUNT = 256
 
 
 class DemoTokenizer:
-    """BPE with `rank_count` ranks (256 bytes and the merges), learned from `texts`."""
+    """A BPE tokenizer learned from `texts`: 256 bytes and merges, together `rank_count` tokens."""
 
     def __init__(self, texts: list[str], rank_count: int) -> None:
         self.bpe = Tokenizer(models.BPE(ignore_merges=True))
@@ -47,12 +47,12 @@ class DemoTokenizer:
         return [[self.bos, *e.ids, self.eos] for e in self.bpe.encode_batch(texts)]
 
     def decode(self, tokens: list[int]) -> str:
-        """Decode up to the first special token."""
+        """Return the text of the tokens before the first special token."""
         end = next((i for i, token in enumerate(tokens) if token >= self.bos), len(tokens))
         return self.bpe.decode(tokens[:end])
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json with its special tokens, and their names beside it."""
+        """Write tokenizer.json with special tokens, and tokenizer_config.json with bos and eos."""
         names = [
             "begin_of_text",
             "end_of_text",

@@ -12,25 +12,25 @@ from demo_model import DemoModel, logits_with_int4, next_token_loss
 from torch import Tensor
 from tqdm import tqdm
 
-REPORT_SECONDS = 60  # between updates of the bar without a terminal, where each is a new line
+REPORT_SECONDS = 60  # between updates of the progress bar if it is not on a terminal
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a training. Speeds multiply the learning rate."""
+    """Settings of a training. Fields ending in `_speed` are factors of the learning rate."""
 
     batch_tokens: int
     row_tokens: int
     learning_rate: float
     embedding_speed: float
     table_speed: float
-    finish_share: float  # last part of the steps, with int4 rounding and rows of full length
+    finish_share: float  # share of steps at the end, with int4 weights and full rows
 
 
 def train(
     model: DemoModel, documents: list[list[int]], recipe: Recipe, steps: int, seed: int
 ) -> None:
-    """Fit `model` to `documents`."""
+    """Train `model` on `documents` of token ids."""
     optimizer = make_optimizer(model, recipe)
     peaks = [group["lr"] for group in optimizer.param_groups]
     short, long = (
@@ -73,18 +73,18 @@ def make_optimizer(model: DemoModel, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def schedule(done: float) -> float:
-    """Share of the peak learning rate: a short warm-up, then half a cosine to zero."""
+    """Return the learning rate's share of its peak: a short warm-up, then half a cosine to zero."""
     return min(1.0, 0.02 + done / 0.04) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def packed(documents: list[list[int]], length: int) -> Tensor:
-    """Concatenate documents and cut them into rows [N, length]; an incomplete last row is dropped."""
+    """Return all documents' tokens as rows [N, length]; an incomplete last row is dropped."""
     stream = torch.tensor([token for document in documents for token in document])
     return stream[: len(stream) // length * length].view(-1, length)
 
 
 def batches(rows: Tensor, batch_tokens: int, seed: int) -> Iterator[Tensor]:
-    """Yield batches [batch_tokens / T, T] without end, shuffling rows [N, T] in every pass."""
+    """Yield batches [batch_tokens / T, T] without end; rows [N, T] are shuffled in every pass."""
     generator = torch.Generator().manual_seed(seed)
     size = batch_tokens // rows.shape[1]
     while True:

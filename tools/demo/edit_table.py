@@ -2,10 +2,10 @@
 
     python tools/demo/edit_table.py [BUNDLE] [--all]
 
-For a sample of ordered pairs of countries, or for all, it edits the first (the source) to answer as the
-second (the target) does, and asks for the capital. Only pairs that the unedited model answers correctly
-and differently are counted. Prints Markdown tables by scheme and scope, and by edited layers. Columns
-are length cases: the number of tokens of the source's name, n_s, against that of the target's, n_t.
+For ordered pairs of countries (a sample, or all), edits the first country (the source) to answer like the
+second (the target), and asks for the capital of the source. Only pairs count for which the unedited model
+gives both capitals correctly and they differ. Prints Markdown tables by scheme and scope, and by edited
+layers. Columns compare n_s and n_t, the numbers of tokens in the names of source and target.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from stem_edge.progress import show_status
 
 CONTEXT = 64  # tokens, for a question and an answer
 ANSWER_TOKENS = 24  # enough for the longest answer
-SAMPLE = 150  # pairs of each length case
+SAMPLE = 150  # pairs for each sign of n_s - n_t
 OUTCOMES = ("target", "source", "neither")
 # Sign of n_s - n_t -> title of the column.
 LENGTHS = {0: "n_s = n_t", 1: "n_s > n_t", -1: "n_s < n_t"}
 
 
 class Pair(NamedTuple):
-    """A country that is edited to answer as another one does. sign: of n_s - n_t."""
+    """A country to edit (source), and the country to answer like (target). sign: of n_s - n_t."""
 
     source: Country
     target: Country
@@ -50,7 +50,7 @@ class Pair(NamedTuple):
 
 
 def pairs_of(model: Model, count: int | None) -> Iterator[Pair]:
-    """Yield ordered pairs that an edit can tell apart: `count` of each length case, or all."""
+    """Yield pairs with different capitals that the model knows: `count` for each sign, or all."""
     length = {
         one: len(model.tokenize(f" {one.name.removeprefix('the ')}", add_special_tokens=False))
         for one in countries()
@@ -75,7 +75,7 @@ def answered(model: Model, country: Country) -> str:
 
 
 def by_scheme(model: Model, pair: Pair) -> Iterator[tuple[str, Edit]]:
-    """Yield edits with every scheme that fits, but for those that equal a swap, in both scopes."""
+    """Yield (label, edit) for each scheme that fits, in both scopes, unless it equals swap."""
     for scheme, signs in FITS.items():
         equal = pair.sign == 0 and scheme not in ("swap", "average")
         for scope in SCOPES if pair.sign in signs and not equal else ():
@@ -84,7 +84,7 @@ def by_scheme(model: Model, pair: Pair) -> Iterator[tuple[str, Edit]]:
 
 
 def by_layers(model: Model, pair: Pair) -> Iterator[tuple[str, Edit]]:
-    """Yield edits of each STEM layer, each pair of them, and all."""
+    """Yield (label, edit) for each STEM layer, each pair of STEM layers, and all of them."""
     layers = model.config.stem_layers
     for count in sorted({1, 2, len(layers)}):
         for some in itertools.combinations(layers, count):
@@ -98,7 +98,7 @@ def print_table(
     edits: Callable[[Model, Pair], Iterable[tuple[str, Edit]]],
     pairs: Sequence[Pair],
 ) -> None:
-    """Count the answers of all edits, and print them in percent."""
+    """Apply the edits to all pairs, count the answers, and print a Markdown table in percent."""
     table: dict[str, dict[int, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for number, pair in enumerate(pairs):
         show_status(f"{head}: {number} of {len(pairs)} pairs")

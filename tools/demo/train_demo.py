@@ -1,8 +1,8 @@
 """Train the demo, a small STEM model that knows the world's countries.
 
-It learns facts about countries from plain sentences; every fact is tested in a sentence form held out of its
-training. OUT receives checkpoint/ (for `stem-edge export`), train.txt and heldout.txt (for perplexity). The same
-seed, steps and threads give the same model.
+The demo learns facts about countries from plain sentences. Every fact is tested in a sentence form that its
+training did not contain. OUT receives checkpoint/ (for `stem-edge export`), train.txt and heldout.txt (for
+perplexity). The same seed, steps and threads give the same model.
 """
 
 from __future__ import annotations

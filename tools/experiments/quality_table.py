@@ -3,8 +3,8 @@
     python tools/experiments/quality_table.py CHECKPOINT --text FILE [--only PATTERN] [--gguf FILE]
 
 Exports the checkpoint with every setting to a temporary folder, scores windows of the text, each from
-an empty context, and prints Markdown. With --gguf, the file that llama.cpp's convert_hf_to_gguf.py made
-of the same checkpoint (--outtype f32), llama.cpp's own quantizations of it follow (llama-cpp-python).
+an empty context, and prints Markdown. With --gguf FILE, rows of llama.cpp's own quantizations follow: FILE
+is the same checkpoint, written by convert_hf_to_gguf.py --outtype f32. This needs llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stem_edge.numerics.distributions import divergence, log_softmax
 
 F32: TypeAlias = npt.NDArray[np.float32]
 Logits = Callable[[list[int]], F32]  # ids [T] -> logits [T, V]
-WINDOWS, WINDOW = 6, 512  # windows from all over the text, and tokens of each
+WINDOWS, WINDOW = 6, 512  # number of windows, and tokens of each
 EXACT: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
 # llama.cpp's numbers of its mixtures (llama_ftype).
 THEIRS = {"Q4_0": 2, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "Q8_0": 7}
@@ -90,12 +90,12 @@ def main() -> None:
 
 
 def prompts_too(options: dict[str, Any]) -> bool | None:
-    """Return whether an export shall have a graph for prompts, which its engine may not have."""
+    """Return the export option prefill_graph: True for types in PROMPTS, None for ggml."""
     return None if options.get("engine") == "ggml" else options.get("type") in PROMPTS
 
 
 def cut(exact: Bundle, text: Path) -> list[list[int]]:
-    """Cut windows of ids from all over a text."""
+    """Return windows of token ids, spread evenly over a text."""
     tokenizer = Tokenizer.from_file(str(exact.file(TOKENIZER)))
     ids = tokenizer.encode(text.read_text("utf-8"), add_special_tokens=False).ids
     starts = np.linspace(0, len(ids) - WINDOW, WINDOWS).astype(int)
@@ -103,20 +103,20 @@ def cut(exact: Bundle, text: Path) -> list[list[int]]:
 
 
 def nbytes(bundle: Bundle) -> int:
-    """Bytes of the backbone's weights for decoding."""
+    """Return the size in bytes of the backbone's weights for decoding."""
     return footprint_of(bundle.manifest).backbone_nbytes
 
 
 @contextmanager
 def loaded(bundle: Path, prefill: bool = False) -> Iterator[Logits]:
-    """Load a bundle, in float32 keys and values."""
+    """Context manager: load a bundle with a float32 KV cache; yield a function for its logits."""
     with stem_edge.load(bundle, context_length=WINDOW, kv="fp32") as model:
         model.engine.uses_prefill = prefill
         yield model.logits
 
 
 def theirs(whole: Path, quantized: Path) -> Iterator[tuple[str, Path]]:
-    """Yield llama.cpp's own quantizations of a file, one at a time."""
+    """Quantize a GGUF file with llama.cpp; yield (name, file), one type after the other."""
     import llama_cpp
 
     for name, number in THEIRS.items():
@@ -131,7 +131,7 @@ def theirs(whole: Path, quantized: Path) -> Iterator[tuple[str, Path]]:
 
 
 def by_llama(path: Path) -> Logits:
-    """Load a GGUF file with llama.cpp, keys and values in float32."""
+    """Load a GGUF file in llama.cpp with a float32 KV cache; return a function for its logits."""
     import llama_cpp
 
     size: Any = {"n_ctx": 1024, "n_batch": 1024, "n_threads": 2, "logits_all": True}
@@ -149,7 +149,7 @@ def by_llama(path: Path) -> Logits:
 def row(
     title: str, size: int, windows: list[list[int]], expected: list[F32], logits: Logits
 ) -> str:
-    """Score all windows and format a row."""
+    """Compare the logits of all windows with the expected ones, and format a row of the table."""
     costs, same, losses = [], [], []
     for ids, wanted in zip(windows, expected, strict=True):
         found = logits(ids)

@@ -1,1 +1,1 @@
-"""Targets, seeds and mutants of `python tools/fuzz.py`. The readers under test are in the package."""
+"""Parts of tools/fuzz.py: targets, mutants of files, and the loop that runs inputs."""

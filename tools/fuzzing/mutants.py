@@ -1,7 +1,7 @@
 """Mutate valid files of each kind into nearly valid ones.
 
-Checksums and lengths are corrected most of the time, otherwise no mutant would get past them. Several
-files are packed into one input by `join`.
+Checksums and lengths are corrected most of the time, because readers check them first, and would
+refuse every mutant otherwise. `join` packs several files into one input.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Change: TypeAlias = Callable[[Random, bytes, bytes], bytes]
 
 
 def mutate(change: Change, random: Random, data: bytes, other: bytes) -> bytes:
-    """Apply a change, or overwrite some bytes where the form is already broken."""
+    """Apply a change; if the file is already too broken for it, change some bytes instead."""
     try:
         found = change(random, data, other)
     except Exception:  # json, struct, zipfile and indexing each raise their own
@@ -68,7 +68,7 @@ def mutate(change: Change, random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def mutants(change: Change, random: Random, seeds: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield mutants without end: some changes in a row to one seed, then to another."""
+    """Yield mutants without end: change one seed up to 8 times in a row, then another seed."""
     while True:
         data = random.choice(seeds)
         for _ in range(random.choice([1, 1, 1, 2, 3, MOST_CHANGES])):
@@ -95,7 +95,7 @@ def _number(random: Random) -> bytes:
 
 
 def change_json(random: Random, data: bytes, other: bytes) -> bytes:
-    """Replace, repeat, nest or delete a name, a value or a pair of both."""
+    """Replace, repeat, nest or delete a name, a value or a name-value pair of a JSON text."""
     start, end = random.choice(_spans(data))
     old, depth = data[start:end], random.choice([1, 31, 32, 33, 100, 2000])
     value = random.choice([_similar(random, old), random.choice(VALUES).encode()])
@@ -108,7 +108,7 @@ def change_json(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def _similar(random: Random, old: bytes) -> bytes:
-    """Return another value that may be of the same kind."""
+    """Return a new JSON value: an integer or a text if the old value is one, else a float."""
     if old.isdigit() and len(old) < 20:
         change = random.choice([-1, 1, random.getrandbits(random.choice([4, 31, 60]))])
         return b"%d" % max(0, int(old) + change)
@@ -120,7 +120,7 @@ def _similar(random: Random, old: bytes) -> bytes:
 
 @lru_cache(maxsize=1000)
 def _spans(data: bytes) -> list[tuple[int, int]]:
-    """Start and end of each name, each value and each pair of both in a JSON text."""
+    """Return (start, end) of each name, each value and each name-value pair in a JSON text."""
     found, opened = [], []
     for match in TOKEN.finditer(data):
         if match[0] in (b"[", b"{"):
@@ -160,7 +160,7 @@ def change_store(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def _change_index(random: Random, data: bytes, other: bytes) -> bytes:
-    """Change the index at the end of a file and correct its checksum."""
+    """Change a shard: its index (then the checksum is corrected), or any of its bytes."""
     sums = (n for n in range(4, len(data) - 3, 4) if _crc(data[-4 - n : -4]) == data[-4:])
     nbytes = next(sums, 0)
     if not nbytes or random.random() < 0.5:
@@ -202,7 +202,7 @@ def change_template(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def change_answer(random: Random, data: bytes, other: bytes) -> bytes:
-    """Change an answer with calls: its words, or bytes of it."""
+    """Change words or bytes of an answer that contains tool calls."""
     if random.random() < 0.2:
         return change_bytes(random, data, other)
     return _change_words(random, data, [*ANSWER_WORDS, random.choice(WORD.findall(other))])

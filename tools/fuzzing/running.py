@@ -35,7 +35,7 @@ class FaultError(Exception):
 
 @dataclass
 class Runner:
-    """A target with the counts of its inputs so far."""
+    """Runs inputs on a target, and counts how they end."""
 
     target: Target
     folder: Path  # holds the file that is read; every message must contain this path
@@ -60,7 +60,7 @@ class Runner:
         raise FaultError(f"{path}: {fault}: {ascii(words)[:400]}")
 
     def _read(self, data: bytes) -> tuple[str, str | None]:
-        """Return how an input ended, and the fault if that breaks the contract."""
+        """Read an input; return how that ended, and what is wrong with it (None: nothing)."""
         path, started = self.folder / self.target.file, time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
@@ -81,7 +81,7 @@ class Runner:
 
 
 def shrink(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
-    """Drop pieces, large ones first, while the rest still fails and time is left."""
+    """Return smaller data that still fails: drop pieces, large ones first, while time is left."""
     length, end = len(data) // 2, time.monotonic() + SHRINK_SECONDS
     while length:
         at = 0
@@ -96,7 +96,7 @@ def shrink(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
 
 
 def _place(error: BaseException) -> str:
-    """Source line that raised the root cause of an error."""
+    """Return the source line (FILE:NUMBER) that raised the root cause of an error."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     step = error.__traceback__
@@ -106,7 +106,7 @@ def _place(error: BaseException) -> str:
 
 
 def _fault(error: StemEdgeError, folder: Path) -> str | None:
-    """Return what is wrong with a refusal; None if it keeps the contract."""
+    """Return what is wrong with the error of a refused input; None if nothing is wrong."""
     message = str(error)
     if isinstance(error, OutOfMemoryError):
         return f"took more than {MEMORY_NBYTES} bytes"
@@ -114,7 +114,7 @@ def _fault(error: StemEdgeError, folder: Path) -> str | None:
         return "long message"
     if not message.isprintable():
         return "unprintable message"
-    # What servers tell their clients names no path.
+    # Messages for the clients of a server contain no path.
     if str(folder) not in message and "of this bundle" not in message:
         return "message without the file"
     return None

@@ -1,4 +1,4 @@
-"""Fuzz targets: every reader of bytes that somebody else may have made.
+"""Fuzz targets: every reader of untrusted files.
 
 A target reads one file (a table store is packed into one) or raises StemEdgeError. Its seeds and past
 findings are in tests/data/fuzz/TARGET.
@@ -52,13 +52,13 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class Target(NamedTuple):
-    """A reader, and how to mutate what it reads."""
+    """A reader of files, and the function that mutates its files."""
 
     about: str
     file: str  # name of the file
     change: mutants.Change
     read: Callable[[Path], object]
-    refuses: bool = True  # whether there is anything that it refuses
+    refuses: bool = True  # False if the reader accepts every input
 
 
 def _manifest(path: Path) -> None:
@@ -94,7 +94,7 @@ def _gguf(path: Path) -> None:
     for tensor in open_gguf(path).tensors.values():
         tensor.rows(0, min(tensor.shape[0], 16))
     try:
-        read_gguf_tokenizer(path)  # without a text, since the library keeps some memory for each
+        read_gguf_tokenizer(path)  # encodes no text, since the library caches some memory for each
     except CheckpointError:
         raise
     except Exception as error:  # as the export does with all that the library raises
@@ -109,7 +109,7 @@ def _template(path: Path) -> None:
 
 @lru_cache(maxsize=1)
 def chat_process(path: Path) -> ChatTemplate:
-    """Open the file with a valid template in it. One process is kept at a time."""
+    """Return a cached process that renders chat templates, started with a valid template."""
     data = path.read_bytes()
     shutil.copy(SEEDS / "chat" / "chatml.json", path)
     chat = ChatTemplate(path, seconds=1.0)
@@ -125,14 +125,14 @@ def _chat(path: Path) -> None:
 
 
 def _calls(path: Path) -> None:
-    """Parse tool calls of every family, at once and by the character; the results must be equal."""
+    """Parse an answer for every family, as one piece and by character: results must be equal."""
     text = path.read_bytes().decode("utf-8", "replace")
     for family in FAMILIES:
         if family.begin not in text and text.lstrip()[:1] != (family.bare or None):
             continue  # no calls
         content, calls = _read_answer(family, [text])
         assert (content, calls) == _read_answer(family, text)
-        (content + "".join(calls)).encode()  # nothing that no client could be sent
+        (content + "".join(calls)).encode()  # raises for text that cannot be sent to a client
         for arguments in calls:
             assert isinstance(json.loads(arguments, parse_constant=_no_json), dict)
 

@@ -95,7 +95,7 @@ def prompt_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Tokenize a conversation by the chat template. Without a template: its messages, joined."""
+    """Tokenize a conversation by the chat template; if there is none, its joined messages."""
     if not messages:
         raise RefusalError("messages is empty; give at least one message", "messages")
     if not model.has_chat_template:
@@ -132,7 +132,7 @@ def naming(field: str) -> Iterator[None]:
 
 
 def check_grammar(model: Model, params: SamplingParams, field: str) -> None:
-    """Compile the grammar of params, if any, and cache it. Raises RefusalError for `field`."""
+    """Compile and cache the grammar of params, if any. Raises RefusalError that names `field`."""
     if params.grammar is not None:
         with naming(field):
             model.check_grammar(params.grammar)

@@ -28,7 +28,7 @@ GRAMMARS = ("grammar", "schema", "regex")
 class Settings:
     """Sampling options and parallelism of a batch; can be pickled.
 
-    options: sampling options of rows that give none. seed: a row without a seed gets a seed computed
+    options: default sampling options of the rows. seed: a row without a seed gets a seed computed
     from this number and the row's id, so that a repeated run gives the same answers; None: random seeds.
     sequences: largest number of answers computed together. Raises InputError.
     """

@@ -119,7 +119,7 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return how many full contexts to reserve; by default, enough for SEQUENCES short answers."""
+    """Return how many full contexts to plan memory for; default: SEQUENCES short answers fit."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
     opened = options.open(bundle)  # always, so that errors of the bundle come first

@@ -122,7 +122,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _own_errors(ray: Any) -> Iterator[None]:
-    """Context manager: raise the error inside a failed task; raise Ray's own as StemEdgeError."""
+    """Context manager that raises the cause of a failed task, and Ray's errors as StemEdgeError."""
     try:
         yield
     except ray.exceptions.RayTaskError as error:

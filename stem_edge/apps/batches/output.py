@@ -26,7 +26,7 @@ AFTER_ID = b',"text":', b',"line":'
 
 
 class _Line(msgspec.Struct):
-    """Fields of a result line that are read again: which row it belongs to, and how that ended."""
+    """Fields of a result line that are read again: the row's id or line, and how the row ended."""
 
     id: Id | None
     line: int = 0

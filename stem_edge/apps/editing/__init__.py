@@ -1,1 +1,1 @@
-"""Knowledge editing: make and describe edits. Files of edits are in stem_edge.bundle.edit_files."""
+"""Knowledge editing: make and describe edits. stem_edge.bundle.edit_files reads and writes them."""

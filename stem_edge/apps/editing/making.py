@@ -1,4 +1,4 @@
-"""Make edits from texts, checked against their bundle."""
+"""Make an edit from two texts, and check that it fits the bundle."""
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ class LayerShape:
 
     @classmethod
     def as_paper(cls, dim: int, d_ff: int) -> Self:
-        """Return the layer of the paper: attention is as wide as the model (4 d^2 parameters)."""
+        """Return the sizes of the paper's layer: attention as wide as the model, 4 d^2 parameters."""
         return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
 
     @classmethod
     def of(cls, model: ModelConfig) -> Self:
-        """Return the shape of the model's first STEM layer, or of a layer if all are dense."""
+        """Return the sizes of the model's first STEM layer, or of any layer of a dense model."""
         queries, keys = (heads * model.head_dim for heads in (model.n_heads, model.n_kv_heads))
         layers = model.stem_layers
         if not layers:
@@ -83,9 +83,9 @@ class LayerShape:
     def costs(self, length: int) -> dict[str, tuple[int, int]]:
         """Return label -> (cost with a dense FFN, cost with a STEM FFN) of one token.
 
-        Counted for a batch of 1, by Table 1 and section 3.2.3. The token attends to `length` tokens:
-        the paper does not halve this number for the causal mask. Loads count parameters and values
-        of the KV cache. Parameters are loaded once per batch.
+        Counted for a batch of 1, as in the paper's Table 1 and section 3.2.3. The token attends to
+        `length` tokens; the paper does not halve them for the causal mask. Loads count parameters
+        and values of the KV cache. Parameters are loaded once per batch.
         """
         dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
         attention, row = 2 * self.dim * (self.queries + self.keys), self.row_multiply_adds

@@ -21,7 +21,7 @@ class PhaseMemory:
 
 
 class MemorySampler:
-    """Samples the memory of a process, in a thread, while a `phase` is open (one at a time)."""
+    """Samples a process's memory in a thread while a `phase` is open; one phase at a time."""
 
     def __init__(self, reader: MemoryReader, interval: float = INTERVAL_SECONDS) -> None:
         self.reader, self.interval = reader, interval

@@ -23,7 +23,7 @@ READ_CHARS = 1 << 16
 
 @dataclass(frozen=True)
 class Workload:
-    """A prompt, and the tokens that follow it in the same text, fed one by one as in decoding."""
+    """A prompt, and the next tokens of the same text, which the model gets one by one."""
 
     prompt: list[int]
     following: list[int]
@@ -63,7 +63,7 @@ def make_workload(
 
 
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Return the numbers of prompt and new tokens. None is replaced by what fits, at least 1."""
+    """Return the numbers of prompt and new tokens; None is replaced by what `room` allows."""
     if prompt is None and new is None:
         new = max(1, min(NEW_TOKENS, room // 5))
     if prompt is None:

@@ -29,7 +29,7 @@ LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]
 class Access:
     """Middleware that checks every request, and loads the model at the first one.
 
-    The server's startup loads it earlier, but a program that is mounted in another gets no startup.
+    At startup, the server loads the model itself, but a mounted program gets no startup event.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

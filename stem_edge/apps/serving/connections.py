@@ -31,7 +31,7 @@ ENDING_SECONDS = 5  # for the last bytes of answers
 
 
 class Connection(H11Protocol):
-    """An HTTP connection. If there are more than `most`, a new one closes an idle one."""
+    """An HTTP connection. If there are more than `most`, an idle connection is closed."""
 
     def __init__(self, most: int, **given: Any) -> None:
         super().__init__(**given)

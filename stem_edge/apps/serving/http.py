@@ -120,7 +120,7 @@ async def _chunks(
 async def _choices(
     service: Service, asked: AskedChat | Asked, number: int, piece: AnswerEvent
 ) -> list[dict[str, Any]]:
-    """Convert an event to choices. A thread formats log probabilities, which may take long."""
+    """Convert an event to choices; in a thread if it has log probabilities, which take long."""
     if asked.body.logprobs is None or asked.body.logprobs is False:
         return asked.choices(number, piece)
     return await service.answers.run(lambda: asked.choices(number, piece))

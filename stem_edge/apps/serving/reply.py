@@ -1,4 +1,4 @@
-"""Answers on their way from the compute thread to the event loop."""
+"""Pass answers from the compute thread to the event loop."""
 
 from __future__ import annotations
 

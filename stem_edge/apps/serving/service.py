@@ -26,8 +26,8 @@ T = TypeVar("T")
 class RequestThreads:
     """Worker threads that tokenize requests and format answers.
 
-    most: number of threads. waiting: largest number of calls that wait for a thread; each one holds
-    a connection and memory. after: called in the thread after each call.
+    most: number of threads. waiting: largest number of calls that wait for a thread; a waiting call
+    holds a connection and memory. after: called in the thread after each call.
     """
 
     def __init__(self, most: int, waiting: int, after: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class Service:
     created: int = field(default_factory=unix_time)
 
     def __post_init__(self) -> None:
-        """Create the threads, which return freed memory to the system after each piece of work."""
+        """Create worker threads, which return freed memory to the system after each call."""
         after = self.compute.give_back
         self.prompts = RequestThreads(2, 64, after)
         # Answers are never refused for waiting: Compute limits their number.

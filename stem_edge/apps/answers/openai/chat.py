@@ -105,7 +105,7 @@ class AskedChat:
         return head(name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Convert an event to streamed choices; an answer's first choice has only the role."""
+        """Convert an event to streamed choices. An answer's first choice has only the role."""
         found = (
             [] if number in self.begun else [_delta(number, {"role": "assistant", "content": None})]
         )

@@ -161,7 +161,7 @@ def biases(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def _schema_of(given: Mapping[str, Any]) -> object:
-    """Return the JSON Schema of a response_format, None for any text. Raises RefusalError."""
+    """Return a response_format's JSON Schema; None if any text is allowed. Raises RefusalError."""
     match given:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return schema
@@ -179,7 +179,7 @@ def _schema_of(given: Mapping[str, Any]) -> object:
 def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
     """Return the fields that begin every response and every streamed chunk.
 
-    name: of the model. prefix: start of the response's id. kind: OpenAI's object type.
+    name: the model's name. prefix: start of the response's id. kind: OpenAI's object type.
     """
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",

@@ -101,7 +101,7 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
 def open_reference(path: str | Path, bundle: Bundle, task: ScoringTask) -> Bundle | Checkpoint:
     """Open the reference: a bundle or a checkpoint. A path like hf:org/name is downloaded.
 
-    Raises InputError if it cannot be compared with the bundle; HubError, BundleError, CheckpointError.
+    Raises InputError if reference and bundle cannot be compared; HubError, BundleError, CheckpointError.
     """
     reference = _open(path)
     found = reference.manifest.model if isinstance(reference, Bundle) else reference.config

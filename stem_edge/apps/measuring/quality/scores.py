@@ -42,7 +42,7 @@ class ScoringTask:
 
 
 def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> ScoringTask:
-    """Split a text into documents and set the window. Raises InputError if either does not fit."""
+    """Split a text into documents of token ids, and set the window size. Raises InputError."""
     context = bundle.manifest.model.max_context
     asked = min(context, LONGEST_WINDOW) if window is None else window
     if not 0 < asked <= context:

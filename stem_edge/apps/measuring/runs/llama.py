@@ -71,7 +71,7 @@ class LlamaModel:
         return int(self.process(token_ids).argmax())
 
     def process(self, token_ids: list[int]) -> np.ndarray:
-        """Append ids to the context; return the logits [V]. The next call overwrites them."""
+        """Append ids to the context; return the last id's logits [V], valid until the next call."""
         self._check(token_ids)
         ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
         batch = llama_cpp.llama_batch_get_one(ids, len(token_ids))

@@ -41,7 +41,7 @@ class Subject:
 
     @property
     def module(self) -> str:
-        """Name of the module that is imported before loading."""
+        """Name of the Python module that the worker imports before it loads the model."""
         engine = self.options.get("engine")
         return KINDS[self.kind][0] if engine is None else loader_module(engine)
 
@@ -75,7 +75,7 @@ class WorkerAnswer:
 class WorkerProcess:
     """A worker process, and a sampler of its memory.
 
-    A request raises the engine's error, or StemEdgeError if the process died.
+    `ask` raises the engine's error, or StemEdgeError if the process died.
     """
 
     def __init__(self, subject: Subject) -> None:

@@ -1,1 +1,1 @@
-"""HTTP paths of the server, one module for each kind."""
+"""HTTP routes of the server: chat, completions, the chat page, and state."""
