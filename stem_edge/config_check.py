@@ -41,7 +41,7 @@ def check_config(config: Description) -> None:
             raise ValueError(f"{field} is {value}; expected {least} to {most}")
     _check_layers(config, "stem_layers", config.stem_layers)
     _check_layers(config, "window_layers", config.window_layers or ())
-    # Each layer looks through all of these, and each rotation has tables for the whole context.
+    # Limited, because each layer searches all kinds, and each RoPE has tables for the whole context.
     for name in ("layer_kinds", "placeholders"):
         if (count := len(getattr(config, name))) > MAX_KINDS:
             raise ValueError(f"{count} {name}; expected at most {MAX_KINDS}")

@@ -36,7 +36,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # n-gram tables, averaged with the input embedding (LongCat, arXiv 2601.21204) or added before
     # stem_layers (Engram, arXiv 2601.07372).
     ngram_order: int = 0  # n-grams have 2 to ngram_order ids; 0: no n-grams
-    ngram_sizes: tuple[int, ...] = ()  # rows of each table, as many tables for each length
+    ngram_sizes: tuple[int, ...] = ()  # rows of each table; each length has as many tables
     ngram_end: int | None = None  # id that ends a document
     # Engram: multipliers of the ids in each of its layers, newest id first.
     ngram_multipliers: tuple[tuple[int, ...], ...] = ()
@@ -53,7 +53,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     biases: tuple[str, ...] = ()  # matrices with a bias, a subset of BIASED
     logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap
     layer_kinds: tuple[LayerKind, ...] = ()  # layers that differ from the rest
-    # Number of last layers without K and V; each uses those of the last earlier layer of its kind.
+    # Number of last layers without K and V. Each uses K and V of the last earlier layer with its RoPE and window.
     borrowed_kv_layers: int = 0
     embedding_scale: float = 1.0  # factor of hidden states that come from the embedding
     activation: Activation = "silu"
@@ -69,7 +69,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # first.
     streams: int = 1
     active_stream: int = 0  # index of the stream that goes through attention and FFN
-    ple_gate_scale: bool = False  # factors of the active stream before the gate of its row
+    ple_gate_scale: bool = False  # True: a vector scales the active stream before the gate
     laurel_rank: int = 0  # rank of a low-rank product parallel to attention; 0: none
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -126,7 +126,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def hidden_width(self) -> int:
-        """Values of a token's hidden states between layers: dim values of each stream."""
+        """Number of values in a token's hidden states between layers: `dim` for each stream."""
         return self.streams * self.dim
 
     @property
@@ -141,7 +141,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def conv_layers(self) -> tuple[int, ...]:
-        """Layers with a convolution over tokens (Engram). The context caches its earlier inputs."""
+        """Layers with a convolution (Engram). The context caches its inputs of earlier tokens."""
         return self.stem_layers if self.engram_kernel else ()
 
     @property

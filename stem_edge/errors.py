@@ -50,7 +50,7 @@ class InputError(StemEdgeError, ValueError):
 
 
 class UnknownOptionError(InputError, TypeError):
-    """A keyword argument that the function does not have."""
+    """The function has no keyword argument of this name."""
 
 
 class OutOfMemoryError(StemEdgeError, MemoryError):

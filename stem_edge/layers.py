@@ -20,7 +20,7 @@ FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
     "hash-moe": {},  # eq. 3, one expert per token
     # Per-layer embeddings (Gemma): a dense FFN, after which a product with the row is added.
     "ple": {"gate": ("matrix",), "up": ("matrix",)},
-    # n-grams: rows are added to what goes into the first layer, or by a gate into some layers (Engram).
+    # n-grams: rows are added to the input of the first layer, or through a gate in some layers (Engram).
     "ngrams": {"gate": ("matrix",), "up": ("matrix",)},
     "engram": {"gate": ("matrix",), "up": ("matrix",)},
 }

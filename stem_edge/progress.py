@@ -66,7 +66,7 @@ class Progress:
             with self._lock:
                 if (now := time.monotonic()) < self._due or self._ended.is_set():
                     continue
-                self._due = now + LINE_EVERY  # this process may have stood still
+                self._due = now + LINE_EVERY  # from now, because this process may have been stopped
                 if (line := self._line()) != told:
                     tell(line)
                 told = line
@@ -79,7 +79,7 @@ class Progress:
         at = f"{share:.0%}"
         if self._layers:
             at = f"layer {int(share * self._layers)} of {self._layers}"
-        if share == 1:  # nobody knows how long a part works on when all that counts is done
+        if share == 1:  # all bytes are done, but the part may go on for an unknown time
             return f"{self._what}: {at}"
         left = duration((time.monotonic() - self._began) * (1 - share) / share)
         return f"{self._what}: {at}, about {left} left"

@@ -161,7 +161,7 @@ def dense_twin(config: T) -> T:
 
 
 def is_plain(config: Description) -> bool:
-    """Return True if a model has no special parts of Gemma 3n and 4, and no n-grams."""
+    """Return True if all layers have equal sizes, SiLU, K and V, and no unusual parts."""
     scales = (config.embedding_scale, config.attention_scale)
     unusual = config.layer_kinds or config.borrowed_kv_layers or config.ple_width
     unusual = unusual or config.v_norm or config.layer_scale or config.activation != "silu"

@@ -12,7 +12,7 @@ WIDTH = 80  # columns of a small terminal
 
 
 def table(rows: Sequence[Sequence[str]], align: str = "lr") -> list[str]:
-    """Return rows as lines with aligned columns, each as wide as its widest cell.
+    """Return rows as lines with aligned columns. A column is as wide as its widest cell.
 
     align: "l" or "r" for each column; the last letter is for all further columns. Rows may differ in
     length. A table wider than a small terminal gets one space between its columns.

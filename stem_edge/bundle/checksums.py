@@ -1,4 +1,4 @@
-"""Checksums of a bundle's files, compared with those in its manifest."""
+"""Compares the checksums of a bundle's files with the checksums in its manifest."""
 
 from __future__ import annotations
 

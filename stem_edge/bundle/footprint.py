@@ -28,8 +28,8 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
-# Smaller backbones for onnxruntime load fast, and in little memory, without being prepared. Files of a prepared
-# backbone hold every matrix plain and packed.
+# Backbones for onnxruntime below this size are not prepared: they load fast, and in little memory, anyway. A
+# prepared backbone is larger than the weights, because it contains every matrix plain and packed.
 LEAST_PREPARED, PREPARED_OVER_DATA = 64 << 20, 2.2
 # Bookkeeping of the row cache (runtime/rows/cache.py): bytes of a slot and of a bucket; least number of buckets.
 SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
@@ -37,7 +37,7 @@ SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
 
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes in bytes of a bundle on one engine. They decide how much memory and time it takes."""
+    """Sizes in bytes of a bundle on one engine. They decide how much memory it takes."""
 
     engine: EngineName
     model: ModelConfig
@@ -49,7 +49,7 @@ class Footprint:
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
     usual_kv: KvType  # default type of keys and values
     kv: KvType  # chosen type of keys and values
-    token_nbytes: Callable[[KvType, Layer], int]  # of the keys and values of a token in a layer
+    token_nbytes: Callable[[KvType, Layer], int]  # KV cache bytes of a token in a layer
     obstacle: Callable[[KvType], str]  # why a type is not supported, with a remedy; else ""
     windows: bool = True  # True if layers with a window cache only the tokens in the window
     assistant_nbytes: int = 0  # memory of the draft model
@@ -85,7 +85,7 @@ class Footprint:
     def kv_read_nbytes(self, tokens: int) -> int:
         """Bytes that a decode step reads from the KV cache in a context of `tokens` tokens.
 
-        Keys and values that several layers share are read by each of these layers.
+        If several layers share keys and values, each of the layers reads them.
         """
         layers = self.model.layers
         return sum(
@@ -118,7 +118,7 @@ class Footprint:
 
 
 def footprint_of(manifest: Manifest) -> Footprint:
-    """Return the footprint of an existing bundle, by its manifest."""
+    """Return the footprint of an existing bundle, from its manifest."""
     tables = manifest.table_format
     if manifest.gguf is not None:
         return gguf_footprint(manifest.model, manifest.gguf, tables)

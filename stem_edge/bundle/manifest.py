@@ -99,12 +99,12 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backbone_nbytes: Size
     tables_nbytes: Size
     errors: dict[str, KindError]
-    probe_tokens: tuple[TokenId, ...]  # text whose logits are compared; empty: weights unchanged
+    probe_tokens: tuple[TokenId, ...]  # tokens whose logits are compared; empty: weights unchanged
     worst_logit_difference: float  # between bundle and checkpoint, over the whole probe
-    greatest_logit: float  # of the checkpoint, as the scale of the difference
+    greatest_logit: float  # of the checkpoint, to compare the difference with
     divergence: float  # mean Kullback-Leibler divergence from the checkpoint, in nats
-    prefill_divergence: float | None = None  # of the prefill graph from the checkpoint, if any
-    # Of the prefill graph from the decoding graph, on the machine that exported.
+    prefill_divergence: float | None = None  # of the prefill graph, if the bundle has one
+    # Divergence of the prefill graph from the decoding graph, on the machine that exported.
     prefill_from_decode: Annotated[float, msgspec.Meta(ge=0)] | None = None
     # None in older bundles, which did not measure them.
     divergence_99: float | None = None  # 99th percentile of the divergence over the probe
@@ -126,7 +126,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     indexed: bool = False  # True if an index maps token ids to records
     sampling: Sampling | None = None  # recommended by the model's makers
     files: dict[str, FileEntry]  # path with forward slashes -> entry
-    reports: dict[EngineName, QualityReport]  # of the backbone, by its engine
+    reports: dict[EngineName, QualityReport]  # engine -> report on its backbone
 
     def __post_init__(self) -> None:
         model = self.model

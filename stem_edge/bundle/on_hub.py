@@ -50,6 +50,6 @@ def _is_listed(snapshot: Snapshot) -> bool:
     try:
         return MANIFEST in snapshot.listing
     except UnreachableError:
-        if snapshot.folder.is_dir():  # of a bundle, the manifest is fetched first
+        if snapshot.folder.is_dir():  # a bundle would have its manifest, which is fetched first
             return False
         raise

@@ -23,7 +23,7 @@ from stem_edge.files.plain_files import check_file, check_folders, damaged
 from stem_edge.graph.formats import GGUF, WEIGHT_BITS
 from stem_edge.shown import MAX_SIZE
 
-# A tokenizer.json may be twice the largest that is published.
+# Limits on file sizes. The limit on tokenizer.json is twice the largest that is published.
 MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
 
 
@@ -81,7 +81,7 @@ def open_bundle(
 
 
 def _is_missing(path: Path) -> bool:
-    """Return True if nothing has this path. Return False if that cannot be found out."""
+    """Return True if the path does not exist; False if it exists, or if that is unknown."""
     try:
         path.lstat()
     except OSError as error:

@@ -119,7 +119,7 @@ def _nowhere() -> TextIO:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Return True if Ctrl-C caused this error. During an import, it may cause an ImportError."""
+    """Return True if Ctrl-C caused this error. An interrupted import may raise an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

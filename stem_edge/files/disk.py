@@ -104,7 +104,7 @@ def append(path: Path) -> int:
 
 
 def update(path: Path) -> int:
-    """Open a file for reading and writing. A missing file is created, only for this user."""
+    """Open a file for reading and writing. Create it if missing, with access for this user only."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY | _CAREFUL, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

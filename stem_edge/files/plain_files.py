@@ -33,7 +33,7 @@ COPY_AGAIN = "copy or export the bundle again"
 
 
 def damaged(path: Path, said: str) -> BundleError:
-    """Return the error for a damaged file of a bundle."""
+    """Return the error for a damaged file of a bundle. said: what is wrong with the file."""
     return BundleError(f"{path}: {said}; {COPY_AGAIN}")
 
 

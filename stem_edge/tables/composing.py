@@ -60,7 +60,7 @@ def is_row(layout: RecordLayout, row: bytes) -> bool:
 
 
 def token_of(lookup: RowLookup) -> int | None:
-    """Return the token whose stored record equals that of the lookup; None if none does."""
+    """Return the token whose stored record a lookup reads as it is; None for a composed record."""
     first = lookup[0]
     if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
         return first[0]

@@ -4,9 +4,9 @@
     records/c/<s>/0       shard s: records in order, then the shard index
 
 Codecs are `[bytes, crc32c]` inside `sharding_indexed` (zarr v3 core and sharding specifications).
-A shard contains the bytes of each piece of each record, each followed by its crc32c (uint32). Then comes the
-index: an (offset, nbytes) pair of uint64 for each piece of the shard's records_per_shard places, then the crc32c
-of all pairs. Places beyond the last record have the pair (2**64-1, 2**64-1). All little-endian.
+A shard contains all pieces of its records, each piece followed by its crc32c (uint32). Then comes the index: an
+(offset, nbytes) pair of uint64 for each piece of records_per_shard records, and the crc32c of all pairs. Pieces
+beyond the last record of the array have the pair (2**64-1, 2**64-1). All numbers are little-endian.
 
 A record has one piece. If prompts need only the rows of its first layers, it has several pieces with the same
 number of layers, so that programs may read the first pieces alone.
@@ -48,7 +48,7 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return the number of equal pieces of a record, of which prompts need only the first."""
+    """Return the number of equal pieces of a record. The rows of prompts are whole pieces."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
@@ -92,7 +92,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return self.shard_records(shard) * self.stride + index_nbytes
 
     def index_bytes(self, shard: int) -> bytes:
-        """Return the index of a shard. Shards with as many records have the same index."""
+        """Return the index of a shard. Shards with equally many records have the same index."""
         return b"".join(_index_pieces(*self._index_facts(shard)))
 
     def _index_facts(self, shard: int) -> tuple[int, int, int]:
@@ -139,7 +139,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Remove the checksums of whole records, or of only their first pieces [n, nbytes]."""
+        """Remove the checksums from records, or from only the first pieces of records."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)

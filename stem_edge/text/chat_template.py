@@ -63,7 +63,7 @@ def _templates(config: dict[str, Any]) -> dict[str, str]:
 
 
 def read_template(path: Path) -> tuple[str, str, dict[str, str]]:
-    """Read a tokenizer_config.json: the chat template, the template for tools, special tokens.
+    """Return (chat template, template for tools, special tokens) of a tokenizer_config.json.
 
     Raises BundleError, and InputError if there is no template.
     """
@@ -88,8 +88,8 @@ def read_template(path: Path) -> tuple[str, str, dict[str, str]]:
 class ChatTemplate:
     """The chat template of a tokenizer_config.json. Call `close` after use.
 
-    Raises BundleError, naming the line, for a template that cannot work; InputError if there is
-    none; BackendError if its process cannot be started.
+    Raises BundleError with the line for a template that cannot work, InputError if there is no
+    template, and BackendError if its process cannot be started.
     """
 
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
@@ -97,7 +97,7 @@ class ChatTemplate:
         self.source, self.tool_source, self.tokens = read_template(path)
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
-        self._works = False  # whether it rendered the sample, so that a failure is of the messages
+        self._works = False  # True once the sample was rendered: later failures are due to messages
         try:
             # More time, because compiling takes longer than rendering, above all on a small device.
             sample = {"messages": SAMPLE, "add_generation_prompt": True}
@@ -121,8 +121,8 @@ class ChatTemplate:
 
         messages, tools and arguments: results of the functions in stem_edge.text.messages.
         Raises InputError if the template refuses the messages, fails, takes too long or does not
-        support tools. Raises BundleError if its process ends, or if the template never
-        worked.
+        support tools. Raises BundleError if its process ends, or if the template
+        failed for the sample conversation, too.
         """
         source = self.tool_source if tools else self.source
         if tools and not re.search(r"\btools\b", source):
@@ -211,7 +211,7 @@ class _Worker:
             raise
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """Send one line and return the line of the answer. Raises TimeoutError and other OSErrors."""
+        """Send one line; return the line of the answer. Raises TimeoutError and other OSErrors."""
         stdin, stdout = (cast(IO[bytes], p) for p in (self._process.stdin, self._process.stdout))
         # A timer kills the process, because otherwise both a write and a read could block for ever.
         late = threading.Event()

@@ -53,7 +53,7 @@ class Missing(jinja2.Undefined):
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}...{% endgeneration %}`, which marks the model's words for training."""
+    """The tag `{% generation %}...{% endgeneration %}` around the model's words in training."""
 
     tags = {"generation"}  # noqa: RUF012  must be as in the base class
 
@@ -64,7 +64,7 @@ class GenerationTag(Extension):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return a sandboxed Jinja environment with exactly what chat templates expect."""
+    """Return a sandboxed Jinja environment with the functions and filters of chat templates."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

@@ -87,7 +87,7 @@ def checked_template_arguments(arguments: object) -> Object:
 
 
 def texts(where: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield (place, text) for the texts and keys in a JSON value. Place: like "tools[0].type"."""
+    """Yield (place, text) for texts and keys in a JSON value. A place is like "tools[0].type"."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, Mapping):
@@ -148,7 +148,7 @@ def _calls(where: str, calls: object) -> list[Object]:
 
 def _call(where: str, call: object) -> Object:
     form = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
-    # index: of a stream, whose parts a client put together
+    # index: if the client joined it from parts of a stream
     given, function = _function(where, call, ("name", "arguments"), (), form)
     return {
         "id": _text(f"{where}.id", given.get("id", "")),
@@ -190,7 +190,7 @@ def _tool(where: str, tool: object) -> Object:
 def _function(
     where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
 ) -> tuple[Object, Object]:
-    """Check an object with an object in "function"; return the fields of outer and inner object."""
+    """Check an object with another object in "function"; return the fields of both objects."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {shown(given['type'])}, expected 'function'")

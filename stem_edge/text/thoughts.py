@@ -30,7 +30,7 @@ KNOWN = (
 
 
 def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> Thoughts | None:
-    """Return the thought markers whose end marker is in a chat template; None if none is known."""
+    """Return the thought markers of a chat template, by the end marker; None without known ones."""
     for known in KNOWN:
         if known.end in template_source:
             names = (n for n in special_tokens if n == known.end or known.begin.startswith(n))
@@ -64,7 +64,7 @@ class ThoughtParser:
         content = ""
         if self._state == "content":
             content, self._text = self._text, ""
-        for name in self._marks.special:  # which comes in one delta, as it is one token
+        for name in self._marks.special:  # each is one token, so it comes in one piece
             thought, content = thought.replace(name, ""), content.replace(name, "")
         return thought, content
 

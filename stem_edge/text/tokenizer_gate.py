@@ -26,7 +26,7 @@ MAX_NBYTES = 64 << 20  # twice the largest among published models
 MAX_ADDED = 1 << 15
 MAX_TOKEN_CHARS = 1 << 12
 MAX_ADDED_NBYTES = 1 << 20  # of added tokens together; Gemma 3 has 6,400, with 0.1 MB
-# Of other parts of the file. A value of two bytes takes sixty as an object of Python.
+# Limit for each part except the model: a JSON value of 2 bytes may take 60 bytes in Python.
 MAX_VALUES = 1 << 19
 MAX_PART_NBYTES = {"added_tokens": 16 << 20, "normalizer": 12 << 20}
 MAX_OTHER_PART_NBYTES = 1 << 20
@@ -38,7 +38,7 @@ NULL = msgspec.Raw(b"null")
 
 
 class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
-    """A token that is searched in a text first, before the tokenizer's model splits the rest."""
+    """A token that is split off before the tokenizer's model splits the rest of a text."""
 
     id: Id
     content: Content
@@ -151,7 +151,7 @@ def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
 
 
 def check_added(tokens: Sequence[str]) -> int:
-    """Return the bytes of added tokens. Raises ValueError for too many tokens or bytes."""
+    """Return how many bytes added tokens have. Raises ValueError for too many tokens or bytes."""
     if len(tokens) > MAX_ADDED:
         raise ValueError(f"{len(tokens):,} added tokens, expected at most {MAX_ADDED:,}")
     if (nbytes := sum(len(token.encode()) for token in tokens)) > MAX_ADDED_NBYTES:

@@ -22,7 +22,7 @@ MAX_TOKENS = 1 << 19  # twice the largest vocabulary among published models
 MAX_MERGES = 3  # for each token; Llama 3 has 2.2
 MAX_MERGES_IN_ALL = 3 << 18  # half as many again as Gemma 3, which has most
 MAX_PIECES_NBYTES = 4 << 20  # of all tokens of a Unigram model; XLM-R has 2 MB
-# Measured with 2,000 to a million tokens: what the library keeps is 5 % more to 20 % less.
+# Measured with 2,000 to a million tokens: the library takes from 20 % less to 5 % more than this.
 NODE_NBYTES = 350
 MERGE_NBYTES, MERGE_LOADING_NBYTES = (70, 30), (420, 170)  # as pairs, and as texts
 
@@ -65,7 +65,7 @@ class _Fields(msgspec.Struct):
 def check_tokens(
     raw: msgspec.Raw, added_nbytes: int
 ) -> tuple[bytes, dict[str, int], TokenizerMemory]:
-    """Check a model. Return new JSON of it for the library, its token -> id, and its memory.
+    """Check a model. Return (new JSON for the library, token -> id, memory that it takes).
 
     Removes dropout, because it makes the ids of a text random. Raises ValueError.
 

@@ -20,7 +20,7 @@ MAX_GROWTH = 1 << 11  # sentencepiece's NFKC with symbols (export/tokenizers) re
 MAX_TEXT = 1 << 14  # characters of a pattern or other text of a step
 MAX_PREFIX = 256  # characters of a text that a step adds to each word or token
 MAX_CHARSMAP = 8 << 20
-MAX_PIECES = 64  # of a template, and tokens of each
+MAX_PIECES = 64  # pieces of a template, and tokens of a piece
 
 # Part of the file -> field with the steps of a sequence, and kinds that the library knows.
 KINDS = {
@@ -119,7 +119,7 @@ def _check_texts(where: str, step: dict[str, Any]) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value. It may recurse, because msgspec has limited the depth."""
+    """Yield all texts in a JSON value. Recursion is safe, because msgspec limited the depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Edit files: their format, where they are looked for, and the alignment schemes of the STEM paper.
+"""Edit files: their format and paths, and the alignment schemes of the STEM paper.
 
-Making and comparing edits is in editing, applying them to a prompt in runtime/lookups.
+stem_edge.apps.editing makes and compares edits; stem_edge.runtime.lookups applies edits to prompts.
 """

@@ -88,7 +88,7 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def save(self, path: str | Path) -> None:
         """Write the edit to a file atomically, replacing an older one.
 
-        Raises InputError if it cannot be written, or would be too large to be read again.
+        Raises InputError if the file cannot be written, or if read_edit would refuse its size.
         """
         path, data = Path(path), encode_edit(self)
         if len(data) > MAX_NBYTES:
@@ -173,9 +173,9 @@ def _read(path: Path) -> bytes:
 
 
 def tables_id(bundle: Bundle) -> str:
-    """Return the sha256 of a bundle's tables and tokenizer, which binds edits to them.
+    """Return the sha256 of a bundle's tables and tokenizer, by which edits recognize a bundle.
 
-    Bundles that differ only in their backbones (other types, another engine) share their edits.
+    An edit also fits bundles that differ only in their backbones (types of matrices, engine).
     """
     files = bundle.manifest.files
     return hashlib.sha256(f"{tables_hash(files)} {files[TOKENIZER].sha256}".encode()).hexdigest()
@@ -232,7 +232,7 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
 
 
 def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
-    """Return the token ids in a change: each with its new rows, or the padding token with ()."""
+    """Return token id -> new rows of a change. A Replacement: only its padding token, with ()."""
     if isinstance(change, NewRows):
         return change.rows
     return {} if change.pad is None else {change.pad: ()}

@@ -7,7 +7,7 @@ The schemes come from the STEM paper, section 3.3. The source has n_s tokens, th
 | swap | n_s = n_t | the target's token at the same place |
 | pad-left | n_s >= n_t | padding tokens first, then the target's tokens |
 | pad-right | n_s >= n_t | the target's tokens first, then padding tokens |
-| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last token until n_s |
+| copy | n_s >= n_t | each target token floor(n_s / n_t) times; the last one fills the rest |
 | subset | n_s <= n_t | n_s tokens of the target, in their order |
 | average | | the mean of the rows of all target tokens |
 """

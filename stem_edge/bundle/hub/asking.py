@@ -37,7 +37,7 @@ def asking(name: HubName) -> Iterator[None]:
 
 
 def _explained(name: HubName, error: BaseException) -> HubError | None:
-    """Return an error of the hub's library as HubError; None for any other error."""
+    """Return an error of huggingface_hub as HubError; None for any other error."""
     from huggingface_hub import errors
 
     said = _said(error)

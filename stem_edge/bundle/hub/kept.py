@@ -20,9 +20,9 @@ from stem_edge.files.hub_links import SNAPSHOTS
 from stem_edge.files.names import cache_folder
 from stem_edge.shown import one_line
 
-MADE = "made"  # folder of bundles that were made of checkpoints, in the user's cache folder
+MADE = "made"  # folder of bundles made from checkpoints, in the user's cache folder
 KEY_CHARS = 12  # few, because people type them
-KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")  # names of the folders in there
+KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")  # names of the folders in MADE
 MARK = "manifest.json"
 
 

@@ -89,7 +89,7 @@ def _sizes(model: ModelConfig, name: str) -> str:
 
 
 def _settings(manifest: Manifest) -> Rows:
-    """Yield the fields that have no row of their own, if they differ from their defaults."""
+    """Yield lines for the remaining fields of the model that differ from their defaults."""
     model = manifest.model
     for field in msgspec.structs.fields(model):
         value = getattr(model, field.name)

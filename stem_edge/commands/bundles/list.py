@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     models: list[dict[str, Any]] = []
     for name, place, folder in kept_bundles():
-        with suppress(BundleError):  # what other programs keep
+        with suppress(BundleError):  # a manifest of another version or program
             manifest = open_manifest(folder)
             sizes = {"nbytes": sum(file.nbytes for file in manifest.files.values())}
             sizes["prepared_nbytes"] = footprint_of(manifest).prepared_nbytes

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _planned(path: str, memory: str | None, given: LoadOptions) -> tuple[Needs, MemoryPlan]:
-    """Plan a load in the limit `memory` minus the mapped weights. Raises MemoryPlanError."""
+    """Plan a load. Mapped weights count against the limit `memory`. Raises MemoryPlanError."""
     allowed = available_memory() + own_memory() if memory is None else parse_size(memory)
     bundle = open_or_make(path)
     engine = choose_engine(bundle, given.engine)

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # A bundle after options that take many words is parsed as their last one.
+    # argparse parses a bundle after an option of several words as the last of these words.
     if args.bundle is None:
         words = args.against or args.cases
         if not words:

@@ -32,7 +32,7 @@ def add_text(add: Callable[..., object], metavar: str, what: str) -> None:
 
 
 def given_text(args: argparse.Namespace) -> str | None:
-    """Return the prompt, or None if none is given. Raises InputError for two, or for "-"."""
+    """Return the prompt, or None. Raises InputError if two prompts are given, or if it is "-"."""
     if args.text is not None and args.prompt is not None:
         raise InputError("more than one prompt; give it by position or with -p")
     found: str | None = args.prompt if args.text is None else args.text

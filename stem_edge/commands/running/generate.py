@@ -82,7 +82,7 @@ def _stream(model: Model, prompt: str, params: SamplingParams, *, quiet: bool) -
     try:
         for chunk in model.generate(prompt, params):
             write_text(chunk.text)
-    finally:  # so that Ctrl-C, too, shows the figures of what was generated until then
+    finally:  # so that the statistics are printed after Ctrl-C, too
         if model.stats.prompt_tokens:
             sys.stdout.write("\n")
             sys.stdout.flush()

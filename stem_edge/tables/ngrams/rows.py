@@ -44,9 +44,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     hash: NgramHash
     width: int  # values of a row
     stored: Stored
-    block: int = (
-        0  # values that share a scale, "fp16" for whole numbers, "e8m0" for fp8; 0: none do
-    )
+    block: int = 0  # values that share a scale (fp16 for integers, e8m0 for fp8); 0: no scales
     scale: float = 1.0  # factor of all values
 
     def __post_init__(self) -> None:
@@ -58,7 +56,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ValueError(f"{self.stored} rows of {self.width} values, {self.block} a scale")
         if not self.name.replace(".", "").isalnum():
             raise ValueError(f"{self.name!r} cannot be a folder")
-        _ = self.page_nbytes  # raises ValueError where codes need scales
+        _ = self.page_nbytes  # raises ValueError if codes lack scales
 
     @cached_property
     def codes(self) -> RecordLayout:
@@ -99,7 +97,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def format(self) -> TableFormat:
-        """Format of the table store with one record per page; its row type fp16 is only formal."""
+        """Format of a table store with a page per record. Row type fp16 means any two bytes."""
         words = ((self.page_nbytes // WORD_NBYTES,),)
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)
@@ -122,7 +120,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             values = (codes.view("<u2").astype(np.uint32) << 16).view(np.float32)
         else:
             values = codes.view("<f4" if self.stored == "fp32" else "<f2").astype(np.float32)
-        if self.block:  # of powers of two: e8m0 is an exponent (OCP microscaling, 2023)
+        if self.block:  # scales are powers of two: e8m0 is an exponent (OCP microscaling, 2023)
             powers = np.ldexp(np.float32(1), rows[:, split:].astype(np.int32) - 127)
             values = (values.reshape(*powers.shape, -1) * powers[:, :, None]).reshape(len(rows), -1)
         return values if self.scale == 1 else values * np.float32(self.scale)

@@ -25,7 +25,7 @@ Ratio = Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 INT64_MAX = (1 << 63) - 1
 WORD = (1 << 64) - 1
-LAYER_SEED = 10007  # layer p has the seed LAYER_SEED * p
+LAYER_SEED = 10007  # times the number of a layer: part of its seed
 # Multipliers of DeepSeek-V4.1, from the numpy generator with which the model was trained. Other numpy versions
 # may generate other numbers.
 DEEPSEEK = {
@@ -140,13 +140,13 @@ class LongCatConfig(msgspec.Struct):
         return [table("input", None, keys, self.hidden_size // len(orders))]
 
 
-# What a config.json must say, and how it is read.
+# Field of a config.json that shows the kind of its n-gram tables -> how to read it.
 SCHEMES: dict[str, type[QwenConfig | DeepSeekConfig | LongCatConfig]] = {
     "ngram_vocab_size_base": QwenConfig,
     "engram_layer_ids": DeepSeekConfig,
     "ngram_vocab_size_ratio": LongCatConfig,
 }
-# Other names of the same numbers.
+# Other name of a field -> its usual name.
 ALIASES = {
     "oe_vocab_size_ratio": "ngram_vocab_size_ratio",
     "oe_neighbor_num": "emb_neighbor_num",

@@ -18,7 +18,7 @@ from stem_edge.text.tool_calls.reading import AFTER_WORDS
 
 Tools = Sequence[Mapping[str, Any]]
 OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # keywords of schemas that describe properties elsewhere
-# Spaces as templates write JSON, so that models see what they saw in training; oneOf as anyOf.
+# Spaces as in templates, so that models see what they saw in training. oneOf is treated as anyOf.
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 OPTIONS |= {"coerce_one_of": True}
 SPECIAL = re.compile(r"<[^<>\s]+>")  # names of tokens that can stand in a grammar
@@ -111,7 +111,7 @@ class _BracesRules:
         if not isinstance(properties, Mapping) or not properties or depth > MAX_DEPTH:
             return "" if schema.get("additionalProperties") is False else "pairs"
         needed = {key for key in properties if isinstance(required, list) and key in required}
-        rest, begins = "", list[str]()  # the ways to begin, of which the first is the longest
+        rest, begins = "", list[str]()  # alternatives for the first member, longest first
         for key in sorted(properties, reverse=True):
             member = self._rule(f"{_key(key)} {self._value(properties[key], depth + 1)}")
             begins = [f"{member} {rest}", *([] if key in needed else begins)]
@@ -148,5 +148,5 @@ class _BracesRules:
 
 
 def _key(name: str) -> str:
-    """Return the Lark grammar of a key and its colon; the key is quoted if it needs quotes."""
+    """Return the Lark grammar of a key and a colon. The key gets quotes if it needs them."""
     return literal((literal(name) if AFTER_WORDS.intersection(name) else name) + ":")

@@ -43,7 +43,7 @@ class CallParser:
         """Add text; return complete calls, and text that can no longer be part of a call."""
         self._text, self._ended = self._text + text, ended
         try:
-            # An unfinished call is not read again with each delta, but where it may end.
+            # Read an unfinished call again only where it may end, not with each delta.
             closed = "}" in text and self._text.count("{") <= self._text.count("}")
             while self._text and (ended or closed or len(self._text) >= self._due):
                 self._read()

@@ -90,7 +90,7 @@ def _welcome(model: Model, params: SamplingParams) -> str:
 
 
 def _converse(session: Session, typed: TypedLines) -> None:
-    interrupted = False  # since a line was read
+    interrupted = False  # True after Ctrl-C, until a line is read
     while True:
         try:
             line = typed.read()
@@ -113,7 +113,7 @@ def _converse(session: Session, typed: TypedLines) -> None:
 
 
 def take(session: Session, typed: Typed) -> None:
-    """Answer a message or obey a command; at a terminal, Ctrl-C ends only the answer."""
+    """Answer a message or run a slash command. At a terminal, Ctrl-C ends only the answer."""
     messages = session.conversation.messages
     count = len(messages)
     try:

@@ -80,7 +80,7 @@ class Session:
                 self._complete(done)
 
     def _fold(self, text: str) -> None:
-        """At a terminal, write text about the progress of thoughts, which are not shown."""
+        """Write a progress line about thoughts to the terminal. The thoughts are not shown."""
         if self.interactive and not self.as_json:
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Commands that are typed in `stem-edge run`, which begin with a slash."""
+"""Slash commands of `stem-edge run`, such as /help and /retry."""
 
 from __future__ import annotations
 
@@ -149,5 +149,5 @@ def _path(name: str) -> Path:
         raise InputError("no file; give its name after the command, like /save talk")
     try:
         return Path(name).expanduser()
-    except RuntimeError as error:  # for a user that there is not
+    except RuntimeError as error:  # ~name of a user that does not exist
         raise InputError(f"{shown(name)}: {error} give another file") from None
