@@ -4,7 +4,7 @@
  *     LD_PRELOAD=$PWD/hide_vnni.so COMMAND
  *
  * Linux can make the instruction CPUID fault (arch_prctl(2), ARCH_SET_CPUID; "cpuid_fault" in
- * /proc/cpuinfo). The fault is answered here with what the processor says, less some features. So
+ * /proc/cpuinfo). This library answers the fault with what the processor says, without some features. So
  * libraries choose the kernels that they have for older processors, and run at full speed.
  */
 #define _GNU_SOURCE
@@ -21,7 +21,7 @@
 
 typedef int set_action(int, const struct sigaction *, struct sigaction *);
 
-static struct sigaction theirs; /* what the program wants done about other faults */
+static struct sigaction theirs; /* handler of the program for other faults */
 
 static set_action *real_sigaction(void) { return (set_action *)dlsym(RTLD_NEXT, "sigaction"); }
 

@@ -64,7 +64,7 @@ class LayerShape:
 
     @classmethod
     def as_paper(cls, dim: int, d_ff: int) -> Self:
-        """Return the sizes of the paper's layer: attention as wide as the model, 4 d^2 parameters."""
+        """Return the sizes of the paper's layer: attention is as wide as the model (4 d^2)."""
         return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
 
     @classmethod

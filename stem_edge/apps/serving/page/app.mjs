@@ -1,4 +1,4 @@
-/** The page: makes its parts, and tells each what the others did. */
+/** The page: creates its parts, and connects their events. */
 
 import { Chat } from "./chat.mjs";
 import { shownPath } from "./data/conversation.mjs";
@@ -20,7 +20,7 @@ const $ = (selector) => document.querySelector(selector);
 const ICONS = { "#show-sidebar": "menu", "#show-panel": "chart", "#settings": "settings", "#menu summary": "more",
   "#choose": "attach", "#to-end": "down", "#sidebar .close": "close", "#panel .close": "close" };
 
-// Milliseconds; mostly the model computes on the same processor, and drawing takes from its time.
+// Milliseconds between redraws: the model often runs on this processor, and drawing slows it down.
 const SHOW_EVERY = 80;
 
 let settings = readSettings();

@@ -1,4 +1,4 @@
-/** The conversation that is shown, and what a user does in it. */
+/** The conversation that is shown, and the user's actions in it. */
 
 import { addMessage, choose, newConversation, pathTo, shownPath } from "./data/conversation.mjs";
 import { samplingOf } from "./data/settings.mjs";
@@ -10,7 +10,7 @@ export class Chat extends EventTarget {
   #settings;
   #status;
 
-  /** settings(): those of now; status: knows whether the model has a chat template. */
+  /** settings(): returns the current settings; status: Status of the server. */
   constructor(library, answers, settings, status) {
     super();
     this.#library = library;
@@ -20,7 +20,7 @@ export class Chat extends EventTarget {
     this.begin();
   }
 
-  /** How the server samples where nothing is set, by name. */
+  /** The server's default sampling parameters, by name. */
   get usual() {
     return this.#status.props?.sampling ?? {};
   }
@@ -33,7 +33,7 @@ export class Chat extends EventTarget {
     return this.#answers.runs(this.conversation);
   }
 
-  /** Show an empty conversation; it is kept with its first message. */
+  /** Show an empty conversation; it is saved with its first message. */
   begin() {
     this.open(newConversation(this.#settings().system, Date.now()));
   }
@@ -55,7 +55,7 @@ export class Chat extends EventTarget {
     this.#say(message.parent, text, message.files);
   }
 
-  /** Ask for another answer in the place of one. */
+  /** Ask again: add another version of an answer. */
   retry(message) {
     this.stop();
     this.#answer(this.conversation.messages[message.parent]);

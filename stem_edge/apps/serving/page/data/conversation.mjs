@@ -1,11 +1,11 @@
 /**
  * A conversation is a tree of messages: an edit or a retry adds a sibling, and nothing is lost.
- * `chosen` says for each message (or "" for the beginning) which of those after it is shown.
+ * `chosen`: message id ("" for the beginning) -> id of the following message that is shown.
  */
 
 const TITLE_LENGTH = 60;
 
-/** A name that no other message or conversation has. (randomUUID needs https or localhost.) */
+/** A unique id for a message or conversation. (randomUUID needs https or localhost.) */
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -44,19 +44,19 @@ export function pathTo(conversation, message) {
   return path;
 }
 
-/** Every version of a message, oldest first: those that follow the same message. */
+/** All versions of a message, oldest first: messages with the same parent. */
 export function versionsOf(conversation, message) {
   return Object.values(conversation.messages)
     .filter((other) => other.parent === message.parent)
     .sort((a, b) => a.created - b.created);
 }
 
-/** Show another version of a message, with what followed it. */
+/** Show another version of a message, with the messages that followed it. */
 export function choose(conversation, message) {
   conversation.chosen[message.parent ?? ""] = message.id;
 }
 
-/** Whether a title or a message has all words of a search. */
+/** True if a title or a message contains all words of a search. */
 export function matches(conversation, search) {
   const texts = Object.values(conversation.messages).map((message) => message.text);
   const all = [conversation.title, ...texts].join("\n").toLowerCase();

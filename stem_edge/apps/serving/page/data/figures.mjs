@@ -1,4 +1,4 @@
-/** Figures of an answer, from the timings that the server sends, as people read them. */
+/** Metrics of an answer, from the timings that the server sends, formatted for people. */
 
 const MOST_SAMPLES = 120;
 
@@ -21,9 +21,9 @@ function threeDigits(value) {
   return Number(value.toPrecision(3));
 }
 
-/** Tokens that the context holds after an answer: its prompt, read or cached, and itself. */
+/** Number of tokens in the context after an answer: its prompt (computed or cached) and the answer. */
 export function contextUsed(timings, most) {
-  // The last token of a full context is said, but was never put into it.
+  // With a full context, the last token is sent, but never enters the context.
   return Math.min(most, timings.prompt_n + (timings.cache_n ?? 0) + timings.predicted_n);
 }
 
@@ -32,12 +32,12 @@ export function hitShare({ row_hits: hits = 0, row_misses: misses = 0 }) {
   return hits + misses ? hits / (hits + misses) : null;
 }
 
-/** Bytes read from flash for each token that looked rows up; null for a model without rows. */
+/** Bytes read from flash per token that looked up rows; null for a model without rows. */
 export function flashPerToken({ row_hits: hits = 0, row_misses: misses = 0, flash_bytes: bytes }) {
   return hits + misses ? bytes / (hits + misses) : null;
 }
 
-/** Return [{label, value, more}], the line of figures under an answer. */
+/** Return [{label, value, more}], the metrics that are shown under an answer. */
 export function figuresOf(timings) {
   const share = hitShare(timings);
   const rate = (value) => (value > 0 ? `${formatRate(value)} tok/s` : "–"); // of no token there is none
@@ -65,10 +65,10 @@ function promptTokens({ prompt_n: read, cache_n: cached = 0 }) {
   return cached ? `${tokens(read)}, ${cached.toLocaleString("en")} cached` : tokens(read);
 }
 
-/** Add what charts show of a moment: [seconds since the first token, memory, tokens/s, flash/token]. */
+/** Add a sample for the charts: [seconds since the first token, memory, tokens/s, flash/token]. */
 export function addSample(samples, timings) {
   const { predicted_ms: time, memory_bytes: memory = null, predicted_per_second: rate } = timings;
   samples.push([time / 1000, memory, rate || null, flashPerToken(timings)]); // one token has no rate yet
-  // Long answers keep every second moment, again and again, so that a conversation stays small.
+  // Drop every second sample whenever there are too many, so that a conversation stays small.
   if (samples.length > MOST_SAMPLES) samples.splice(0, samples.length, ...samples.filter((_, i) => i % 2));
 }

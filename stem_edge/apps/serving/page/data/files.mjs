@@ -1,4 +1,4 @@
-/** Files of text that go with a message. */
+/** Text files that are attached to a message. */
 
 export const MAX_FILE_BYTES = 256 * 1024; // some 64,000 tokens: more than most contexts hold
 
@@ -21,13 +21,13 @@ function decoded(bytes, name) {
   }
 }
 
-/** Text of a message with its files before it, each in a fenced block under its name. */
+/** Text of a message after its files, each of which is a fenced block under its name. */
 export function contentOf(message) {
   return [...(message.files ?? []).map(fenced), message.text].join("\n\n");
 }
 
 function fenced({ name, text }) {
-  // A fence has to be longer than each one in the text, else the text would end the block.
+  // The fence must be longer than any fence in the text, which would end the block.
   const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
   const fence = "`".repeat(longest + 1);
   return `File ${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;

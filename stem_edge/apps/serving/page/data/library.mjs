@@ -1,15 +1,15 @@
-/** The conversations of this browser: all in memory, each kept in IndexedDB when it changes. */
+/** All conversations of this browser: held in memory, and saved in IndexedDB when they change. */
 
 const DATABASE = "stem-edge";
 const STORE = "conversations";
 
 export class Library extends EventTarget {
-  // A promise, because a message may be sent before it is there; null where nothing is kept.
+  // A promise, because a message may be sent before the database is open; null if there is none.
   #database = opened().catch(() => null);
   #all = new Map();
   #others = new BroadcastChannel(DATABASE); // the same page in other tabs
 
-  /** Read what is kept; return whether anything is (not in some private windows). */
+  /** Read the saved conversations; return false if the browser saves nothing (private windows). */
   async open() {
     this.#others.onmessage = ({ data: id }) => this.#reread(id);
     const database = await this.#database;
@@ -20,7 +20,7 @@ export class Library extends EventTarget {
     return true;
   }
 
-  /** Every conversation, the last changed one first. */
+  /** All conversations, the latest change first. */
   list() {
     return [...this.#all.values()].sort((a, b) => b.changed - a.changed);
   }
@@ -30,8 +30,8 @@ export class Library extends EventTarget {
   }
 
   /**
-   * Keep a conversation as it is now. Events: "change" (the list is another, or a title) and "unkept"
-   * (the browser refused, mostly because its storage is full; {detail: its reason}).
+   * Save a conversation as it is now. Events: "change" (of the list or a title), and "unkept" (the
+   * browser did not save it, often because its storage is full; detail: the reason).
    */
   async save(conversation) {
     this.#all.set(conversation.id, conversation);
@@ -56,7 +56,7 @@ export class Library extends EventTarget {
     }
   }
 
-  /** Take over what another tab kept. Event "replace": {detail: the conversation's id}. */
+  /** Load a conversation that another tab saved. Event "replace"; detail: the conversation's id. */
   async #reread(id) {
     const conversation = await settled(storeOf(await this.#database, "readonly").get(id));
     if (conversation) this.#all.set(id, conversation);
@@ -70,7 +70,7 @@ function storeOf(database, mode) {
   return database.transaction(STORE, mode).objectStore(STORE);
 }
 
-/** An answer that was being written when the page was left has ended there. */
+/** Mark an answer that was running when the page was closed as stopped. */
 function interrupted(conversation) {
   for (const message of Object.values(conversation.messages)) {
     if (message.state === "running") message.state = "stopped";

@@ -1,8 +1,8 @@
-/** What a user sets for answers; kept in the browser. A field left empty is as the model has it. */
+/** The user's settings for answers, saved in the browser. Empty: the model's default. */
 
 const KEY = "stem-edge.settings";
 
-/** Numbers that are sent under their names: what each does, and what it may be. */
+/** Numeric settings, by the name of the request's field: description and range. */
 export const NUMBERS = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: "any",
     hint: "0 always takes the most probable token." },
@@ -33,12 +33,12 @@ export function readSettings() {
   }
 }
 
-/** Keep the settings for this and later visits. */
+/** Save the settings for this visit and later ones. */
 export function writeSettings(settings) {
   localStorage.setItem(KEY, JSON.stringify(settings));
 }
 
-/** The fields of a request that the settings ask for. */
+/** The fields of a request that follow from the settings. */
 export function samplingOf({ numbers, stop }) {
   const stops = stop.split("\n").filter((line) => line !== "");
   return { ...numbers, ...(stops.length && { stop: stops }) };

@@ -1,11 +1,11 @@
-/** Conversations as files: Markdown for people, JSON to come back from. */
+/** Conversations as files: Markdown to read, JSON to import again. */
 
 import { newId, shownPath } from "./conversation.mjs";
 import { contentOf } from "./files.mjs";
 
 const FORMAT = "stem-edge conversation 1";
 
-/** What is shown of a conversation, as Markdown. */
+/** The shown messages of a conversation, as Markdown. */
 export function toMarkdown(conversation) {
   const parts = [`# ${conversation.title || "Conversation"}`];
   if (conversation.system.trim()) parts.push("## System prompt", conversation.system);
@@ -15,12 +15,12 @@ export function toMarkdown(conversation) {
   return `${parts.join("\n\n")}\n`;
 }
 
-/** All of a conversation, with every version of its messages and their figures, as JSON. */
+/** A whole conversation as JSON: all versions of its messages, with their metrics. */
 export function toJson(conversation) {
   return `${JSON.stringify({ format: FORMAT, ...conversation }, null, 1)}\n`;
 }
 
-/** Read what toJson wrote, as a new conversation. Raises Error that says what is wrong. */
+/** Parse the result of toJson to a new conversation. Raises Error that says what is wrong. */
 export function fromJson(text) {
   const read = parsed(text);
   if (read?.format !== FORMAT) throw new Error(`This file does not say "format": "${FORMAT}".`);
@@ -50,14 +50,14 @@ function checkedMessage(id, read, earlier) {
   const known = ["user", "assistant"].includes(role) && [text, thoughts].every(isString) && Number.isFinite(created);
   const named = Array.isArray(files) && files.every((file) => isString(file?.name) && isString(file.text));
   if (read?.id !== id || !known || !named) throw new Error(`Message ${id} is not whole.`);
-  // Messages follow earlier ones, so that none can follow itself.
+  // The parent must be an earlier message, so that there is no cycle.
   if (parent !== null && !Object.hasOwn(earlier, parent)) {
     throw new Error(`Message ${id} follows one that is not before it.`);
   }
   return { id, parent, role, text, created, files, state, plain, thoughts, ...figuresIn(read) };
 }
 
-/** Figures of other versions may lack a number that this page formats; they are left out then. */
+/** Return the metrics of a message, or none if a number is missing that this page shows. */
 function figuresIn({ timings, samples = [] }) {
   const names = ["prompt_n", "prompt_per_second", "predicted_n", "predicted_per_second"];
   if (!names.every((name) => Number.isFinite(timings?.[name]))) return {};

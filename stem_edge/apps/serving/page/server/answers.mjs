@@ -1,4 +1,4 @@
-/** Answers that are being written: one in each conversation, the others beside it. */
+/** Answers that are being generated, at most one in each conversation. */
 
 import { addSample } from "../data/figures.mjs";
 import { readChunk } from "./request.mjs";
@@ -20,14 +20,14 @@ export class Answers extends EventTarget {
     return this.#running.has(conversation.id);
   }
 
-  /** Stop the answer of a conversation, if one is written; the server is told by the connection that ends. */
+  /** Stop the running answer of a conversation, if any; closing the connection tells the server. */
   stop(conversation) {
     this.#running.get(conversation.id)?.abort();
   }
 
   /**
-   * Write the answer to `request` into `message` until it ends, and keep it.
-   * Events: "progress" and at last "end", with {conversation, message, error} in their detail.
+   * Write the answer to `request` into `message` until it ends, and save the conversation.
+   * Events: "progress", and at the end "end"; detail: {conversation, message, error}.
    */
   async write(conversation, message, request) {
     const stop = new AbortController();
@@ -43,7 +43,7 @@ export class Answers extends EventTarget {
     }
     if (this.#running.get(conversation.id) === stop) this.#running.delete(conversation.id);
     conversation.changed = Date.now();
-    // A conversation deleted meanwhile stays deleted.
+    // Do not save a conversation that the user has deleted meanwhile.
     if (this.#library.get(conversation.id)) await this.#library.save(conversation);
     this.#say("end", { conversation, message, error });
   }
@@ -69,7 +69,7 @@ export class Answers extends EventTarget {
   }
 }
 
-/** Add a chunk to a message; return why the answer ended, if the chunk says so. */
+/** Add a chunk to a message; return its finish reason, if any. */
 function readInto(message, chunk) {
   const { text, thoughts, timings, finish } = readChunk(chunk);
   message.text += text;

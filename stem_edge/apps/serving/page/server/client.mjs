@@ -1,4 +1,4 @@
-/** The server: one object that knows its address and key, and says what went wrong in one way. */
+/** Client of the server: knows its address and key; all failures become a ServerError. */
 
 import { eventsOf } from "./sse.mjs";
 
@@ -16,7 +16,7 @@ const KEY = "stem-edge.key";
 export class Client {
   #base;
 
-  /** base: address of the page; the server's paths lie beside it. */
+  /** base: address of the page, to which the server's paths are relative. */
   constructor(base) {
     this.#base = base;
   }
@@ -26,7 +26,7 @@ export class Client {
     sessionStorage.setItem(KEY, value);
   }
 
-  /** What the server says about itself and its model. */
+  /** Return properties of the server and its model (/props). */
   async props() {
     return (await this.#request("props")).json();
   }

@@ -1,10 +1,10 @@
-/** What is sent for an answer, and what comes back in each chunk of its stream. */
+/** Requests for an answer, and the chunks of its stream. */
 
 import { contentOf } from "../data/files.mjs";
 
 const LONGEST = 1024; // tokens, because completions end after 16 if nothing is said
 
-/** Return {path, body} that ask for the answer to `messages`, the path from the first message on. */
+/** Return {path, body} of the request for an answer to `messages`, given from the first one on. */
 export function requestFor(messages, system, sampling, hasTemplate) {
   const shared = { ...sampling, stream: true, timings_per_token: true };
   if (hasTemplate) {
@@ -20,30 +20,30 @@ function chatMessages(messages, system) {
   for (const message of messages) {
     const content = contentOf(message);
     const last = chat.at(-1);
-    // Many templates refuse two messages of a user after each other, which an answer that failed leaves.
+    // Join two user messages in a row, which a failed answer leaves: many templates refuse them.
     if (last?.role === message.role) last.content += `\n\n${content}`;
     else if (content) chat.push({ role: message.role, content, ...thoughtsOf(message) });
   }
   return chat;
 }
 
-/** The thoughts before an answer, which the template shows the model again or leaves out. */
+/** The reasoning before an answer; the chat template decides whether the model sees it again. */
 function thoughtsOf({ thoughts }) {
   return thoughts ? { reasoning_content: thoughts } : {};
 }
 
-/** The whole text so far; a model without a chat template only ever goes on with it. */
+/** The whole text so far, which a model without a chat template continues. */
 function continuedText(messages) {
   let text = "";
   for (const message of messages) {
-    // What a user adds to an answer begins a line, because nothing else tells the two apart.
+    // A user's text begins on a new line, because nothing else separates it from the answer.
     const joint = text && message.role === "user" && !text.endsWith("\n") ? "\n" : "";
     text += joint + contentOf(message);
   }
   return text;
 }
 
-/** Return {text, thoughts, timings, finish} of a chunk of either kind of stream. */
+/** Return {text, thoughts, timings, finish} of a chunk of a chat or a completion. */
 export function readChunk(chunk) {
   const choice = chunk.choices?.[0];
   return {

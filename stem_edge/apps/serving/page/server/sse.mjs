@@ -1,10 +1,10 @@
-/** Server-sent events: text that arrives in pieces, cut anywhere, becomes the data of events. */
+/** Parse server-sent events from text that arrives in arbitrary pieces. */
 
 export class EventParser {
   #rest = "";
   #data = [];
 
-  /** Take the next piece of the stream; return the data of the events that it completes. */
+  /** Add the next piece of the stream; return the data of the events that are now complete. */
   push(piece) {
     const lines = (this.#rest + piece).split(/\r\n|\n|\r(?!$)/);
     this.#rest = lines.pop();
@@ -17,7 +17,7 @@ export class EventParser {
       this.#data = [];
       return event.length ? [event.join("\n")] : [];
     }
-    // Comments (": keepalive"), names and ids of events mean nothing to this page.
+    // This page ignores comments (": keepalive"), and names and ids of events.
     if (line.startsWith("data:")) this.#data.push(line.slice(line[5] === " " ? 6 : 5));
     return [];
   }

@@ -1,4 +1,4 @@
-/** Small drawings: a line over time with its limit, and a bar for a share. */
+/** Small charts: a line over time with its limit, and a bar for a share. */
 
 import { h, svg } from "./dom.mjs";
 

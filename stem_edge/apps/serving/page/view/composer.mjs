@@ -1,4 +1,4 @@
-/** Where a message is written: text, files, and the button that sends it or stops the answer. */
+/** The input for a message: text, files, and the button that sends it or stops the answer. */
 
 import { readTextFile } from "../data/files.mjs";
 import { h, icon, iconButton } from "./dom.mjs";
@@ -35,7 +35,7 @@ export class Composer {
     this.running(false);
   }
 
-  /** Whether an answer is being written: the button stops it then. */
+  /** Set whether an answer is running; then the button stops it. */
   running(runs) {
     this.#runs = runs;
     const label = runs ? "Stop" : "Send";
@@ -57,7 +57,7 @@ export class Composer {
     this.#area.focus();
   }
 
-  /** What nothing can be asked without, as a hint in the empty field. */
+  /** Placeholder text of the empty input field. */
   set hint(text) {
     this.#area.placeholder = text;
   }

@@ -1,9 +1,9 @@
-/** Questions that wait for an answer; each returns a promise, null if it was closed. */
+/** Dialogs. Each returns a promise of the result; null if the user closes the dialog. */
 
 import { NUMBERS } from "../data/settings.mjs";
 import { h } from "./dom.mjs";
 
-/** Ask whether to go on; true or null. */
+/** Ask for confirmation; true or null. */
 export function confirmed(title, text, action) {
   return asked({ title, action, fields: [h("p", {}, text)], read: () => true, danger: true });
 }
@@ -14,7 +14,7 @@ export function askedText(title, label, value, type = "text") {
   return asked({ title, action: "Save", fields: [h("label", { for: "asked" }, label), input], read: () => input.value });
 }
 
-/** Ask for the settings; return them changed. system: the prompt of the conversation. usual: what the server takes. */
+/** Edit the settings and return them. system: the conversation's system prompt. usual: the server's defaults. */
 export function askedSettings(settings, system, hasTemplate, usual) {
   const prompt = h("textarea", { id: "system", rows: 4, disabled: !hasTemplate, "aria-describedby": "system-hint" });
   prompt.value = system;

@@ -1,8 +1,8 @@
-/** Elements made in one expression, without markup in strings. */
+/** Create elements in one expression, without HTML in strings. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Make an element; on... attributes listen to events, null and false leave an attribute out. */
+/** Create an element. Attributes on... are event listeners; null and false omit an attribute. */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -14,7 +14,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Make an element of a drawing. */
+/** Create an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -40,13 +40,13 @@ const ICONS = {
   down: "M12 5v14M6 13l6 6 6-6",
 };
 
-/** A drawing that says nothing to a screen reader; the control around it has the name. */
+/** An icon that screen readers skip, because the control around it has a label. */
 export function icon(name) {
   return svg("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" },
     svg("path", { d: ICONS[name] }));
 }
 
-/** A button that shows an icon and is called `label`. */
+/** A button that shows an icon; `label` is its name for screen readers. */
 export function iconButton(name, label, onclick, attributes = {}) {
   const shared = { type: "button", class: "icon-button", "aria-label": label, title: label };
   return h("button", { ...shared, onclick, ...attributes }, icon(name));
@@ -59,7 +59,7 @@ export function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 60_000); // the download has begun long before
 }
 
-/** Copy text; outside https and localhost only the older way is allowed. */
+/** Copy text; without https or localhost, browsers allow only the older way. */
 export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = h("textarea", { class: "visually-hidden", "aria-label": "Text to copy" });
@@ -70,7 +70,7 @@ export async function copy(text) {
   area.remove();
 }
 
-/** Copy text and say so on the button for a moment. */
+/** Copy text, and confirm that on the button for a moment. */
 export async function copyFrom(button, text) {
   await copy(text);
   button.classList.add("copied");

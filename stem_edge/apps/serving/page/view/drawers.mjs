@@ -1,6 +1,6 @@
-/** The list at the left and the figures at the right: beside the chat, or over it where it is narrow. */
+/** The list on the left and the metrics on the right: beside the chat, or over it in a narrow window. */
 
-/** Whether the user closed a side is remembered in the browser, where it stands beside the chat. */
+/** A side panel. In a wide window, the browser remembers if the user has closed it. */
 export class Drawer {
   #side;
   #button;
@@ -8,7 +8,7 @@ export class Drawer {
   #shade = document.querySelector("#shade");
   #main = document.querySelector("main");
 
-  /** side, button: what is shown, and what shows it; width: pixels from which it stands beside. */
+  /** side: the panel; button: shows it; width: window width in pixels from which it is beside the chat. */
   constructor(side, button, width) {
     this.#side = side;
     this.#button = button;
@@ -30,7 +30,7 @@ export class Drawer {
     if (!this.#wide.matches) (shown ? this.#side.querySelector(".close") : this.#button).focus();
   }
 
-  /** Close the side if it lies over the chat; return whether it did. */
+  /** Close the panel if it covers the chat; return whether it did. */
   leave() {
     if (this.#wide.matches || this.#side.hidden) return false;
     this.#set(false);

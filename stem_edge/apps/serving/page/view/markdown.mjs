@@ -1,10 +1,10 @@
-/** Markdown of a model, which may hold anything, as elements that can only be read. */
+/** Render a model's Markdown, which is untrusted, as elements without scripts or forms. */
 
 import { Marked } from "../vendor/marked.esm.js";
 import DOMPurify from "../vendor/purify.es.mjs";
 import { copyFrom, h } from "./dom.mjs";
 
-// HTML of the model: these tags without attributes count, all else is shown as it was written.
+// HTML in a model's text: these tags work, without attributes; all other HTML is shown as text.
 const INLINE = ["b", "br", "em", "i", "kbd", "mark", "s", "small", "strong", "sub", "sup", "u"];
 const BARE = new RegExp(`(</?(?:${INLINE.join("|")})\\s*/?>)`, "i");
 const BLOCKS = [
@@ -25,12 +25,12 @@ const RULES = {
 const marked = new Marked({
   gfm: true,
   renderer: {
-    // The page has the first two levels of headings itself.
+    // The page itself uses the first two levels of headings.
     heading({ tokens, depth }) {
       const level = Math.min(6, depth + 2);
       return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>\n`;
     },
-    // A picture from elsewhere would tell its host who reads what; a link waits for a click.
+    // An image would tell its host who reads the answer, so show a link, which waits for a click.
     image({ href, text }) {
       return `<a href="${escaped(href)}">Image: ${escaped(text || href)}</a>`;
     },
@@ -45,7 +45,7 @@ const marked = new Marked({
 });
 
 DOMPurify.addHook("uponSanitizeAttribute", (_, attribute) => {
-  // Other classes would let an answer look like a part of the page.
+  // With other classes, an answer could look like a part of the page.
   if (attribute.attrName === "class" && !/^language-[\w+#.-]+$/.test(attribute.attrValue)) {
     attribute.keepAttr = false;
   }
@@ -61,7 +61,7 @@ function escaped(text) {
   return text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
 }
 
-/** Shows Markdown in an element, and while it grows replaces only the blocks that changed. */
+/** Shows Markdown in an element; as the text grows, replaces only the blocks that changed. */
 export class MarkdownView {
   #blocks = []; // {html, nodes} of each block shown
 
@@ -94,7 +94,7 @@ function safe(html) {
   return fragment;
 }
 
-/** A block of code under its language, with a button that copies it. */
+/** A code block with the name of its language and a button that copies it. */
 function codeBlock(pre) {
   const code = pre.querySelector("code") ?? pre;
   const language = /language-(\S+)/.exec(code.className)?.[1] ?? "text";

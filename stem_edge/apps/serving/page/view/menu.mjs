@@ -1,4 +1,4 @@
-/** What can be done with a whole conversation: rename, export, delete, import. */
+/** Menu of a conversation: rename, export, delete; and the import of a file. */
 
 import { fromJson, toJson, toMarkdown } from "../data/transfer.mjs";
 import { askedText, confirmed } from "./dialogs.mjs";
@@ -6,7 +6,7 @@ import { download } from "./dom.mjs";
 
 const MAX_IMPORT_BYTES = 64 * 1024 * 1024;
 
-/** Make the menu and the button for importing work. problem(text): tells the user. */
+/** Connect the menu and the import button. problem(text): shows an error to the user. */
 export function connectMenu(library, chat, problem) {
   const menu = document.querySelector("#menu");
   const on = (id, action) => document.querySelector(`#${id}`).addEventListener("click", () => {

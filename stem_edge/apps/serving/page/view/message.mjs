@@ -1,4 +1,4 @@
-/** One message: what was said, its figures, and what can be done with it. */
+/** One message: its text, its metrics, and its buttons. */
 
 import { figuresOf } from "../data/figures.mjs";
 import { copyFrom, h, iconButton } from "./dom.mjs";
@@ -28,7 +28,7 @@ export class MessageView {
     this.element = h("article", shared, heading, this.#body, this.#extra, this.#foot);
   }
 
-  /** Show the message as it is now, and its place among its versions. */
+  /** Show the message as it is now, and which of its versions it is. */
   refresh(versions) {
     if (this.#isEdited) return;
     this.#showBody();
@@ -37,7 +37,7 @@ export class MessageView {
     this.element.setAttribute("aria-busy", String(this.message.state === "running"));
   }
 
-  /** Show what an answer has so far: only what changes while it is written. */
+  /** Update the parts of an answer that change while it is generated. */
   progress() {
     this.#showBody();
     this.#extra.replaceChildren(...this.#extras());

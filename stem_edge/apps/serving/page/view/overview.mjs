@@ -1,4 +1,4 @@
-/** What stands around the messages: title, model, context, figures, and the list of conversations. */
+/** The parts around the messages: title, model, context, metrics, list of conversations. */
 
 import { shownPath } from "../data/conversation.mjs";
 import { contextUsed } from "../data/figures.mjs";
@@ -21,7 +21,7 @@ export class Overview {
     this.#composer = composer;
   }
 
-  /** Show the conversation of now. */
+  /** Show the current conversation. */
   show() {
     const { conversation, runs } = this.#chat;
     const isEmpty = shownPath(conversation).length === 0;
@@ -32,7 +32,7 @@ export class Overview {
     this.figures();
   }
 
-  /** Show the title, and the list that has it. */
+  /** Show the title, also in the list of conversations. */
   title() {
     const title = this.#chat.conversation.title || UNNAMED;
     $("#title").textContent = title;
@@ -40,7 +40,7 @@ export class Overview {
     this.#sidebar.show(this.#chat.conversation);
   }
 
-  /** Show the figures of the answers so far. */
+  /** Show the metrics of the answers so far. */
   figures() {
     const { conversation } = this.#chat;
     const last = shownPath(conversation).findLast((message) => message.timings);
@@ -48,7 +48,7 @@ export class Overview {
     showPanel($("#figures"), conversation, this.#status.props);
   }
 
-  /** Show which model answers, and what it is good for. */
+  /** Show the model's name, and whether it answers or continues texts. */
   model() {
     const { hasTemplate } = this.#chat;
     $("#model").textContent = this.#status.props?.model ?? "";

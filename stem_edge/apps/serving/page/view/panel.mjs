@@ -1,11 +1,11 @@
-/** The figures beside a conversation: of its last answer, and over all its shown answers. */
+/** The metrics beside a conversation: of its last answer, and charts of all shown answers. */
 
 import { figuresOf, flashPerToken, formatRate, formatSize, hitShare } from "../data/figures.mjs";
 import { shownPath } from "../data/conversation.mjs";
 import { bar, chart } from "./chart.mjs";
 import { h } from "./dom.mjs";
 
-/** Show figures of the conversation in the panel's body; props: what the server says of itself. */
+/** Show metrics of the conversation in the panel's body; props: the server's properties. */
 export function showPanel(body, conversation, props) {
   const answers = shownPath(conversation).filter((message) => message.timings);
   const last = answers.at(-1)?.timings;
@@ -30,7 +30,7 @@ function live(last, answers) {
   ];
 }
 
-/** Samples of several answers one after the other, as if no time lay between them. */
+/** Join the samples of several answers, without the time between the answers. */
 function joined(answers) {
   const samples = [];
   const marks = [];

@@ -1,4 +1,4 @@
-/** The list of conversations: newest first, by day, found by their words. */
+/** The list of conversations: newest first, grouped by day, with a search. */
 
 import { matches } from "../data/conversation.mjs";
 import { h } from "./dom.mjs";
@@ -12,7 +12,7 @@ export class Sidebar {
   #answers;
   #open;
 
-  /** open(conversation): shows it; answers: says which are being written. */
+  /** open(conversation): shows it; answers: Answers, which knows the running ones. */
   constructor(element, library, answers, open) {
     this.#list = element.querySelector("#conversations");
     this.#search = element.querySelector("#search");

@@ -1,4 +1,4 @@
-/** Whether the server answers: asked at first, after failures, and now and then while the page is seen. */
+/** Checks if the server is ready: at first, after failures, and regularly while the page is visible. */
 
 const OFTEN = 1500; // milliseconds, while the server loads or is gone
 const SELDOM = 20_000;
@@ -13,9 +13,9 @@ export class Status extends EventTarget {
   #banner;
   #timer = 0;
   #asked = 0;
-  #told = 0; // the last of those asked whose finding was told
+  #told = 0; // number of the latest check whose result was used
 
-  /** Events "ready": the server answers (again), `props` are what it said then; "key": it wants a key. */
+  /** Events: "ready" (the server answers again; `props` has its properties), "key" (it needs a key). */
   constructor(client, banner) {
     super();
     this.#client = client;
@@ -25,7 +25,7 @@ export class Status extends EventTarget {
     document.addEventListener("visibilitychange", () => document.hidden || this.check());
   }
 
-  /** Ask now, and again after a while. What an older question finds is not told after a younger one's. */
+  /** Check now, and again later. The result of an older check never replaces that of a newer one. */
   async check() {
     clearTimeout(this.#timer);
     this.#timer = 0;

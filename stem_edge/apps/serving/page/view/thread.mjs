@@ -1,4 +1,4 @@
-/** The messages that are shown of a conversation; stays at the end while an answer grows. */
+/** The shown messages of a conversation; keeps scrolled to the end while an answer grows. */
 
 import { shownPath, versionsOf } from "../data/conversation.mjs";
 import { MessageView } from "./message.mjs";
@@ -13,7 +13,7 @@ export class Thread {
   #follows = true;
   #top = 0;
 
-  /** element: what scrolls; toEnd: the button that goes to the end. */
+  /** element: the element that scrolls; toEnd: the button that scrolls to the end. */
   constructor(element, toEnd, actions) {
     this.#element = element;
     this.#actions = actions;
@@ -48,7 +48,7 @@ export class Thread {
     this.#stay();
   }
 
-  /** Show what an answer has so far. */
+  /** Update an answer that is being generated. */
   progress(message) {
     if (message.state !== "running") return;
     this.#views.get(message.id)?.progress();
@@ -62,7 +62,7 @@ export class Thread {
     (wanted ?? controls?.querySelector("[data-action]:not(:disabled)"))?.focus();
   }
 
-  /** Give the focus to the messages, when the control that had it has gone. */
+  /** Move the focus to the messages if the control that had it is gone. */
   take() {
     this.#element.focus({ preventScroll: true });
   }
