@@ -163,7 +163,7 @@ def _floats(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def short_types(each: Mapping[str, TensorType]) -> OwnTypes:
-    """Shorten tensor -> type to part of a layer -> usual type, plus tensors of other types."""
+    """Summarize tensor -> type: the usual type of each part of a layer, and tensors that differ."""
     parts: dict[str, Counter[str]] = {}
     for name, kind in each.items():
         parts.setdefault(name.rpartition(".")[2], Counter())[kind.name] += 1

@@ -45,7 +45,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufWeights(NamedTuple):
-    """Backbone tensors of a GGUF file by ModelConfig name; offsets count from the file's start."""
+    """Tensors of a backbone's GGUF file, by name. Their offsets count from the file's start."""
 
     path: Path
     nbytes: int
@@ -84,7 +84,7 @@ def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
 def locate(
     path: Path, nbytes: int, config: ModelConfig, weights: GgufType | OwnTypes
 ) -> GgufWeights:
-    """Return a backbone's tensors, with offsets in its file of `nbytes`. Raises BundleError."""
+    """Return a backbone's tensors, with their offsets in the file `path`. Raises BundleError."""
     planned = planned_tensors(config, weights)
     start, expected = nbytes - planned[-1].end, encode_tensors(planned)
     before = len(expected) + ALIGNMENT - 1  # room for the padding that aligns the data

@@ -1,8 +1,8 @@
 """ctypes bindings for the ggml functions that this project calls, in known versions of ggml.
 
 The shared libraries are those of llama-cpp-python, but its Python code is not imported. One handle on
-libggml resolves all functions, except on Windows. Structs are opaque pointers. ggml aborts the process on a wrong argument, so
-callers must check sizes and types first.
+libggml resolves all functions, except on Windows. Structs are opaque pointers. ggml aborts the process
+on a wrong argument, so callers must check sizes and types first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "backend_buffer_free": (None, [P]),
     "backend_tensor_alloc": (INT, [P, P, P]),
     "backend_tensor_set": (None, [P, P, SIZE, SIZE]),
-    # quantizing: type, values, result, first value, rows, values a row, weights of channels
+    # quantizing: type, values, result, first value, rows, values per row, weights of channels
     "quantize_init": (None, [INT]),
     "quantize_chunk": (SIZE, [INT, P, P, I64, I64, I64, P]),
 }
@@ -124,7 +124,7 @@ class Ggml:
         self.log_set(_quiet, None)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError. For type checkers, which do not see what __init__ sets."""
+        """Raise AttributeError. Exists for type checkers, which cannot see what __init__ sets."""
         raise AttributeError(f"ggml_{name} is not in PROTOTYPES")
 
 

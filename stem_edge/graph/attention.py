@@ -76,7 +76,7 @@ def grouped(
 def caches(
     layer: LayerGraph, prefix: str, lender: int, updated: list[str], *, borrowed: bool
 ) -> tuple[list[str], list[str]]:
-    """Declare the KV cache of layer `lender` as inputs, and `updated` as outputs; return both."""
+    """Declare layer `lender`'s KV cache as inputs and `updated` as outputs; return their names."""
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
     shape: list[int | str] = [
         graph.sequences,
@@ -100,7 +100,7 @@ def quantized(bits: int) -> dict[str, str | int]:
 def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
     """Emit the projections of x, with normed heads; return the names [q, k, v].
 
-    If k and v need no nodes of their own and `apart` is False, q contains all three, and k and v are "".
+    If neither head norms, weight types nor `apart` require a split, q contains all three, and k and v are "".
     GroupQueryAttention could norm heads itself, but only some providers implement this.
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
@@ -124,7 +124,7 @@ def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
 
 
 def no_tokens(graph: Graph, size: int, q: str) -> str:
-    """Emit empty keys or values [B, 0, size], sliced from q [B, T, >= size]; layers share them."""
+    """Emit empty keys or values [B, 0, size], once per graph, for layers that borrow K and V."""
     name = f"{NOTHING}{size}"
     if not any(name in node.outputs for node in graph.nodes):
         bounds = [graph.sizes(sizes) for sizes in ([0, 0], [0, size], [1, 2])]
@@ -133,7 +133,7 @@ def no_tokens(graph: Graph, size: int, q: str) -> str:
 
 
 def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit RMS norms of the heads in x [B, T, heads * width]; return x if heads have no norms."""
+    """Emit RMS norms of the heads in x [B, T, heads * width]; return x if the model has none."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x

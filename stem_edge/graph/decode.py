@@ -42,7 +42,7 @@ def decoding(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graphs from embed to head, and their weight file's layout. Raises GraphError."""
+    """Build a model's decoding graphs, and their weight file's layout. Raises GraphError."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
     begin = Start()

@@ -37,12 +37,12 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
     if len(parts) == 1:
         return parts[0]
     if "mix" in terms:
-        parts = _shared(layer, parts, name)
+        parts = _weighted(layer, parts, name)
     return layer.graph.node("Add", parts, [f"{layer.at}{name}.sum"])
 
 
-def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
-    """Emit (1 - s) W x and s row; s is a trained share from 0 to 1. parts: names of W x and row."""
+def _weighted(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
+    """Multiply W x by 1 - s and the row by s, a trained share. parts: the names of W x and row."""
     graph, at, number = layer.graph, layer.at + name, layer.vector("mix")
     numbers = graph.add("Neg", [number], f"{at}.mix.negative"), number
     shares = [graph.add("Sigmoid", [one], f"{one}.share") for one in numbers]
@@ -53,7 +53,7 @@ def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
 
 
 def _cut(layer: LayerGraph, gate: str) -> str:
-    """Emit the sparse gate relu(gate - mean - cutoff * std) [B, T, d_ff], with means per token."""
+    """Emit a sparse gate [B, T, d_ff]: relu(gate - mean - cutoff * std), mean and std over d_ff."""
     graph, at, axis = layer.graph, layer.at + "cut", layer.graph.sizes([-1])
     mean = graph.add("ReduceMean", [gate, axis], at + ".mean", keepdims=1)
     above = graph.add("Sub", [gate, mean], at + ".above")
@@ -97,7 +97,7 @@ def gathered(layer: LayerGraph, x: str = "") -> str:
 
 
 def _mixture(layer: LayerGraph, x: str, rows: str) -> str:
-    """Emit each token's k rows [B, T, k * width], summed with weights softmax(router x)."""
+    """Sum a token's k rows: [B, T, k * width] -> [B, T, width], with weights softmax(router x)."""
     graph, at, count = layer.graph, layer.at + "row.mixture", layer.config.row_experts
     width, router = rows_layout(layer).row_width // count, layer.matrix("router")
     scores = graph.node("FusedMatMul", [x, router], [at + ".scores"], CONTRIB, transB=1)

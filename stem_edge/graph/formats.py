@@ -98,7 +98,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def for_prompts(self) -> bool:
-        """True if int8 matrices for prompts, stored in addition, are worth their size."""
+        """True if additional int8 matrices, which speed up prompts, are worth their size."""
         return self.weights != "fp32"
 
     def stored_once(self, shared: bool) -> BackboneFormat:

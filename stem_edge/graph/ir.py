@@ -90,7 +90,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """Type and shape of a graph's input or output; None if the shape is not declared."""
+    """Type and shape of a graph's input or output; a shape of None is not declared."""
 
     type: ElementType
     shape: tuple[int | str, ...] | None
@@ -98,7 +98,7 @@ class ValueInfo:
 
 @dataclass
 class Graph:
-    """Graph under construction. Methods pass values (such as a node's output) by name."""
+    """Graph under construction. Methods take and return names of values, such as node outputs."""
 
     inputs: dict[str, ValueInfo] = field(default_factory=dict)
     outputs: dict[str, ValueInfo] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Graph:
         return self.node(op, inputs, [output], "", **attributes)
 
     def fill(self, shape: str, output: str, value: Array) -> str:
-        """Add a node that fills a tensor with `value` [1]; `shape` names a value with its shape."""
+        """Add a node that fills a tensor with `value` [1]. `shape` names an int64 value, its shape."""
         return self.add("ConstantOfShape", [shape], output, value=inline("value", value))
 
     def constant(self, name: str, array: Array) -> str:

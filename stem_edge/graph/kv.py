@@ -37,7 +37,7 @@ class Cache(NamedTuple):
     bits: int
 
     def width(self, layer: Layer) -> int:
-        """Return the number of array elements that a head of a layer takes."""
+        """Return the number of array elements of one token's key in one head of a layer."""
         return head_width(layer) // self.per_byte
 
     def nbytes(self, layer: Layer) -> int:
@@ -88,7 +88,7 @@ class KvFormat(NamedTuple):
         return CACHES[self.type]
 
     def scales(self, graph: Graph, layer: int, what: str) -> str:
-        """Emit the scales of a layer's quantized keys or values (`what`); nodes share them."""
+        """Emit the scales of a layer's quantized keys or values (`what`), once per graph."""
         name = f"layers.{layer}.{what}.scales"
         if any(name in node.outputs for node in graph.nodes):
             return name
@@ -99,7 +99,7 @@ class KvFormat(NamedTuple):
 def place_peaks(
     plan: WeightPlan, config: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> KvFormat:
-    """Place the peaks of keys and values in the weight file, if the format has any.
+    """Reserve space in the weight file for peaks of keys and values, if the format has peaks.
 
     Raises GraphError if the KV cache type needs peaks and the format has none.
     """

@@ -49,7 +49,7 @@ class LayerGraph:
 
     @property
     def values_apart(self) -> bool:
-        """True if v is a separate product, False if it is part of the product qkv."""
+        """True if v has its own matrix product, False if one product computes q, k and v."""
         return self._products.values_apart(self.number)
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
@@ -65,12 +65,12 @@ class LayerGraph:
         return self.graph.add("Add", [result, joined], result + ".biased")
 
     def vector(self, part: str) -> str:
-        """Place a float32 vector of the layer in the weight file, and return its name."""
+        """Reserve space in the weight file for a float32 vector of the layer; return its name."""
         at, (size,) = self.at + part, self._shapes[part]
         return vector(self.graph, self._products.plan, at, size, (at,))
 
     def matrix(self, part: str) -> str:
-        """Place a matrix of the layer in the weight file as float32, and return its name."""
+        """Reserve space in the weight file for a float32 matrix of the layer; return its name."""
         at = self.at + part
         return matrix(self.graph, self._products.plan, at, self._shapes[part], (at,))
 
@@ -161,6 +161,6 @@ def _padded(layer: Layer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def wanted(graph: Graph, x: str) -> str:
-    """Select the n tokens whose logits are requested: x [B, T, ...] -> [B, n, ...]."""
+    """Emit the selection of n tokens whose logits are requested: x [B, T, ...] -> [B, n, ...]."""
     graph.input(WANTED, np.int64, ["n"])
     return graph.add("Gather", [x, WANTED], f"wanted.{x}", axis=1)

@@ -36,7 +36,7 @@ class Products:
         self._sums: dict[tuple[str, int], str] = {}  # (x, block size) -> sums of the blocks
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Place an RMS norm's weight; return its name. PromptProducts scales it for `consumer`."""
+        """Reserve space for a norm's weight; return its name. `consumer` is for PromptProducts."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
@@ -57,7 +57,7 @@ class Products:
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
     def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
-        """Place the quantized matrix `item` in the weight file, and emit its product with x."""
+        """Reserve space for the quantized matrix `item` in the weight file, and emit x times it."""
         (rows, width), name, bits, block = shape, item.name, item.bits, item.block
         if self.format.tied and item.kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
@@ -73,7 +73,7 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Place the matrix of a tied embedding and head; return it whole, and cut for products."""
+        """Reserve space for a matrix that is embedding and head; return it whole, and in pieces."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, width * bits // 8)  # for mappable pieces
@@ -101,7 +101,7 @@ class Products:
         return self.gathered(self.plan.of(name, Blocks)[0], name, ids, result)
 
     def gathered(self, item: Blocks, name: str, ids: str, result: str) -> str:
-        """Emit `result`: the rows `ids` of the placed, quantized matrix `item`, as float32."""
+        """Emit `result`: the rows `ids` of the quantized matrix `item`, as float32."""
         (piece,), weights = item.pieces, list[str]()
         # Zero points are explicit because providers' kernels have different defaults.
         stored = {"codes": piece.codes, "scales": piece.scales, "zero_points": piece.points}
@@ -131,7 +131,7 @@ class Products:
         *,
         points: bool = False,
     ) -> RowRange:
-        """Place the rows `span` of a quantized matrix. points: store zero points in any case."""
+        """Reserve space for rows `span` of a quantized matrix. points: always with zero points."""
         rows, groups = span[1] - span[0], width // block
         place, name = self.plan.place, name + ".weight"
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
@@ -146,10 +146,10 @@ class Products:
         return RowRange(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
-        """Return the rows `span` of a placed matrix, as tensors over the same bytes of the file."""
+        """Return the rows `span` of the matrix `whole`, as tensors over the same bytes on file."""
 
         def part(tensor: Tensor) -> Tensor:
-            row = tensor.dims[0] // whole.stop  # values, of flat tensors
+            row = tensor.dims[0] // whole.stop  # values per row, in flat tensors
             dims = (rows, *tensor.dims[1:]) if len(tensor.dims) > 1 else (rows * row,)
             offset = tensor.offset + tensor.nbytes // whole.stop * span[0]
             suffix = tensor.name.rpartition(".")[2]
@@ -180,7 +180,7 @@ class Products:
         return self.graph.add("Add", [product, moved], name)
 
     def _block_sums(self, x: str, width: int, block: int) -> str:
-        """Emit the sums of the blocks of x [B, T, K/block]; all products of x share them."""
+        """Sum each block of x: [B, T, K] -> [B, T, K/block]; all products of x share the result."""
         if (x, block) not in self._sums:
             graph, name = self.graph, f"{x}.by_{block}"
             blocks = graph.reshape(x, [0, 0, width // block, block], name)
@@ -205,7 +205,7 @@ def vector(
     parts: tuple[str, ...],
     divided_by: str = "",
 ) -> str:
-    """Place a float32 vector [size] in the weight file, and return its name."""
+    """Reserve space in the weight file for a float32 vector [size]; return its name."""
     tensor = plan.place(name, np.float32, (size,))
     plan.items.append(Vector(tensor, parts, divided_by))
     return graph.weight(tensor)
@@ -214,7 +214,7 @@ def vector(
 def matrix(
     graph: Graph, plan: WeightPlan, name: str, shape: tuple[int, ...], parts: tuple[str, ...]
 ) -> str:
-    """Place stacked matrices in the weight file as float32 [N, K] and return their name."""
+    """Reserve space in the weight file for stacked matrices, float32 [N, K]; return their name."""
     tensor = plan.place(name, np.float32, shape)
     plan.items.append(Floats(tensor, parts))
     return graph.weight(tensor)

@@ -99,12 +99,12 @@ HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
 # Largest step, in tokens, if the context is longer than the KV cache of a layer with a window.
 STEP_TOKENS = 128
 # Tokens leave the cache of a window in multiples of this number, so rarely, and sums mostly keep their
-# order: onnxruntime adds up blocks of keys from the first row on (128 keys of 256 values, with 1 MiB of L2 cache).
+# order: onnxruntime adds up blocks of keys from the first row on (with 1 MiB of L2 cache: 128 keys of 256 values).
 WINDOW_BLOCK = 128
 
 
 def row_name(layer: int) -> str:
-    """Return the name of the graph input for the rows of a STEM layer."""
+    """Return the name of the graph input with the rows that a layer looks up in tables."""
     return f"{ROW}{layer}"
 
 
@@ -119,12 +119,12 @@ def row_scales(layer: int, part: int = 0) -> str:
 
 
 def apart_step(tokens: int) -> str:
-    """Return the name of the graph that computes `tokens` tokens as exactly as single steps."""
+    """Return the name of the graph for `tokens` tokens that rounds like single-token steps."""
     return f"{STEP}{tokens}"
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Return the name of a cache's output after `token`, not the last, of step2 to step8."""
+    """Return the output name of a cache after any `token` but the last of step2 to step8."""
     return f"{cache}.{token}"
 
 
@@ -149,7 +149,7 @@ def head_width(layer: Layer) -> int:
 def kv_capacity(window: int, tokens: int) -> int:
     """Return the capacity, in tokens, of a layer's KV cache on the CPU, for a context of `tokens`.
 
-    With a window, it is the window, a step, and a block of tokens that the step no longer attends to.
+    With a window, there is room for the window, the largest step, and a block of tokens to be dropped.
     """
     return min(tokens, window + WINDOW_BLOCK + STEP_TOKENS) if window else tokens
 

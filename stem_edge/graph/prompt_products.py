@@ -15,7 +15,7 @@ INT8_MAX = 127
 class PromptProducts(Products):
     """Products for prompts: int8 weights with a scale per output, int8 inputs with one per token.
 
-    They are the fastest for many tokens, but inexact if some input channels are far larger than the rest.
+    Such products are the fastest for many tokens, but inexact if some input channels are far larger than the rest.
     So channels are balanced against the columns of the matrix (SmoothQuant, arXiv 2211.10438): (x / s)
     times (W * s). The weight of the preceding norm includes the division by s. A product without such a
     norm gets a separate multiplication if the format's `balanced` names it.
@@ -34,7 +34,7 @@ class PromptProducts(Products):
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Place a norm's weight, divided by the balance of product `consumer`; return its name."""
+        """Reserve space for a norm's weight, divided by the balance of product `consumer`."""
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 

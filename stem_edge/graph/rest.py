@@ -1,4 +1,4 @@
-"""Emits the last layers of models if they borrow K and V, so that they run for few tokens only."""
+"""Emits the graph `rest`: last layers that borrow K and V, run only for tokens that need logits."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start)
 
 
 def updated_caches(node: Node) -> dict[str, str]:
-    """Return cache -> output with the updated cache (names), for each cache that a node updates."""
+    """Return cache name -> output name, for each cache that an attention node updates."""
     caches = [name for name in node.outputs if name.startswith((NEW_KEYS, NEW_VALUES))]
     return {name.removeprefix(io.NEW): name for name in caches}

@@ -40,7 +40,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Balance:
-    """Item: 1 / s for the factors s that balance a product's input channels, float32 [K]."""
+    """Item of a weight file: 1 / s [K], where factors s balance a product's input channels."""
 
     tensor: Tensor
     consumer: str
@@ -70,7 +70,7 @@ class RowRange:
 class Blocks:
     """Item of a weight file: stacked matrices [N, K], quantized in blocks along K."""
 
-    name: str  # the product's
+    name: str  # name of the product
     kind: MatrixKind
     parts: tuple[str, ...]
     bits: int
@@ -84,7 +84,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Columns:
-    """Item: stacked matrices for prompts, int8 codes [K, N] with a scale per output [N]."""
+    """Item of a weight file: int8 matrices for prompts [K, N], with a scale per output [N]."""
 
     name: str
     parts: tuple[str, ...]

@@ -22,7 +22,7 @@ LEAST_SQUARE = 1e-5  # lower bound of a mean square that is divided by
 
 
 def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32:
-    """Return the first streams, side by side [T, hidden_width]: x [T, dim] and projections of x."""
+    """Return streams [T, hidden_width] of embedded tokens x [T, dim]: x and its projections."""
     streams = [x]
     for name in _between(config, "altup_in"):
         streams.append(_matched(linear(x, backbone, name), x))
@@ -30,7 +30,7 @@ def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32
 
 
 def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe: Observer) -> F32:
-    """Return the mean [T, dim] of the streams x [T, hidden_width]; streams 1, 2... are projected."""
+    """Return the mean [T, dim] of streams x [T, hidden_width]; all but the first are projected."""
     first, *others = np.split(x, config.streams, axis=-1)
     total = first
     for name, stream in zip(_between(config, "altup_out"), others, strict=True):
@@ -40,7 +40,7 @@ def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe:
 
 
 def predicted(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """Return AltUp's prediction [T, streams, dim] from a layer's input x [T, hidden_width]."""
+    """Predict the streams [T, streams, dim] from a layer's input streams x [T, hidden_width]."""
     streams = x.reshape(len(x), config.streams, config.dim)
     routed = _routed(config, weights, streams[:, config.active_stream])
     mixing = linear(routed, weights, "altup_predict").reshape(-1, config.streams, config.streams)
@@ -67,13 +67,13 @@ def laurel(
 
 
 def _routed(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """Return AltUp's router of a stream x [T, dim]: [T, streams], input of the coefficients."""
+    """Return AltUp's router output [T, streams] for a stream x [T, dim], input of coefficients."""
     scaled = rms_norm(x, weights["altup_norm"], config.norm_eps) / np.float32(config.dim)
     return np.asarray(np.tanh(linear(scaled, weights, "altup_router")), np.float32)
 
 
 def _matched(x: F32, like: F32) -> F32:
-    """Scale x [T, dim] at each position to the root mean square of `like` there."""
+    """Scale each row of x [T, dim] to the root mean square of the same row of `like`."""
     magnitude = np.sqrt(np.maximum(mean_square(x), np.float32(LEAST_SQUARE)))
     return np.asarray(x * np.sqrt(mean_square(like)) / magnitude, np.float32)
 

@@ -22,7 +22,7 @@ Observer = Callable[[str, F32], None]
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     """Return x [T, K] times the transpose of the matrix `name` [N, K], plus its bias, if any.
 
-    If `weights` contains `name`.range, two steps, x is rounded by the first and the result by the second.
+    If `weights` has `name`.range, x is rounded to multiples of its first value, the result of its second.
     """
     matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
     if (ranged := weights.get(name + ".range")) is not None:
@@ -64,12 +64,12 @@ def normalized(x: F32, eps: float) -> F32:
 
 
 def mean_square(x: F32) -> F32:
-    """Return the mean of squares over the last axis, which remains, with size 1."""
+    """Return the mean of squares over the last axis, which is kept with size 1."""
     return np.asarray(np.mean(x * x, axis=-1, keepdims=True), np.float32)
 
 
 def activated(activation: Activation, x: F32) -> F32:
-    """Return SiLU or GELU of x, as the model's activation says."""
+    """Return the activation of x: SiLU or GELU, as `activation` says."""
     return silu(x) if activation == "silu" else gelu(x)
 
 
@@ -85,12 +85,12 @@ def silu(x: F32) -> F32:
 
 
 def logistic(x: F32) -> F32:
-    """Return the logistic function of x, by tanh: exp(-x) would overflow for large negative x."""
+    """Return the logistic function of x. It uses tanh, because exp(-x) could overflow."""
     return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x), np.float32)
 
 
 def sparse_gate(gate: F32, deviations: float) -> F32:
-    """Return max(0, gate - cutoff), where cutoff = mean + deviations * std of a row of gate [T, K]."""
+    """Return max(0, gate - cutoff); cutoff = mean + deviations * std of each row of gate [T, K]."""
     above = gate - gate.mean(axis=-1, keepdims=True)
     least = np.float32(deviations) * np.sqrt(mean_square(above))
     return np.asarray(np.maximum(above - least, 0), np.float32)
@@ -112,7 +112,7 @@ def rotate(heads: F32, cos: F32, sin: F32, interleaved: bool) -> F32:
 
 
 def attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
-    """Return causal attention [T, heads * head_dim] of q, k and v [T, heads, head_dim]."""
+    """Attend causally to the last `window` tokens: q, k, v [T, heads, D] -> [T, heads * D]."""
     length, shared = len(q), q.shape[1] // k.shape[1]
     k, v = (np.repeat(one, shared, axis=1) for one in (k, v))
     # Matrix products instead of einsum, because BLAS computes them.
@@ -132,7 +132,7 @@ def attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
 
 
 def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:
-    """Return where the last `window` tokens of each position begin, cut where a document begins."""
+    """Return where each token's window starts; it ends at the token, and stays in one document."""
     starts, document = list[int](), 0
     for place, token in enumerate(token_ids):
         starts.append(max(document, place + 1 - window))

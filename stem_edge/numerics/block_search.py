@@ -89,7 +89,7 @@ def search_scales(
 
 
 def grid_scales(blocks: F32) -> F32:
-    """Return each block's scale [N, G] if all values are -8 to 7 times that scale, else 0.
+    """Return each block's scale [N, G] if all values are multiples -8 to 7 of that scale, else 0.
 
     Training for 4 bits produces such blocks, and a search would find their scale only approximately.
     Values may deviate from the multiples by the rounding of the float type that they were saved in.
@@ -120,8 +120,8 @@ def grid_scales(blocks: F32) -> F32:
 def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
     """Return scales [n] for which codes * scale rounds to values [n, block]; 0 where none exists.
 
-    Each value allows an interval of scales. The result is in their intersection: the float16 closest to
-    the middle, because Q4_0 has float16 scales, or else the middle. near [n]: approximate scales.
+    Each value allows an interval of scales. The result is the middle of all intervals' intersection, or the
+    float16 next to it if this is inside (Q4_0 has float16 scales). near [n]: approximate scales.
     """
     bits = np.abs(values).view(np.int32)
     union = np.bitwise_or.reduce(bits, axis=1, keepdims=True)
@@ -139,7 +139,7 @@ def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
 
 
 def _symmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
-    """Yield candidates for symmetric blocks: inverse scales [N, G], and the zero point [1]."""
+    """Yield candidates for symmetric blocks: inverse scales [N, G], and a common zero point [1]."""
     half = np.full(1, 1 << (bits - 1), np.float32)
     sign = -np.sign(extremes(units))
     for offset in OFFSETS:
@@ -157,7 +157,7 @@ def _asymmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
 
 
 class _Best:
-    """Best scales found so far for blocks [N, G, block] of units: values scaled to -1..1.
+    """Best scales found so far for blocks of `units` [N, G, block], which are scaled to -1..1.
 
     With units u, weights w and d = codes - zero point, the best scale is sum(w u d) / sum(w d d).
     Its error is smallest where the gain sum(w u d)**2 / sum(w d d) is greatest.
@@ -185,7 +185,7 @@ class _Best:
         np.maximum(gain, self._gain, out=self._gain)
 
     def settle(self, inverse: F32, zero: F32) -> None:
-        """Take this candidate's own scales for blocks where their error is below that of the best.
+        """Take a candidate's own scales for blocks where their error is less than the best so far.
 
         Gains cannot decide this, because their rounding hides errors much smaller than the values.
         """

@@ -16,7 +16,7 @@ def positions_at_once(vocab_size: int) -> int:
 
 
 def log_softmax(logits: F32) -> F64:
-    """Return the natural logarithms [T, V] of the probabilities that logits [T, V] stand for."""
+    """Return the log probabilities (natural logarithm) [T, V] of logits [T, V]."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -30,7 +30,7 @@ def kullback_leibler(p: F64, q: F64) -> F64:
 
 
 def divergence(expected: F32, found: F32) -> F32:
-    """Return KL(expected || found) in nats at each position [T] of logits [T, V], to about 1e-6."""
+    """Return KL(expected || found) [T] in nats, exact to about 1e-6, of logits [T, V]."""
     step = positions_at_once(expected.shape[1])
     pieces = [slice(at, at + step) for at in range(0, len(expected), step)]
     return np.concatenate([_divergence(expected[piece], found[piece]) for piece in pieces])

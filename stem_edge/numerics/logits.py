@@ -37,7 +37,7 @@ def apply_penalties(logits: F32, answer: Sequence[int], presence: float, frequen
 
 
 def nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Return a mask [n] of the fewest, greatest weights [n] that sum up to `top_p` of the total.
+    """Return a mask of the fewest weights [n], greatest first, whose sum reaches top_p * total.
 
     Weights are 0 to 1. A histogram over their exponents finds the bin in which the sum is reached, and
     only that bin is sorted.

@@ -14,7 +14,7 @@ class Matrix(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows, columns) of a matrix, (rows,) of a vector."""
+        """Shape: (rows, columns) of a matrix, (rows,) of a vector."""
 
     def rows(self, start: int, stop: int, /) -> F32:
         """Return the rows from start to stop (exclusive) as float32."""
@@ -44,7 +44,7 @@ class IndexedMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(tokens, columns)."""
+        """Shape: (number of tokens, columns)."""
         return (len(self.index), *self.matrix.shape[1:])
 
     def rows(self, start: int, stop: int) -> F32:

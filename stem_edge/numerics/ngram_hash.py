@@ -78,7 +78,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def memory(self) -> int:
-        """Number of ids before a position that its hash depends on."""
+        """Number of earlier ids that the hash of a position depends on."""
         return max(self.orders) - 1
 
     @cached_property
@@ -110,13 +110,13 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return total
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
-        """Return the ids or classes [T] that are 0, 1, ... `memory` places before new positions."""
+        """Return ids or classes before each position: an array [T] per distance, 0 to `memory`."""
         at, symbols, filler = np.arange(len(text)), text, self.filler
         if self.classes is not None:
             if class_of is None or class_of.shape != (self.vocab_size,):
                 raise InputError(f"this table needs the class of each of its {self.vocab_size} ids")
             symbols, filler = class_of[text].astype(np.int64), int(class_of[filler])
-        first = np.zeros(len(text), np.int64)  # of the document, at each position
+        first = np.zeros(len(text), np.int64)  # start of each position's document
         if self.end is not None:
             ended = np.where(text == self.end, at + 1, 0)
             first[1:] = np.maximum.accumulate(ended)[:-1]

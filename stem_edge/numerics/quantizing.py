@@ -1,4 +1,4 @@
-"""Quantize matrices to the blocks of quantize.py by round to nearest, with scales from min and max.
+"""Round matrices to the nearest codes of blocks (quantize.py), with scales from min and max.
 
 block_search.py finds better scales.
 """
@@ -49,7 +49,7 @@ def extremes(blocks: F32) -> F32:
 
 
 def reciprocals(scales: F32) -> F32:
-    """Return 1 / scales, or 0 for scales so small that the result exceeds float32."""
+    """Return 1 / scales; 0 for a scale so small that the result exceeds float32."""
     # The reciprocal of a subnormal scale overflows; its block is zero for all practical purposes.
     usable = np.abs(scales) >= np.finfo(np.float32).tiny
     return np.divide(1, scales, out=np.zeros_like(scales), where=usable)

@@ -41,7 +41,7 @@ def forward(
     token_ids: Sequence[int],
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Return the logits, float32 [T, V], of token_ids [T], which begin an empty context.
+    """Return the logits, float32 [T, V], of the sequence token_ids [T].
 
     backbone: the tensors that ModelConfig.backbone_shapes() names. tables: STEM layer -> rows [V, row width].
     observe: called with the name and the input of each group of matrices.
@@ -75,7 +75,7 @@ def _embedded(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Se
 
 
 class Tokens:
-    """A sequence's token ids, RoPE tables, K and V, which layers need beside its hidden states."""
+    """State that layers need in addition to hidden states: ids, RoPE tables, K and V to borrow."""
 
     def __init__(
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
@@ -83,16 +83,16 @@ class Tokens:
         self.ids = token_ids
         self.row_ids = token_ids  # ids of the table rows to look up, token by token
         if config.ngram_order:
-            from stem_edge.numerics.ngram_hash import hash_of  # for models with them alone
+            from stem_edge.numerics.ngram_hash import hash_of  # only for models with n-grams
 
             self.row_ids = hash_of(config).keys(token_ids).ravel().tolist()
         self.starts = window_starts(token_ids, config.row_window, config.eos_ids)
         self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
-        # Only K and V that later layers read again, because they stay in memory for all layers.
+        # Layers whose K and V later layers read; only their K and V stay in memory.
         borrowing = config.layers[config.own_kv_layers :]
         self.lenders = frozenset(layer.kv_layer for layer in borrowing)
         self.kv: dict[int, tuple[F32, F32]] = {}  # lender -> K and V [T, heads, head_dim]
-        self.ple: tuple[F32, Matrix] | None = None  # of per-layer embeddings: embedded, norm
+        self.ple: tuple[F32, Matrix] | None = None  # per-layer embeddings: inputs, norm
         if config.ple_width:
             self.ple = _embedded(config, backbone, token_ids), backbone["ple_norm"]
 

@@ -25,11 +25,11 @@ def rope_tables_at(rope: Rope, positions: I64) -> tuple[F32, F32]:
 
 
 def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
-    """Return radians per position [head_dim / 2], and the factor of cosines and sines."""
+    """Return radians per position [head_dim / 2], and a factor to multiply cosines and sines by."""
     frequencies = _unscaled(rope)
     if rope.scaling is None:
         return frequencies, np.float32(1)
-    from stem_edge.numerics.rope_scaling import scaled  # for such models alone
+    from stem_edge.numerics.rope_scaling import scaled  # only if needed
 
     return scaled(rope, frequencies)
 

@@ -34,7 +34,7 @@ def code_command(code: str, *arguments: str) -> list[str]:
 
 
 def run_worker(command: Sequence[str]) -> tuple[int, bytes]:
-    """Run a worker process; return its exit status and stdout. It writes to this process's stderr.
+    """Run a worker process with this process's stderr; return its exit status and stdout.
 
     The worker must call `end_with_parent` in a thread. Raises OSError if it cannot start.
     """

@@ -34,7 +34,7 @@ TYPICAL_PROCESS_NBYTES = 64 << 20
 
 
 def available_memory() -> int:
-    """Return the bytes that this process can still allocate, within its cgroups' limits."""
+    """Return free memory in bytes: of the machine, or less if a cgroup limits this process."""
     groups = _limited_groups(PROC, CGROUPS)
     return min([_of_machine("MemAvailable", "available"), *(left for _, left in groups)])
 
@@ -138,7 +138,7 @@ def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return an array of zero bytes that begins at a page; pages are allocated when written."""
+    """Return zero bytes that begin at a page boundary; pages are allocated when written."""
     nbytes = int(np.prod(shape))
     memory = _anonymous(max(1, nbytes))  # an empty map cannot be made
     return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)

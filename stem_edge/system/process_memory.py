@@ -67,7 +67,7 @@ class MemoryReader:
             self._process: Any = psutil.Process(pid)  # Any, because systems differ in its methods
 
     def memory(self) -> Memory:
-        """Return the process's memory by kind. This takes milliseconds, tens with gigabytes mapped."""
+        """Return the process's memory by kind. Takes milliseconds, more if gigabytes are mapped."""
         with _psutil_errors():
             # Linux kernels can be built without smaps.
             if psutil.LINUX and hasattr(self._process, "memory_maps"):
@@ -86,7 +86,7 @@ class MemoryReader:
             copies = 0 if kind == "shared" else one.anonymous
             sums[kind] += one.rss - copies
             sums["anonymous"] += copies
-            if "s" not in one.perms:  # as in VmSwap, so that both agree
+            if "s" not in one.perms:  # as in VmSwap, which unevictable() reads
                 sums["swap"] += one.swap
         return Memory(**sums)
 

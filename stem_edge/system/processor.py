@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_digest() -> str:
-    """Return a hash of the processor's name and features, which decide the kernels that run."""
+    """Return a hash of the processor's name and features, which determine what kernels run."""
     fields = cpu_info()
     words = [" ".join(sorted(fields.get(name, []))) for name in ("model name", "flags", "Features")]
     # platform.processor() may start a program, so it is called only if nothing else is known.

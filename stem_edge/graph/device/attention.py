@@ -79,7 +79,7 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str) 
 
 
 def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
-    """Emit RoPE tables with a head axis [T, 1, width/2]; layers share them. Return the names."""
+    """Reshape the RoPE tables to [T, 1, width/2], once for all layers; return the new names."""
     names = [f"{table}.heads" for table in tables]
     if not any(node.outputs[0] == names[0] for node in nodes.nodes):
         for table, name in zip(tables, names, strict=True):

@@ -167,7 +167,7 @@ class _Lowering:
         return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
-        """Emit unpacked codes of rows `ids`, float32 [1, T, values]; a packed row has `nbytes`."""
+        """Unpack the codes of rows `ids`, `nbytes` bytes each, to float32 [1, T, values]."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
@@ -200,7 +200,7 @@ class _Lowering:
         nodes.add("MatMul", [x, turned], node.outputs[0])
 
     def _padded(self, points: str, rows: int, groups: int) -> str:
-        """Emit 4-bit zero points [rows, groups], without the half byte that pads stored rows."""
+        """Unpack 4-bit zero points to [rows, groups], without the half byte that pads a row."""
         nodes, nbytes = self.made, -(-groups // 2)
         low = nodes.add("BitwiseAnd", [points, nodes.constant("nibble", LOW)], points + ".low")
         bits = nodes.constant("nibble.bits", SHIFT)
@@ -248,7 +248,7 @@ class _Lowering:
 
 
 def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
-    """Emit an RMS norm in standard operators, as a pattern that onnxruntime fuses into one."""
+    """Emit an RMS norm in standard operators, as a pattern that onnxruntime fuses to one node."""
     squares = graph.add("Pow", [x, graph.float(2.0)], result + ".squares")
     mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
     moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")

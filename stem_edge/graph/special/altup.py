@@ -17,7 +17,7 @@ from stem_edge.numerics.altup import LEAST_SQUARE
 
 
 def expanded(products: Products, config: ModelConfig, x: str, result: str) -> str:
-    """Emit a token's first streams: x [B, T, dim] and projections of x -> [B, T, streams * dim]."""
+    """Emit the streams of embedded tokens x [B, T, dim]: x and its projections, side by side."""
     graph, count, dim = products.graph, config.streams - 1, config.dim
     names = tuple(f"streams.{stream}.altup_in" for stream in range(1, config.streams))
     others = products.product("altup_in", "altup_in", x, names, (count * dim, dim))
@@ -140,7 +140,7 @@ def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
 
 
 def _matched(graph: Graph, x: str, like: str, dim: int) -> str:
-    """Emit x [B, T, n, dim], with all of a token's vectors scaled to the L2 norm of its `like`."""
+    """Scale x [B, T, n, dim]: each vector gets the L2 norm of its token's `like` [B, T, dim]."""
     least = graph.float((LEAST_SQUARE * dim) ** 0.5)
     length = graph.add("Max", [_length(graph, x), least], x + ".least")
     wanted = graph.reshape(_length(graph, like), [0, 0, 1, 1], like + ".wanted")

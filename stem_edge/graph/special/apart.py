@@ -56,7 +56,7 @@ def _attend(graph: Graph, node: Node, tokens: _Tokens) -> None:
 
 
 class _Tokens:
-    """Splits graph values into one value per token. Values that several nodes read split once."""
+    """Splits graph values into one value per token, each of them only once."""
 
     def __init__(self, graph: Graph, count: int) -> None:
         self._graph, self._count, self._parts = graph, count, dict[str, list[str]]()
@@ -71,7 +71,7 @@ class _Tokens:
         return self._parts[name]
 
     def lengths(self, name: str) -> list[str]:
-        """Emit each token's own seqlens_k or total_length (`name`), as in a single-token step."""
+        """Emit seqlens_k or total_length (`name`) for each token, as in a single-token step."""
         if name not in self._parts:
             fewer = range(self._count - 1, 0, -1)
             less = [self._graph.constant(f"int32.{n}", np.array(n, np.int32)) for n in fewer]

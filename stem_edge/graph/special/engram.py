@@ -40,7 +40,7 @@ def _normed(layer: LayerGraph, name: str, x: str) -> str:
 
 
 def _rows(layer: LayerGraph) -> str:
-    """Emit the tokens' rows of this layer's heads [B, T, heads * width]; layers share a gather."""
+    """Emit this layer's part of the tokens' n-gram rows: its heads, [B, T, heads * width]."""
     config, first = layer.config, layer.config.row_layers[0]
     number, layers = config.stem_layers.index(layer.number), len(config.stem_layers)
     every = gathered(layer) if _is_first(layer) else f"layers.{first}.row.joined"
@@ -88,7 +88,7 @@ def _convolved(layer: LayerGraph, normed: str) -> str:
 
 
 def _distances(layer: LayerGraph) -> list[int]:
-    """Return how many tokens before the current token each input of the convolution is."""
+    """Return each convolution input's distance in tokens from the current token, longest first."""
     config = layer.config
     return [ago * config.ngram_order for ago in reversed(range(config.engram_kernel))]
 
@@ -105,7 +105,7 @@ def _emit_places(layer: LayerGraph, x: str) -> None:
     def numbers(first: str, last: str) -> str:
         return graph.add("Range", [first, last, one], f"{last}.from.{first}")
 
-    filled = graph.input(io.SEQLENS_K, np.int32, [graph.sequences])  # tokens, minus one
+    filled = graph.input(io.SEQLENS_K, np.int32, [graph.sequences])  # tokens in context - 1
     shape = graph.add("Shape", [x], PLACES + ".shape", start=0, end=2)
     sizes = graph.node("Split", [shape], [PLACES + ".b", PLACES + ".t"], num_outputs=2)
     sequences, tokens = (

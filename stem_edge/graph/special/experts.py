@@ -14,7 +14,7 @@ CHOSEN = 100.0
 
 
 def experts(layer: LayerGraph, x: str) -> str:
-    """Emit an expert FFN of x [B, T, dim], where a token's slot of the row cache is its expert.
+    """Emit expert FFNs of x [B, T, dim]; a token's row cache slot holds its expert's weights.
 
     Rows of gate and up alternate, as onnxruntime's kernels expect. Raises GraphError for 16-bit experts,
     which these kernels do not support.

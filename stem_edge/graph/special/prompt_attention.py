@@ -77,7 +77,7 @@ def _codes(layer: LayerGraph, what: str, x: str) -> str:
 
 
 def _scales(layer: LayerGraph, what: str, heads: int) -> str:
-    """Emit scales of keys or values [heads * width]; a KV head's scales repeat for its group."""
+    """Emit scales of keys or values [heads * width], repeated for heads that share a KV head."""
     graph, own, at = layer.graph, layer.shape, f"{layer.at}{what}.scales.{heads}"
     if any(at in node.outputs for node in graph.nodes):
         return at

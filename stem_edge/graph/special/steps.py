@@ -92,7 +92,7 @@ class SteppedProducts(Products):
         return self.graph.add("Div", [x, self.graph.float(step)], result)
 
     def _rounded(self, x: str, step: float, result: str = "") -> str:
-        """Emit x rounded to multiples of a step, from -128 to 127 steps."""
+        """Emit x, rounded to whole multiples of `step`, from -128 to 127."""
         key = x, step, "rounded"
         if key not in self._made:
             result = result or f"{x}.on_{step!r}"
@@ -103,7 +103,7 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _capped(self, x: str, item: Blocks, of: int) -> str:
-        """Emit the item's columns of x [B, T, of], in steps, with 127 at the end of each block."""
+        """Emit the item's columns of x [B, T, of] as numbers of steps, 127 ending blocks."""
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
@@ -124,7 +124,7 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _longer(self, codes: str, more: int, value: int, result: str) -> str:
-        """Emit `codes` with `more` times `value` appended along the last axis."""
+        """Append `more` copies of `value` to `codes`, along the last axis."""
         constant = self.graph.constant(f"int8.{value}", np.array(value, np.int8))
         pads, axis = self.graph.sizes([0, more]), self.graph.sizes([-1])
         return self.graph.add("Pad", [codes, pads, constant, axis], result)
@@ -144,7 +144,7 @@ class SteppedProducts(Products):
 
 
 def apart(whole: Blocks, width: int) -> list[Blocks]:
-    """Split leftover columns, fewer than a block, off a 2-bit matrix, as one smaller 4-bit block.
+    """Return the matrix; or divide a 2-bit matrix: whole blocks, and leftover columns in 4 bits.
 
     2-bit kernels read four blocks at a time and would pad 1536 columns to 2048. A 4-bit matrix stays whole:
     it has 1664 columns then, and a second product would slow prompts by an eighth.
