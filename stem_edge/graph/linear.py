@@ -57,7 +57,7 @@ class Products:
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
     def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
-        """Reserve space for the quantized matrix `item` in the weight file, and emit x times it."""
+        """Reserve space in the weight file for the quantized matrix `item`; emit its product with x."""
         (rows, width), name, bits, block = shape, item.name, item.bits, item.block
         if self.format.tied and item.kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
@@ -146,7 +146,7 @@ class Products:
         return RowRange(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
-        """Return the rows `span` of the matrix `whole`, as tensors over the same bytes on file."""
+        """Return the rows `span` of the matrix `whole`, as tensors over its bytes in the file."""
 
         def part(tensor: Tensor) -> Tensor:
             row = tensor.dims[0] // whole.stop  # values per row, in flat tensors

@@ -1,4 +1,4 @@
-"""Emits the graph `rest`: last layers that borrow K and V, run only for tokens that need logits."""
+"""Emits the graph `rest`: the last layers, which borrow K and V, for tokens that need logits."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return total
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
-        """Return ids or classes before each position: an array [T] per distance, 0 to `memory`."""
+        """Return `memory` + 1 arrays [T]: ids or classes 0, 1, ... places before each position."""
         at, symbols, filler = np.arange(len(text)), text, self.filler
         if self.classes is not None:
             if class_of is None or class_of.shape != (self.vocab_size,):
