@@ -29,9 +29,8 @@ tables are in the bundle's table store; this file contains only a hash of it.
 
 A size that differs between layers is stored as an array with one value per layer.
 
-Matrices are [outputs, inputs] in row-major order, which GGUF writes as ne = [inputs, outputs].
-Norms, biases and routers are float32. q and k are not permuted, because the runtime applies RoPE as
-ModelConfig says.
+Matrices are [outputs, inputs] in row-major order, which GGUF writes as ne = [inputs, outputs]. Norms, biases and
+routers are float32. q and k are not permuted, because the runtime applies RoPE as ModelConfig says.
 """
 
 from __future__ import annotations
@@ -127,9 +126,10 @@ def foreign_parts(config: ModelConfig) -> list[str]:
 
 
 def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, TensorType]:
-    """Return backbone tensor name -> type. weights: a mixture, or types per matrix (OwnTypes).
+    """Return backbone tensor name -> type. weights: a mixture such as q4_k_m, or OwnTypes.
 
-    llama.cpp's rules choose the types of a mixture. Raises ValueError if OwnTypes do not fit the model.
+    llama.cpp's rules choose the types of a mixture. OwnTypes name each matrix's type; raises ValueError if
+    they do not fit the model.
     """
     if not isinstance(weights, str):
         return _own_types(config, weights)
@@ -162,13 +162,13 @@ def _floats(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 1 or name.endswith(".router")
 
 
-def short_types(each: Mapping[str, TensorType]) -> OwnTypes:
-    """Summarize tensor -> type: the usual type of each part of a layer, and tensors that differ."""
+def short_types(by_tensor: Mapping[str, TensorType]) -> OwnTypes:
+    """Return the usual type of each part of a layer, such as wq, and of tensors that differ."""
     parts: dict[str, Counter[str]] = {}
-    for name, kind in each.items():
+    for name, kind in by_tensor.items():
         parts.setdefault(name.rpartition(".")[2], Counter())[kind.name] += 1
     usual = {part: counts.most_common(1)[0][0] for part, counts in parts.items()}
-    others = {n: t.name for n, t in each.items() if t.name != usual[n.rpartition(".")[2]]}
+    others = {n: t.name for n, t in by_tensor.items() if t.name != usual[n.rpartition(".")[2]]}
     return usual | others
 
 
@@ -194,10 +194,10 @@ def _matrix_type(
     return chosen if shape[-1] % chosen.block == 0 else types.F16
 
 
-def _sensitive(layer: int, layers: int) -> bool:
+def _sensitive(layer: int, n_layers: int) -> bool:
     """Return True if llama.cpp stores `wv` and `down` of this layer with more bits."""
-    eighth = layers // 8  # the first and last eighth are sensitive, and every third layer between
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+    eighth = n_layers // 8  # the first and last eighth are sensitive, and every third layer between
+    return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
 
 
 def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, int]:

@@ -84,7 +84,7 @@ def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
 def locate(
     path: Path, nbytes: int, config: ModelConfig, weights: GgufType | OwnTypes
 ) -> GgufWeights:
-    """Return a backbone's tensors, with their offsets in the file `path`. Raises BundleError."""
+    """Locate a backbone's tensors in the file `path` of `nbytes` bytes. Raises BundleError."""
     planned = planned_tensors(config, weights)
     start, expected = nbytes - planned[-1].end, encode_tensors(planned)
     before = len(expected) + ALIGNMENT - 1  # room for the padding that aligns the data

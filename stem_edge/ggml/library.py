@@ -70,7 +70,6 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "soft_max": (P, [P, P]),
     "rope_ext": (P, [P, P, P, P, INT, INT, INT, F, F, F, F, F, F]),
     "flash_attn_ext": (P, [P, P, P, P, P, F, F, F]),
-    # graphs
     "set_input": (None, [P]),
     "new_graph_custom": (P, [P, SIZE, c_bool]),
     "build_forward_expand": (None, [P, P]),
@@ -141,12 +140,12 @@ def _open(path: Path) -> list[ctypes.CDLL]:
 
 
 def _function(
-    path: Path, handles: list[ctypes.CDLL], name: str, result: Any, arguments: list[Any]
+    path: Path, handles: list[ctypes.CDLL], name: str, result_type: Any, argument_types: list[Any]
 ) -> Any:
-    """Return the function `ggml_<name>` with declared types. Raises BackendError if missing."""
+    """Look up `ggml_<name>` in the libraries `handles`. Raises BackendError if it is missing."""
     for handle in handles:
         function = getattr(handle, "ggml_" + name, None)
         if function is not None:
-            function.restype, function.argtypes = result, arguments
+            function.restype, function.argtypes = result_type, argument_types
             return function
     raise BackendError(f"{path}: has no function ggml_{name}, so ggml is incomplete; {AGAIN}")

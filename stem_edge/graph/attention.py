@@ -1,7 +1,4 @@
-"""Emits attention of a layer: GroupQueryAttention nodes, which update the KV cache in place.
-
-stem_edge.numerics.reference has the same computation in numpy.
-"""
+"""Emits attention of a layer: GroupQueryAttention nodes, which update the KV cache in place."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def grouped(
     window: int,
     **attributes: str | int,
 ) -> str:
-    """Emit a GroupQueryAttention node; return its result [B, T, heads * head width]."""
+    """Emit a GroupQueryAttention node; return [B, T, heads * width]. See attended for inputs."""
     config, own = layer.config, layer.shape
     return layer.graph.node(
         "GroupQueryAttention",
@@ -76,7 +73,10 @@ def grouped(
 def caches(
     layer: LayerGraph, prefix: str, lender: int, updated: list[str], *, borrowed: bool
 ) -> tuple[list[str], list[str]]:
-    """Declare layer `lender`'s KV cache as inputs and `updated` as outputs; return their names."""
+    """Declare layer `lender`'s KV cache as inputs and `updated` as outputs; return their names.
+
+    prefix: "window_" for a cache of limited length, else "". borrowed: this layer adds no keys and values.
+    """
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
     shape: list[int | str] = [
         graph.sequences,
@@ -100,8 +100,9 @@ def quantized(bits: int) -> dict[str, str | int]:
 def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
     """Emit the projections of x, with normed heads; return the names [q, k, v].
 
-    If neither head norms, weight types nor `apart` require a split, q contains all three, and k and v are "".
-    GroupQueryAttention could norm heads itself, but only some providers implement this.
+    q, k and v are separate if heads are normed, v has another weight type, or `apart` is True. Else one value
+    holds all three: [qkv, "", ""]. If the layer borrows K and V, k and v are empty. GroupQueryAttention could
+    norm heads itself, but only some providers implement this.
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     width = io.head_width(own)
@@ -124,7 +125,7 @@ def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
 
 
 def no_tokens(graph: Graph, size: int, q: str) -> str:
-    """Emit empty keys or values [B, 0, size], once per graph, for layers that borrow K and V."""
+    """Emit empty K or V [B, 0, size], a slice of q [B, T, ...], for layers that borrow K and V."""
     name = f"{NOTHING}{size}"
     if not any(name in node.outputs for node in graph.nodes):
         bounds = [graph.sizes(sizes) for sizes in ([0, 0], [0, size], [1, 2])]
@@ -133,7 +134,7 @@ def no_tokens(graph: Graph, size: int, q: str) -> str:
 
 
 def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit RMS norms of the heads in x [B, T, heads * width]; return x if the model has none."""
+    """Emit norms of the heads of q, k or v (`part`), x [B, T, heads * width]; x if not normed."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x

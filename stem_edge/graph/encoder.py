@@ -1,8 +1,7 @@
 """Encodes graphs as ONNX files in protobuf's wire format, without the onnx package.
 
-Field numbers are those of onnx.proto (onnx 1.17), wire types those of protobuf's encoding guide. Equal
-graphs give equal bytes. Opset 21 and IR 10 are pinned, because onnxruntime reads older
-versions than the onnx package writes.
+Field numbers are those of onnx.proto (onnx 1.17), wire types those of protobuf's encoding guide. Equal graphs give
+equal bytes. Opset 21 and IR 10 are pinned, because onnxruntime reads older versions than the onnx package writes.
 """
 
 from __future__ import annotations

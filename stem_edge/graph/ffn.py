@@ -1,7 +1,6 @@
 """Emits a layer's FFN as graph nodes, for every kind of FFN except experts.
 
-stem_edge.numerics.reference has the same computation in numpy. A new kind of FFN is an entry in layers.FFN_TERMS,
-or a function here.
+A new kind of FFN is an entry in layers.FFN_TERMS, or a function here.
 """
 
 from __future__ import annotations

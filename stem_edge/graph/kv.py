@@ -1,10 +1,9 @@
 """Types of keys and values in the KV cache of the CPU's graphs, and the scales of quantized ones.
 
-A code is value / scale, rounded: -128 to 127 for int8, -8 to 7 for int4, which has two codes per byte. Each
-channel of each layer has its own scale. It is computed from a peak: the greatest magnitude that the
-exporter saw in the channel (stem_edge.export.quantization.kv_peaks). Bundles store peaks, so a later
-version may compute other scales. The peaks are the first vectors of backbone.onnx.data; all graphs,
-including the graph for prompts, read them there.
+A code is value / scale, rounded: -128 to 127 for int8, -8 to 7 for int4, which has two codes per byte. Each channel
+of each layer has its own scale. It is computed from a peak: the greatest magnitude that the exporter saw in the
+channel (stem_edge.export.quantization.kv_peaks). Bundles store peaks, so a later version may compute other scales.
+The peaks are the first vectors of backbone.onnx.data; all graphs, including the graph for prompts, read them there.
 """
 
 from __future__ import annotations

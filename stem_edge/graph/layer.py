@@ -65,12 +65,12 @@ class LayerGraph:
         return self.graph.add("Add", [result, joined], result + ".biased")
 
     def vector(self, part: str) -> str:
-        """Reserve space in the weight file for a float32 vector of the layer; return its name."""
+        """Reserve space in the weight file for the float32 vector `part`; return its name."""
         at, (size,) = self.at + part, self._shapes[part]
         return vector(self.graph, self._products.plan, at, size, (at,))
 
     def matrix(self, part: str) -> str:
-        """Reserve space in the weight file for a float32 matrix of the layer; return its name."""
+        """Reserve space in the weight file for the float32 matrix `part`; return its name."""
         at = self.at + part
         return matrix(self.graph, self._products.plan, at, self._shapes[part], (at,))
 
@@ -128,13 +128,13 @@ def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
-    """Return name -> shape of a layer's tensors, with heads padded as attention needs."""
+    """Return name -> shape of a layer's tensors; each head is padded to the size head_width."""
     described = config.layer(layer)
     return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
-    """Return name -> shape of all backbone tensors, with heads padded as in layer_shapes."""
+    """Return name -> shape of all backbone tensors; each head is padded to the size head_width."""
     shapes: Shapes = {}
     for name, shape in config.backbone_shapes().items():
         in_layer = name.startswith("layers.")

@@ -36,7 +36,7 @@ class Products:
         self._sums: dict[tuple[str, int], str] = {}  # (x, block size) -> sums of the blocks
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Reserve space for a norm's weight; return its name. `consumer` is for PromptProducts."""
+        """Reserve space for a norm's weight; return its name. Product `consumer` reads the norm."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
@@ -73,7 +73,7 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Reserve space for a matrix that is embedding and head; return it whole, and in pieces."""
+        """Reserve space for a tied head; return [the whole matrix], and [its ranges of rows]."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, width * bits // 8)  # for mappable pieces
@@ -131,7 +131,7 @@ class Products:
         *,
         points: bool = False,
     ) -> RowRange:
-        """Reserve space for rows `span` of a quantized matrix. points: always with zero points."""
+        """Reserve space for rows `span` of a matrix. points: with zero points even if symmetric."""
         rows, groups = span[1] - span[0], width // block
         place, name = self.plan.place, name + ".weight"
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
@@ -205,7 +205,10 @@ def vector(
     parts: tuple[str, ...],
     divided_by: str = "",
 ) -> str:
-    """Reserve space in the weight file for a float32 vector [size]; return its name."""
+    """Reserve space for the vectors `parts`, concatenated to float32 [size]; return the name.
+
+    divided_by: product whose SmoothQuant factors s divide the vector; "": none.
+    """
     tensor = plan.place(name, np.float32, (size,))
     plan.items.append(Vector(tensor, parts, divided_by))
     return graph.weight(tensor)
@@ -214,7 +217,7 @@ def vector(
 def matrix(
     graph: Graph, plan: WeightPlan, name: str, shape: tuple[int, ...], parts: tuple[str, ...]
 ) -> str:
-    """Reserve space in the weight file for stacked matrices, float32 [N, K]; return their name."""
+    """Reserve space for the matrices `parts`, stacked to float32 [N, K]; return the name."""
     tensor = plan.place(name, np.float32, shape)
     plan.items.append(Floats(tensor, parts))
     return graph.weight(tensor)

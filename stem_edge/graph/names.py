@@ -104,12 +104,12 @@ WINDOW_BLOCK = 128
 
 
 def row_name(layer: int) -> str:
-    """Return the name of the graph input with the rows that a layer looks up in tables."""
+    """Return the name of the input with a layer's table rows in graphs without a row cache."""
     return f"{ROW}{layer}"
 
 
 def row_codes(layer: int, part: int = 0) -> str:
-    """Return the name of the input with one part (ModelConfig.row_parts) of a layer's row slots."""
+    """Return the input name of a layer's row cache. part: 1 for an expert's second matrix."""
     return f"{ROW_CODES}{layer}" + (f".{part}" if part else "")
 
 
@@ -124,7 +124,7 @@ def apart_step(tokens: int) -> str:
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Return the output name of a cache after any `token` but the last of step2 to step8."""
+    """Return the output name of a cache after one token of step2 to step8, except the last token."""
     return f"{cache}.{token}"
 
 

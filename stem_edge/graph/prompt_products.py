@@ -34,14 +34,14 @@ class PromptProducts(Products):
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Reserve space for a norm's weight, divided by the balance of product `consumer`."""
+        """Reserve space for a norm's weight / s, with SmoothQuant factors s of product `consumer`."""
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit an int8 product of x, and its scaling. Products of the same x share its codes."""
+        """Emit the product of x, quantized to int8, with `parts`. Each x is quantized once."""
         if kind in SMALL_KINDS:
             return super().product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph

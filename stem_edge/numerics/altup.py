@@ -67,7 +67,7 @@ def laurel(
 
 
 def _routed(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """Return AltUp's router output [T, streams] for a stream x [T, dim], input of coefficients."""
+    """Return the output [T, streams] of AltUp's router for the stream x [T, dim]."""
     scaled = rms_norm(x, weights["altup_norm"], config.norm_eps) / np.float32(config.dim)
     return np.asarray(np.tanh(linear(scaled, weights, "altup_router")), np.float32)
 
@@ -78,6 +78,6 @@ def _matched(x: F32, like: F32) -> F32:
     return np.asarray(x * np.sqrt(mean_square(like)) / magnitude, np.float32)
 
 
-def _between(config: ModelConfig, end: str) -> list[str]:
-    """Return the names of the matrices `end` (altup_in or altup_out) of streams 1, 2, ..."""
-    return [f"streams.{stream}.{end}" for stream in range(1, config.streams)]
+def _between(config: ModelConfig, part: str) -> list[str]:
+    """Return the names of all streams' altup_in or altup_out (`part`); stream 0 has none."""
+    return [f"streams.{stream}.{part}" for stream in range(1, config.streams)]

@@ -132,7 +132,7 @@ def attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
 
 
 def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:
-    """Return where each token's window starts; it ends at the token, and stays in one document."""
+    """Return where each token's window starts; no window crosses a document end (id in `ends`)."""
     starts, document = list[int](), 0
     for place, token in enumerate(token_ids):
         starts.append(max(document, place + 1 - window))

@@ -1,9 +1,8 @@
 """Search for scales and zero points that give a block less error than those from its min and max.
 
-Round to nearest takes the scale from a block's greatest value. The search tries some scales around
-it, refines each one to the least-squares scale for its codes, and chooses the best, as llama.cpp
-does for k-quants. Errors can be weighted by input channel, because a channel with large inputs
-needs more exact weights.
+Round to nearest takes the scale from a block's greatest value. The search tries some scales around it, refines each
+one to the least-squares scale for its codes, and chooses the best, as llama.cpp does for k-quants. Errors can be
+weighted by input channel, because a channel with large inputs needs more exact weights.
 """
 
 from __future__ import annotations
@@ -172,7 +171,7 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Fit scales to this candidate's codes; take them for blocks where their gain is higher."""
+        """Try inverse scales [N, G] and zero points: refine the scales, store better ones."""
         codes = self._code(inverse, zero)
         weighted = codes
         if self._weights is not None:
@@ -185,7 +184,7 @@ class _Best:
         np.maximum(gain, self._gain, out=self._gain)
 
     def settle(self, inverse: F32, zero: F32) -> None:
-        """Take a candidate's own scales for blocks where their error is less than the best so far.
+        """Try inverse scales and zero points without refining them; store them where errors drop.
 
         Gains cannot decide this, because their rounding hides errors much smaller than the values.
         """
@@ -198,7 +197,7 @@ class _Best:
         np.copyto(self.zeros, zero, where=where)
 
     def _code(self, inverse: F32, zero: F32) -> F32:
-        """Return codes - zero points, in an array that the next call overwrites."""
+        """Return codes - zero points for these scales. The next call overwrites the array."""
         codes = np.multiply(self._units, inverse[:, :, None], out=self._codes)
         np.rint(codes, out=codes)
         # Instead of np.clip, which takes twice as long if the limits are arrays.

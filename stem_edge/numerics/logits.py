@@ -58,7 +58,7 @@ def nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bo
 
 
 def weights_of(logits: F32, peak: np.float32, temperature: float) -> npt.NDArray[np.float64]:
-    """Return exp((logit - peak) / temperature), computed in float32 and returned as float64."""
+    """Return exp((logits - peak) / temperature) as float64. peak: the greatest logit."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to -inf
         scaled = (logits - peak) / np.float32(max(temperature, SMALLEST_TEMPERATURE))
     return np.asarray(np.exp(scaled), np.float64)

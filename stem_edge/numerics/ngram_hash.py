@@ -25,9 +25,8 @@ from stem_edge.numerics.quantize import I32, I64
 class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Hash function of one n-gram table. Raises ValueError for impossible parameters.
 
-    Each id of an n-gram is multiplied by a multiplier. The products are mixed by exclusive or
-    (Engram, arXiv 2601.07372) or summed (LongCat, arXiv 2601.21204). The result modulo a head's
-    size is the row in that head.
+    Each id of an n-gram is multiplied by a multiplier. The products are mixed by exclusive or (Engram, arXiv
+    2601.07372) or summed (LongCat, arXiv 2601.21204). The result modulo a head's size is the row in that head.
     """
 
     vocab_size: int  # token ids are below this
@@ -63,7 +62,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def heads(self) -> int:
-        """Number of heads, which is also the number of rows that a position looks up."""
+        """Number of hash heads. Each position looks up one row of each head."""
         return len(self.orders)
 
     @cached_property
@@ -73,7 +72,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def symbols(self) -> int:
-        """Number of distinct inputs of the hash: ids, or classes of ids."""
+        """Number of different inputs of the hash: token ids, or classes that ids are mapped to."""
         return self.vocab_size if self.classes is None else self.classes
 
     @cached_property
@@ -110,7 +109,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return total
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
-        """Return `memory` + 1 arrays [T]: ids or classes 0, 1, ... places before each position."""
+        """Return `memory` + 1 arrays: the i-th has the id or class i tokens before text[past:]."""
         at, symbols, filler = np.arange(len(text)), text, self.filler
         if self.classes is not None:
             if class_of is None or class_of.shape != (self.vocab_size,):
@@ -165,7 +164,8 @@ def hash_of(model: Description) -> NgramHash:
 def input_hash(vocab_size: int, order: int, sizes: Sequence[int], end: int | None) -> NgramHash:
     """Return the hash of LongCat's n-grams, whose rows are averaged with the input embedding.
 
-    sizes: number of rows of each head, sorted by the length of its n-grams. end: id that ends a document.
+    order: length of the longest n-grams. sizes: rows of each head, shorter n-grams first. end: id that ends a
+    document.
     """
     each = len(sizes) // (order - 1)
     orders = tuple(length for length in range(2, order + 1) for _ in range(each))

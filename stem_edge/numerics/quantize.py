@@ -4,8 +4,6 @@ A matrix [N, K] is cut along K into blocks; a block of `bits`-bit codes shares o
 one zero point: `value = (code - zero_point) * scale`. Symmetric blocks all have the zero point
 2**(bits-1), which need not be stored. Codes and zero points of 4 and 2 bits are packed two and four
 to a byte, the first in the lowest bits. Each row begins with a new byte.
-
-quantizing.py quantizes matrices to such blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-# Names for arrays by the type of their values, used in the whole package.
 F32: TypeAlias = npt.NDArray[np.float32]
 F64: TypeAlias = npt.NDArray[np.float64]
 I32: TypeAlias = npt.NDArray[np.int32]

@@ -1,7 +1,4 @@
-"""Round matrices to the nearest codes of blocks (quantize.py), with scales from min and max.
-
-block_search.py finds better scales.
-"""
+"""Round matrices to the nearest codes of blocks (quantize.py), with scales from min and max."""
 
 from __future__ import annotations
 
@@ -77,7 +74,10 @@ def dequantize_blocks(
     zero_points: U8 | None = None,
     offsets: F32 | None = None,
 ) -> F32:
-    """Dequantize codes [N, K*bits/8] with scales [N, K/block] to float32 [N, K]."""
+    """Dequantize codes [N, K*bits/8] with scales [N, K/block] to float32 [N, K].
+
+    zero_points: packed; None: the middle code. offsets [N, K/block]: added to a block's values.
+    """
     rows, groups = scales.shape
     width = codes.shape[1] * 8 // bits
     values = unpack_codes(codes, bits).astype(np.float32).reshape(rows, groups, width // groups)

@@ -194,7 +194,7 @@ def steps_of(config: ModelConfig, name: str) -> Matrix:
 def _attention(
     config: ModelConfig, number: int, weights: Mapping[str, Matrix], x: F32, tokens: Tokens
 ) -> F32:
-    """Return causal grouped-query attention of x [T, dim], without the output projection."""
+    """Return layer `number`'s causal attention of x [T, dim], without the output projection."""
     layer, length = config.layer(number), len(x)
     cos, sin = tokens.ropes[layer.rope]
 

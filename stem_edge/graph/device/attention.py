@@ -42,7 +42,7 @@ def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
 
 
 def _projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tuple[str, str, str]:
-    """Return q, k and v [1, T, heads * width] of a layer; split the node's input if it is qkv."""
+    """Return layer `number`'s q, k and v [1, T, heads * width]; split them if joined."""
     if node.inputs[1]:
         return node.inputs[0], node.inputs[1], node.inputs[2]
     own = config.layer(number)
@@ -56,7 +56,7 @@ def _projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tu
 
 
 def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str) -> str:
-    """Emit a layer's RoPE of x [1, T, heads * width]; return the result [1, T, heads, width].
+    """Emit layer `number`'s RoPE of x [1, T, heads * width]; return it as [1, T, heads, width].
 
     In the result, the first and second values of all pairs are in two halves, even if pairs are interleaved
     in x. Scores do not change, because q and k are permuted in the same way.

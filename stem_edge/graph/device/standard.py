@@ -167,7 +167,7 @@ class _Lowering:
         return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
-        """Unpack the codes of rows `ids`, `nbytes` bytes each, to float32 [1, T, values]."""
+        """Unpack rows `ids` of the codes `packed` [_, nbytes] to float32 [1, T, values]."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))

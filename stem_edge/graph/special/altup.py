@@ -60,7 +60,7 @@ class AltUp:
     def corrected(self, computed: str, context: str) -> str:
         """Emit the predicted streams, corrected by the layer's result `computed` [B, T, dim].
 
-        context: see ple; with it, per-layer embeddings are added to all streams except the first.
+        context: as in `ple`, or "". If given, per-layer embeddings are added to all streams except the first.
         """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")
@@ -79,7 +79,7 @@ class AltUp:
         return graph.add("Add", [self._streams, changes], at + ".corrected")
 
     def _gated(self, factors: str, change: str) -> str:
-        """Emit the input of the per-layer embeddings' gate: the corrected active stream, scaled."""
+        """Emit active stream + its factor * change, scaled: input of the gate in `ple`."""
         graph, at, config = self._graph, self._at, self._layer.config
         place = graph.sizes([config.active_stream])
         own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
@@ -113,7 +113,7 @@ class AltUp:
         return self._graph.add("Gather", [streams, place], self._at + end, axis=2)
 
     def _routed(self, x: str, end: str) -> str:
-        """Emit AltUp's router: x [B, T, dim] -> [B, T, streams], input of the coefficients."""
+        """Emit AltUp's router of x: [B, T, dim] -> [B, T, streams]. end: suffix of nodes' names."""
         graph, at, config = self._graph, self._at + end, self._layer.config
         normed = graph.add(NORM, [x, self._norm], at + ".normed", axis=-1, epsilon=config.norm_eps)
         routed = self._times(normed, self._router, at + ".router")

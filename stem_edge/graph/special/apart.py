@@ -1,10 +1,10 @@
 """Graphs for multi-token steps of one sequence that compute the same bits as single-token steps.
 
-Attention kernels sum in a different order for several queries than for one. So these graphs, for a fixed
-number of tokens, have an attention node for each token; all other nodes compute the tokens together. The
-attention nodes of a layer run one after another, because a token attends to the keys and values of earlier
-tokens. Each node's updated cache is a graph output, bound to the cache's memory, to save a copy. Matrix
-products round alike with any even number of tokens (Rows in runtime/backends/onnxruntime/loaded.py).
+Attention kernels sum in a different order for several queries than for one. So these graphs, for a fixed number of
+tokens, have an attention node for each token; all other nodes compute the tokens together. The attention nodes of a
+layer run one after another, because a token attends to the keys and values of earlier tokens. Each node's updated
+cache is a graph output, bound to the cache's memory, to save a copy. Matrix products round each token alike for any
+even number of tokens, to which single tokens are padded (Rows in runtime/backends/onnxruntime/loaded.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def apart(graph: Graph, count: int) -> Graph:
 
 
 def _keeps_bits(node: Node) -> bool:
-    """Return True if a node computes queries one by one anyway, because its cache is quantized."""
+    """Return True for a node with a quantized cache: it computes queries one by one anyway."""
     return len(node.inputs) > K_SCALE and bool(node.inputs[K_SCALE])
 
 
@@ -56,13 +56,13 @@ def _attend(graph: Graph, node: Node, tokens: _Tokens) -> None:
 
 
 class _Tokens:
-    """Splits graph values into one value per token, each of them only once."""
+    """Splits graph values into one value per token. Each value is split only once."""
 
     def __init__(self, graph: Graph, count: int) -> None:
         self._graph, self._count, self._parts = graph, count, dict[str, list[str]]()
 
     def of(self, name: str) -> list[str]:
-        """Emit the split of a value; return a name per token. Empty keys and values stay whole."""
+        """Split a value by token and return the names. An empty value is repeated instead."""
         if not name or name.startswith(NOTHING):
             return [name] * self._count
         if name not in self._parts:
@@ -71,7 +71,7 @@ class _Tokens:
         return self._parts[name]
 
     def lengths(self, name: str) -> list[str]:
-        """Emit seqlens_k or total_length (`name`) for each token, as in a single-token step."""
+        """Emit the input `name`, seqlens_k or total_length, as it would be after each token."""
         if name not in self._parts:
             fewer = range(self._count - 1, 0, -1)
             less = [self._graph.constant(f"int32.{n}", np.array(n, np.int32)) for n in fewer]
@@ -81,5 +81,5 @@ class _Tokens:
         return self._parts[name]
 
     def names(self, name: str) -> list[str]:
-        """Return the names of the parts of a value, one for each token."""
+        """Return the names of a split value's parts, one for each token."""
         return [f"{name}.token{n}" for n in range(self._count)]

@@ -53,7 +53,10 @@ def widened_attention(layer: LayerGraph, x: str) -> str:
 
 
 def _rows(layer: LayerGraph, prefix: str, x: str) -> tuple[str, str]:
-    """Emit the range of cache rows that this step writes: start and end (exclusive), [1] each."""
+    """Emit start and end (exclusive), [1] each, of the cache rows for the tokens of x [1, T, dim].
+
+    prefix: "window_" for a cache of limited length, else "".
+    """
     graph, start, end = layer.graph, prefix + "start", prefix + "end"
     if not any(start in node.outputs for node in graph.nodes):
         total = graph.add(
@@ -66,7 +69,7 @@ def _rows(layer: LayerGraph, prefix: str, x: str) -> tuple[str, str]:
 
 
 def _codes(layer: LayerGraph, what: str, x: str) -> str:
-    """Emit keys or values x [1, T, heads * width] as int8 codes [1, heads, T, width]."""
+    """Emit keys or values (`what`) x [1, T, heads * width] as int8 codes [1, heads, T, width]."""
     graph, at, heads = layer.graph, layer.at + what, layer.shape.n_kv_heads
     # A division and one scale of 1, because onnxruntime's loop over a scale for each channel is slow.
     steps = graph.add("Div", [x, _scales(layer, what, heads)], at + ".steps")
@@ -77,7 +80,7 @@ def _codes(layer: LayerGraph, what: str, x: str) -> str:
 
 
 def _scales(layer: LayerGraph, what: str, heads: int) -> str:
-    """Emit scales of keys or values [heads * width], repeated for heads that share a KV head."""
+    """Emit scales of keys or values (`what`), repeated to have `heads` heads: [heads * width]."""
     graph, own, at = layer.graph, layer.shape, f"{layer.at}{what}.scales.{heads}"
     if any(at in node.outputs for node in graph.nodes):
         return at

@@ -102,14 +102,14 @@ class SteppedProducts(Products):
             self._made[key] = self.graph.add("Mul", [whole, self.graph.float(step)], result)
         return self._made[key]
 
-    def _capped(self, x: str, item: Blocks, of: int) -> str:
-        """Emit the item's columns of x [B, T, of] as numbers of steps, 127 ending blocks."""
+    def _capped(self, x: str, item: Blocks, x_width: int) -> str:
+        """Emit x / step, x [B, T, x_width], cut to item.columns, with 127 at each block's end."""
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
             result = f"{x}.by_{step!r}.from_{columns[0]}"
             codes = self._clipped(x, step)
-            if width < of:
+            if width < x_width:
                 codes = graph.cut(codes, *columns, 1, f"{result}.cut")
             # Not by Gather, which takes three times as long, because it copies value by value.
             blocks = -(-width // (block - 1))
@@ -144,10 +144,10 @@ class SteppedProducts(Products):
 
 
 def apart(whole: Blocks, width: int) -> list[Blocks]:
-    """Return the matrix; or divide a 2-bit matrix: whole blocks, and leftover columns in 4 bits.
+    """Divide a 2-bit matrix of `width` columns: whole blocks, and leftover columns in 4 bits.
 
-    2-bit kernels read four blocks at a time and would pad 1536 columns to 2048. A 4-bit matrix stays whole:
-    it has 1664 columns then, and a second product would slow prompts by an eighth.
+    Other matrices are returned undivided. 2-bit kernels read four blocks at a time and would pad 1536 columns to
+    2048. In 4 bits, 1536 columns become 1664, and a second product would slow prompts by an eighth.
     """
     end = width // (whole.block - 1) * (whole.block - 1)
     for block in SMALL_BLOCKS if whole.bits == 2 else ():
