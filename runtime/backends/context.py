@@ -58,7 +58,7 @@ class Context:
         return min(self.room, self.backend.together(self.position))
 
     def rewind(self, position: int) -> None:
-        """Go back to a position, or to 0 if the KV cache has lost tokens of the sliding window before it."""
+        """Go back to `position`; or to 0 if the KV cache has dropped tokens that a step there would attend to."""
         self.position = position if position >= self.backend.earliest else 0
 
     @property
@@ -84,7 +84,10 @@ class Context:
         self.prompt = prompt
 
     def copy(self, other: Context | None, tokens: int) -> None:
-        """Fill this empty context with the keys and values of the first `tokens` tokens of `other`."""
+        """Fill this empty context with the keys and values of the first `tokens` tokens of `other`.
+
+        This context stays empty if `other` is None or has dropped some of these tokens.
+        """
         if arrays := [] if other is None else other.backend.kept(tokens):
             self.backend.restore(arrays, tokens)
             self.position = tokens

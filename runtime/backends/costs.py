@@ -23,7 +23,7 @@ PREFILL_FROM = 8
 
 
 class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measured times of decoding steps by number of tokens, and whether the steps are exact."""
+    """Measured times of decoding steps of 1 to 8 tokens, and whether all sizes compute the same bits."""
 
     seconds: float  # time of a step of one token
     times: dict[int, float]  # tokens of a step -> its time as a multiple of `seconds`
@@ -44,7 +44,10 @@ class Part:
     later: int = 0  # part of `weights`: graphs that are opened at first use
 
     def activations(self, chunk: int, sequences: int) -> int:
-        """Return the bytes of activations: those of a prompt chunk or of a batch step, whichever are more."""
+        """Return the bytes of activations for the larger of two steps: a prompt chunk, or a step of a batch.
+
+        chunk: tokens of the prompt chunk. sequences: sequences of the batch, one token each.
+        """
         step = sequences * (self.chunk_token + self.logits) if sequences > 1 else 0
         return self.fixed + max(chunk * self.chunk_token, step)
 

@@ -41,7 +41,6 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> EngineName:
 
 
 def loader_module(engine: str) -> str:
-    """Return the full name of an engine's module `loader`."""
     return f"stem_edge.runtime.backends.{engine}.loader"
 
 

@@ -57,11 +57,11 @@ class BackendContext(Protocol):
         """Earliest position, other than 0, that a step can go back to."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return from which positions a prompt of `tokens` tokens may continue this context; see Resumes."""
+        """Return where a prompt of `tokens` tokens may continue this context: "pairs", "steps" or "" (see Resumes)."""
 
     @property
     def settled(self) -> int:
-        """Earliest position, other than 0, from which repeated steps compute the same bits as before."""
+        """Earliest position, other than 0, from which steps that are repeated compute the same bits as before."""
 
     def rest(self) -> None:
         """Free the logits of the latest step."""
@@ -76,7 +76,7 @@ class BackendContext(Protocol):
         """Fill this empty context with the arrays that `kept` returned for `tokens` tokens."""
 
     def together(self, position: int) -> int:
-        """Return the size of the largest step at `position` that drops the same tokens as single-token steps."""
+        """Return the most tokens for a step at `position` that drops the same tokens as single-token steps."""
 
 
 class BackendDrafter(Protocol):
@@ -110,9 +110,9 @@ class Backend(Protocol):
         """Return an empty context for up to `length` tokens. Raises OutOfMemoryError."""
 
     def open_places(self, size: int, length: int) -> BackendPlaces | None:
-        """Return places for up to `size` contexts of up to `length` tokens. Raises OutOfMemoryError.
+        """Return shared KV memory for up to `size` contexts of `length` tokens. Raises OutOfMemoryError.
 
-        Returns None if this backend cannot decode several sequences in one step.
+        Only contexts that have joined it can decode together. None: this backend decodes one sequence at a time.
         """
 
     def open_drafter(self, context: Any) -> BackendDrafter | None:
@@ -129,11 +129,11 @@ class Backend(Protocol):
     ) -> None:
         """Start a step: run the layers that need no row yet.
 
-        contexts: B contexts of this backend; if B > 1, they lie in adjacent places, in this order. token_ids
-        [B, T]: the next tokens of each context. positions [B]: position of each context's first token in this step.
+        contexts: B contexts of this backend; if B > 1, they have joined adjacent places (BackendPlaces) in this order.
+        token_ids [B, T]: next tokens of each context. positions [B]: position of each context's first new token.
 
         prefill: use the graph for prompts, if the backend has one. apart: give each token the same bits as
-        single-token steps, if the backend can; it cannot if T is not in SIZES or exceeds `together`.
+        single-token steps, if the backend can. It cannot if T is not in costs.SIZES, or exceeds context.together().
         """
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:

@@ -77,7 +77,6 @@ class DevicePlan:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts together."""
         return self.weights + self.kv_cache + self.activations
 
 
@@ -106,7 +105,8 @@ class MemoryPlan:
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
         """Return the plan with the measured size of the open backbone, and as many more slots as fit.
 
-        opened: bytes that this process takes without slots, and will take in addition to the model.
+        opened: bytes that this process takes without slots, and will take in addition to the model. limit: bytes that
+        it may take.
         """
         taken, slot = max(0, opened - self.process), needs.footprint.slot_nbytes
         weights = max(taken, min(taken + needs.host.later, self.weights))
@@ -122,7 +122,6 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts together."""
         return sum(nbytes for _, nbytes in self.parts())
 
     @property
@@ -274,7 +273,7 @@ def _refusal(plan: MemoryPlan, needs: Needs, room: Room, path: object = "this mo
 def _leaves_room(plan: MemoryPlan, limit: int) -> bool:
     """Return True if the context takes at most CONTEXT_SHARE of memory, and prompt chunks have full size.
 
-    Return False if the size of the device's memory is unknown.
+    limit: bytes for this process. Returns False if the plan has a device whose memory size is unknown.
     """
     if plan.chunk_tokens < min(CHUNK_TOKENS, plan.slots):
         return False

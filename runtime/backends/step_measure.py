@@ -18,14 +18,15 @@ ROUNDS = 4  # the fastest of these counts, because whatever else the machine doe
 def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
     """Time steps of 1 to MOST tokens, and compare their bits with those of single-token steps.
 
-    token_ids: made up; all but the last MOST are context. slots: of their rows. Raises what a step raises.
+    token_ids: made up; all but the last MOST are context. slots: where the tokens' rows are in the row cache.
+    Raises what a step raises.
     """
     steps = MeasuredSteps(backend, token_ids, slots)
     return steps.costs(same_bits=steps.same_bits())
 
 
 class MeasuredSteps:
-    """Runs steps over made-up tokens, all from the same position. Raises what a step raises."""
+    """Runs steps of several sizes over made-up tokens, all from one position. Raises what a step raises."""
 
     def __init__(self, backend: Backend, token_ids: I64, slots: I32) -> None:
         self._backend, self._ids, self._slots = backend, token_ids, slots

@@ -15,7 +15,7 @@ from stem_edge.runtime.backends.ggml.layer import GgmlLayer
 def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
     """Return the attention output [dim, T] for normed hidden states x [dim, T].
 
-    A layer that borrows keys and values reads the ones that an earlier layer has stored in this step.
+    A layer that borrows keys and values reads what an earlier layer of the graph has written to the KV cache.
     """
     graph, config, own, sequences = layer.graph, layer.config, layer.shape, layer.inputs.sequences
     if own.kv_layer == layer.number:
@@ -31,9 +31,10 @@ def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
-    """Return queries or keys of x as heads [head_dim, heads, T], after the model's norm, if any, and RoPE.
+    """Return queries or keys [head_dim, heads, T] of x, with RoPE, and normed first if the model has such a norm.
 
-    part: "q" or "k". ggml's own RoPE only rotates by 90 degrees here: its angles lose accuracy at high positions.
+    part: "q" or "k". heads: their number. RoPE is cos * x + sin * (x turned by 90 degrees). ggml's RoPE operator does
+    only the turn by 90 degrees, because it computes inaccurate angles at high positions.
     """
     graph, config, inputs = layer.graph, layer.config, layer.inputs
     cut = _heads(layer, layer.product("w" + part, x), heads)
@@ -90,7 +91,7 @@ def _mixed(layer: GgmlLayer, number: int, q: Tensor) -> Tensor:
 
 
 def _stored(layer: GgmlLayer, cache: Tensor, kind: TensorType, cells: int) -> Tensor:
-    """Return a view [head_dim, cells, n_kv_heads] of the first `cells` cells of a layer's keys or values."""
+    """Return a view [head_dim, cells, n_kv_heads] of a cache's first `cells` cells, whose values are of type `kind`."""
     own = layer.shape
     head = kind.row_nbytes(own.head_dim)
     sizes, strides = (own.head_dim, cells, own.n_kv_heads), (head * own.n_kv_heads, head)

@@ -62,7 +62,7 @@ class GgmlContext(BackendContext):
         """Do nothing: the graphs own the logits, not the context."""
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views of the first tokens' keys and values: for each layer, two [tokens, bytes per token]."""
+        """Return views of the first `tokens` tokens' keys and values: for each layer, two [tokens, bytes per token]."""
         return self.kv.kept(tokens)
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
@@ -85,11 +85,10 @@ class GgmlBackend:
         return self._open
 
     def open_context(self, length: int) -> GgmlContext:
-        """Return an empty context for up to `length` tokens."""
         return GgmlContext(self._steps.model, length)
 
     def open_places(self, size: int, length: int) -> BackendPlaces:
-        """Return places that need no memory: contexts decode together without being moved.
+        """Return a BackendPlaces that does nothing: ggml decodes contexts together wherever their KV caches are.
 
         ggml chooses kernels by the number of tokens, so a batch can round logits differently than a
         single-token step. On x86 with AVX-512, the bits were the same with Q8_0, Q5_0 and Q4_0 weights,
@@ -114,7 +113,6 @@ class GgmlBackend:
         self._steps.begin([context.kv for context in contexts], token_ids.ravel(), places.ravel())
 
     def finish(self, slot_ids: I32, logits: int) -> F32:
-        """Complete the step; see Backend."""
         return self._steps.finish(slot_ids, logits)
 
     def close(self) -> None:

@@ -101,7 +101,6 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the scratch memory takes now."""
         return int(self._ggml.gallocr_get_buffer_size(self._handle, 0))
 
     def place(self, graph: GgmlGraph) -> bool:
@@ -143,7 +142,7 @@ class GgmlGraph:
     def columns(
         self, tensor: Tensor, kind: TensorType, width: int, first: int, count: int
     ) -> Tensor:
-        """Return a view of columns `first` to `first + count` of a contiguous tensor [width, columns]."""
+        """Return a view of `count` columns, from `first` on, of a contiguous tensor [width, columns] of type `kind`."""
         nbytes = kind.row_nbytes(width)
         return self.op("view_2d", tensor, width, count, nbytes, first * nbytes)
 
@@ -180,5 +179,5 @@ class HeldVectors:
         return made
 
     def take(self, result: Tensor) -> None:
-        """Make an operator write its result to this array."""
+        """Make the operator that computes the tensor `result` write to this array."""
         self._memory.place(result)

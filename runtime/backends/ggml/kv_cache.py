@@ -65,7 +65,7 @@ class KvCache:
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes per cell] of the first tokens' cells; no views if a cell is overwritten."""
+        """Return views [tokens, bytes per cell] of the first `tokens` tokens' cells; [] if some are overwritten."""
         if self.earliest or any(ring.capacity < tokens for ring in self.rings.values()):
             return []
         return [array[:tokens] for array in self._arrays]
@@ -79,11 +79,11 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, where a step can start: no token in its windows is overwritten."""
+        """Earliest position, other than 0, where a step finds all tokens of its windows: no cell is overwritten."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
-        """Prepare cells for `count` tokens from a position on; these may replace the last tokens.
+        """Prepare cells for `count` tokens from a position on. Tokens that are there already are replaced.
 
         Raises ValueError if the position is between 0 and `earliest`, or if there are too many tokens.
         """
@@ -93,24 +93,24 @@ class KvCache:
             ring.advance(position, count)
 
     def fill(self, tokens: int) -> None:
-        """Count the first `tokens` tokens as written."""
+        """Record that the cells of the first `tokens` tokens are written, so that `nbytes` includes them."""
         self._filled = max(self._filled, tokens)
 
 
 class Ring:
-    """Tracks which token is in which cell of all layers with the same window. window: tokens; 0: no limit."""
+    """Tracks which token is in which cell, for all layers with a window of `window` tokens (0: no window)."""
 
     def __init__(self, window: int, capacity: int) -> None:
         self.window, self.capacity, self._end = window, capacity, 0
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, where a step can start: no token in its window is overwritten."""
+        """Earliest position, other than 0, where a step finds all tokens of its window: no cell is overwritten."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 
     def check(self, position: int, count: int) -> None:
-        """Raise ValueError if a cell that the tokens need is overwritten, or if `count` tokens do not fit."""
+        """Raise ValueError if a step of `count` tokens at `position` needs an overwritten cell, or does not fit."""
         if 0 < position < self.earliest:
             raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
         most = self.capacity - min(position, self.window - 1 if self.window else position)

@@ -101,7 +101,7 @@ class GgmlLayer:
         self._weights, self._at = weights, f"layers.{number}."
 
     def product(self, name: str, x: Tensor) -> Tensor:
-        """Return this layer's matrix `name` times x [K, T], plus its bias, if there is one."""
+        """Return this layer's matrix `name` [M, K] times x [K, T], as [M, T], plus the bias if there is one."""
         graph, count = self.graph, self.inputs.count
         product = self._weights.product(graph, self._at + name, x, count)
         product = graph.op("reshape_2d", product, graph.ggml.nelements(product) // count, count)

@@ -34,8 +34,8 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
 def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
     """Return the term of per-layer embeddings that is added to x [dim, T].
 
-    norm: weight of the norm after the product with `ple_context`. The model divides this product, and later its sum
-    with the row, by constants. The next norm cancels them, so no division is emitted, and eps grows by their squares.
+    norm: weight of the norm after the product with `ple_context`. The model divides this product by a constant, and
+    later the sum of product and row. The next norm cancels a constant factor, so its eps is scaled instead.
     """
     graph, config, eps = layer.graph, layer.config, layer.config.norm_eps
     context = layer.product("ple_context", layer.inputs.embedded)
@@ -72,7 +72,7 @@ def _mixture(layer: GgmlLayer, x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _expert(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return the output [dim, T] of each token's expert. In its slot, rows of gate and up alternate."""
+    """Return the output [dim, T] of each token's expert. In an expert's slot, rows of W_gate and W_up alternate."""
     graph, config, count = layer.graph, layer.config, layer.inputs.count
     ids = graph.op("reshape_2d", layer.inputs.slot_ids, 1, count)
     inner, outer = layer.slots

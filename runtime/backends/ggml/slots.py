@@ -53,10 +53,7 @@ class BlockSlots(Slots):
 
 
 def _blocks(codes: U8, scales: Scales, bits: int) -> U8:
-    """Return ggml blocks, each a scale and 32 codes, as uint8 [n, layers, bytes].
-
-    codes, scales: from RecordLayout.split.
-    """
+    """Return codes and scales (from RecordLayout.split) as ggml blocks of a scale and 32 codes: [n, layers, bytes]."""
     count, layers, groups = scales.shape
     rows = codes.reshape(count * layers, -1)
     values = unpack_codes(rows, bits)

@@ -79,7 +79,10 @@ class GgmlSteps:
         self._run(step, None)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """Complete the step with the rows in slots [T]; return logits [B * logits, V]; see Backend."""
+        """Complete the step with the rows in slots `slot_ids` [T]; see Backend.
+
+        Returns [B * logits, V]: the logits of the last `logits` tokens of each sequence.
+        """
         result, logits = None, logits * len(self._caches)
         if logits or LATE in self._layers:
             step = self._step(logits, early=False)
@@ -117,7 +120,10 @@ class GgmlSteps:
         graph.run()
 
     def _spread_rows(self, slots: I32) -> tuple[I32, F32]:
-        """Return the slots [R] of all rows of the step, and their weights [T, R] in each token's mean."""
+        """For rows that are means: return the slots [R] of all rows in the step, and their weights [T, R].
+
+        slots [T, window]: of the rows in each token's mean. weights: of each row in each token's mean.
+        """
         sequences = len(self._caches)
         line, shares = spread(slots.reshape(sequences, -1, slots.shape[-1]))
         whole = np.zeros((sequences, shares.shape[1], *line.shape), np.float32)
@@ -126,13 +132,16 @@ class GgmlSteps:
         return line.ravel(), whole.reshape(self._count, -1)
 
     def _spread(self, table: F32) -> F32:
-        """Return a RoPE table [T, head_dim / 2] as [T, head_dim]: both values of a rotated pair get its entry."""
+        """Return a RoPE table [T, head_dim / 2] as [T, head_dim]: each entry is repeated for both values of a pair."""
         if self._config.rope_interleaved:
             return np.repeat(table, 2, axis=1)
         return np.tile(table, (1, 2))
 
     def _step(self, logits: int, *, early: bool) -> _Step:
-        """Return a graph for the step's shape: an earlier step's graph, or a new one."""
+        """Return the graph of `_build_early` or `_build_late`, built anew only if the step has a new shape.
+
+        logits: number of tokens of all sequences whose logits are requested.
+        """
         ends = (self._places[:, -1] + 1).tolist()
         cells = [
             {window: ring.attended(end) for window, ring in kv.rings.items()}
@@ -154,7 +163,10 @@ class GgmlSteps:
         return step
 
     def _build_early(self, cells: Sequence[dict[int, int]]) -> _Step:
-        """Build the graph of the embedding and of the layers before the first layer with rows."""
+        """Build the graph of the embedding and of the layers before the first layer with rows.
+
+        cells: for each sequence, window -> number of cells that its tokens attend to.
+        """
         model, layers = self.model, self._layers.get(EARLY, range(0))
         graph = self._graph(layers)
         hidden = self._hidden.tensor(graph, self._count)
@@ -169,6 +181,7 @@ class GgmlSteps:
         """Build the graph of the first layer with rows, of all later layers, and of the head.
 
         The head computes the last `logits` tokens. If `logits` is 0, the graph only stores keys and values.
+        cells: see `_build_early`.
         """
         late, rest = (self._layers.get(name, range(0)) for name in (LATE, REST))
         layers = [*late, *(rest if logits else ())]
@@ -189,7 +202,7 @@ class GgmlSteps:
         return GgmlGraph(self.model.processor, per_layer * len(layers) + OPERATORS_AROUND)
 
     def _emit(self, graph: GgmlGraph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
-        """Return the hidden states x [dim, T] after these layers."""
+        """Emit `layers` over the hidden states x [dim, T]; return the hidden states after them."""
         model = self.model
         for number in layers:
             slots = model.slots.get(number, [])
@@ -239,7 +252,7 @@ class GgmlSteps:
 
 
 def _cells(graph: GgmlGraph, attended: int, tokens: int) -> Cells:
-    """Return the graph inputs for attention of `tokens` tokens of a sequence to `attended` cells."""
+    """Add the graph inputs with which `tokens` tokens of a sequence attend to `attended` cells; return them."""
     return Cells(
         attended,
         own=graph.input(ggml_types.I64, tokens),

@@ -52,7 +52,7 @@ class Weights:
         return float(self._data[start : start + ggml_types.F32.nbytes].view(np.float32)[0])
 
     def product(self, graph: GgmlGraph, name: str, x: Tensor, tokens: int) -> Tensor:
-        """Return the matrix `name` [M, K] times hidden states x [K, T], as [M, T] or [M, 1, T]."""
+        """Return the matrix `name` [M, K] times hidden states x [K, T]: [M, T], or [M, 1, T] if token_by_token()."""
         stored = self._stored[name]
         if token_by_token(stored.type, tokens):
             x = graph.op("reshape_3d", x, stored.shape[1], 1, tokens)
@@ -60,7 +60,7 @@ class Weights:
 
 
 def token_by_token(stored: TensorType, tokens: int) -> bool:
-    """Return True if one matrix product for each of `tokens` tokens is faster than one for all of them.
+    """Return True if a matrix product for each of `tokens` tokens is faster than one product for all of them.
 
     Measured with AVX-512 and weights larger than the processor's caches; see TOKEN_BY_TOKEN.
     """
@@ -69,9 +69,9 @@ def token_by_token(stored: TensorType, tokens: int) -> bool:
 
 
 def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
-    """Map the file into memory. Raises BackendError if its size is wrong.
+    """Map the file into memory, and read it ahead except for `embedding`. Raises BackendError.
 
-    Reading a mapping beyond the end of its file would kill the process.
+    The size is checked first, because reading a mapping beyond the end of its file would kill the process.
     """
     path = file.path
     try:
@@ -123,7 +123,7 @@ class GgmlModel:
                 self.slots[layer] = [self._placed(slots, *part) for part in shapes]
 
     def _placed(self, slots: BlockSlots, shape: tuple[int, ...], rows: U8) -> Tensor:
-        """Return a tensor [..., count] over the `count` slots of one part of a layer's rows."""
+        """Return a tensor [*shape reversed, slots] over `rows`, the slots of one part (`shape`) of a layer's rows."""
         memory = MappedBuffer(self.ggml, rows.reshape(-1))
         tensor = self._arena.tensor(slots.type, *reversed(shape), slots.count)
         memory.place(tensor)

@@ -68,7 +68,6 @@ class OrtDrafter:
         self._graph.bind({io.EMBEDDED: embedded} | {n: from_numpy(a) for n, a in outputs.items()})
 
     def draft(self, token_id: int, position: int, count: int) -> list[int]:
-        """Return `count` draft tokens to follow `token_id` at `position`; see BackendDrafter."""
         window = self._context.dropped
         self._lengths[""].write([position])
         self._lengths[io.WINDOW].write([position - window])

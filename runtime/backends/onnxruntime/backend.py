@@ -40,8 +40,8 @@ WIDENED_NBYTES = 8 << 20
 class OrtBackend:
     """The backend on onnxruntime's CPU; see Backend. Raises BackendError, OutOfMemoryError.
 
-    graphs: name -> graph. kv: type of keys and values in the graphs. apart: graphs of multi-token steps. These
-    graphs, and graphs that only prompts need, are opened at first use. opened: called after graphs were opened.
+    graphs: name (graph/names.py) -> graph. kv: type of keys and values. apart: name -> graph for a multi-token step.
+    Graphs of `apart`, and graphs that only prompts need, are opened at first use. opened: called after each opening.
     sparing: take less memory and more time to open graphs.
     """
 
@@ -86,26 +86,21 @@ class OrtBackend:
 
     @cached_property
     def graphs(self) -> BoundGraphs:
-        """The backbone's graphs, and the memory that they are bound to."""
         return BoundGraphs(self.loaded)
 
     def open_context(self, length: int) -> OrtContext:
-        """Return an empty context for up to `length` tokens, with its address space reserved.
-
-        Raises OutOfMemoryError.
-        """
+        """Return an empty context with address space for `length` tokens. Raises OutOfMemoryError."""
         self.graphs.lengthen(length)
         return OrtContext(self.loaded, length)
 
     def open_places(self, size: int, length: int) -> OrtPlaces:
-        """Return places for contexts that decode together. Raises OutOfMemoryError."""
+        """Return KV memory that up to `size` contexts share to decode together. Raises OutOfMemoryError."""
         from stem_edge.runtime.backends.onnxruntime.places import OrtPlaces  # for several sequences
 
         self.graphs.lengthen(length)
         return OrtPlaces(self.loaded, size, length)
 
     def open_drafter(self, context: OrtContext) -> OrtDrafter | None:
-        """Return a drafter that uses the model's own assistant; None if no assistant is loaded."""
         if self.assistant is None:
             return None
         from stem_edge.runtime.backends.onnxruntime.assistant import OrtDrafter
@@ -121,7 +116,6 @@ class OrtBackend:
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step; see Backend."""
         (sequences, count), graphs = token_ids.shape, self.graphs
         dropped = [
             context.make_room(position, count)
@@ -136,17 +130,15 @@ class OrtBackend:
         graphs.begin(contexts, token_ids, positions, dropped, padded, prefill=prefill, apart=apart)
 
     def finish(self, slot_ids: I32, logits: int) -> F32:
-        """Complete the step; see Backend."""
         return self.graphs.finish(slot_ids, logits)
 
     def close(self) -> None:
-        """Release the sessions."""
         self.__dict__.pop("graphs", None)
         self.loaded.close()
 
 
 def only_prompts(graphs: Collection[str]) -> set[str]:
-    """Return the names of the graphs that only prompts need, in a backbone with these graphs."""
+    """Return the names of those of `graphs`, all graphs of a backbone, that only prompts need."""
     if io.STEP in graphs:
         return {io.PREFILL, io.REST, io.HEAD}
     return set() if {io.EARLY, io.LATE}.isdisjoint(graphs) else {io.PREFILL}

@@ -34,7 +34,7 @@ class BoundShape(NamedTuple):
 
     @property
     def output(self) -> str:
-        """Name of the graph that computes logits, in backbones that have several such graphs."""
+        """Name (graph/names.py) of the graph that computes logits, if the backbone has several such graphs."""
         step = io.apart_step(self.tokens) if self.apart else io.STEP
         return io.HEAD if self.prefill else step
 
@@ -43,7 +43,7 @@ class BoundGraphs:
     """Runs steps of one or several contexts. Raises OutOfMemoryError.
 
     Kernels multiply two tokens at a time, and some round an unpaired token differently. So an empty sequence
-    (`padded`) can be added to a step of an odd number of tokens. It writes to the place after the last sequence.
+    (`padded`) can be added to a step of an odd number of tokens. Its KV cache follows that of the last sequence.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -78,7 +78,7 @@ class BoundGraphs:
             graph.bind(values)
 
     def _later(self, name: str) -> bool:
-        """Open an optional graph at its first use; return False if the backbone has no such graph."""
+        """Open the optional graph `name` if it is not open yet; return False if the backbone lacks it."""
         if name not in self.graphs and (sessions := self._loaded.later.find(name)):
             for one, session in sessions.items():
                 self.graphs[one] = BoundSession(session)
@@ -88,7 +88,7 @@ class BoundGraphs:
         return name in self.graphs
 
     def _prompts(self) -> bool:
-        """Open the prefill graph at its first use; return False if there is none or if opening fails."""
+        """Open the graph for prompts if it is not open yet; return False if there is none or opening fails."""
         try:
             return self._later(io.PREFILL)
         except BackendError:
@@ -134,7 +134,7 @@ class BoundGraphs:
             self._run(name, self.graphs[name].run)
 
     def finish(self, slot_ids: I32, wanted: int) -> F32:
-        """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence."""
+        """Complete the step; return logits [B * wanted, V] of the last `wanted` tokens of each sequence."""
         sequences, tokens = len(self._begins), self.shape.tokens
         slots = slot_ids.reshape(sequences, -1, *slot_ids.shape[1:])
         if self.shape.sequences > sequences:
@@ -182,7 +182,7 @@ class BoundGraphs:
         self.shape = shape
 
     def _bind_kv(self, kv: KvArrays, first: int) -> None:
-        """Bind the KV cache `kv` for the step, from place `first` on. The caller must keep `kv` alive."""
+        """Bind the KV caches of the step's sequences: `kv`, from sequence `first` on. The caller keeps `kv` alive."""
         part = (weakref.ref(kv), first, self.shape.sequences)
         values: Mapping[str, ort.OrtValue] | None = None
         for name in self._running:
@@ -234,7 +234,7 @@ class BoundGraphs:
 
 
 class Lengths:
-    """Graph inputs with the number of filled rows in the KV cache, including the step's own tokens."""
+    """Graph inputs that say how many tokens each sequence's KV cache holds, including the step's own tokens."""
 
     def __init__(self, sequences: int) -> None:
         self._seqlens_k, self._total = np.zeros(sequences, np.int32), np.zeros((), np.int32)

@@ -1,4 +1,4 @@
-"""The KV cache of a sequence on the CPU: a place in arrays that the graphs read and write.
+"""The KV cache of a sequence on the CPU, in arrays that the graphs read and write.
 
 The system commits memory as it is written, so arrays can have room for the longest context. Layers with a
 sliding window drop older tokens: the array's first rows hold the window in the order of positions, and a step
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class KvArrays:
     """KV cache arrays [size, heads, rows, width] for `size` sequences of up to `length` tokens.
 
-    Each layer has two arrays, each convolution has one. pads: allocate one more place, for an empty sequence
-    that makes the number of tokens even. Raises OutOfMemoryError.
+    Each layer has two arrays, each convolution has one. A sequence's place is its index on the first axis. pads: add
+    a place for an empty sequence, which makes the number of tokens of a step even. Raises OutOfMemoryError.
     """
 
     def __init__(self, loaded: Loaded, size: int, length: int, *, pads: bool) -> None:
@@ -69,7 +69,7 @@ class KvArrays:
         return found
 
     def window(self, place: int = 0) -> KvWindow | None:
-        """Return the sliding window of a new sequence in a place; None in models without sliding windows."""
+        """Return the sliding window of a new sequence at `place`; None in models without sliding windows."""
         short = [array for array in self.arrays if self._is_short(array)]
         if not short:
             return None
@@ -84,9 +84,9 @@ class KvArrays:
         return sum(one.nbytes // rows * min(rows, tokens) for one, rows in shapes)
 
     def move(self, place: int, to: Place, tokens: int, dropped: int) -> None:
-        """Move a sequence's first tokens to another place, and free all memory of the old place.
+        """Move a sequence's first `tokens` tokens from `place` to `to`, and free all memory of `place`.
 
-        dropped: how many of these tokens have left the window.
+        dropped: how many of these tokens have left the sliding window.
         """
         for array, other in zip(self.arrays, to.kv.arrays, strict=True):
             rows = max(0, tokens - dropped) if self._is_short(array) else tokens
@@ -103,7 +103,7 @@ FEW_TOKENS = MOST
 
 
 class Place(NamedTuple):
-    """Where the keys and values of a sequence are."""
+    """Where the keys and values of a sequence are: arrays, and the sequence's index in them."""
 
     kv: KvArrays
     number: int = 0
@@ -124,7 +124,6 @@ class OrtContext:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the KV cache takes so far."""
         return self.nbytes_of(self.filled)
 
     def nbytes_of(self, tokens: int) -> int:
@@ -136,11 +135,11 @@ class OrtContext:
 
     @property
     def dropped(self) -> int:
-        """Number of tokens that have left the window."""
+        """Number of tokens that have left the sliding window; 0 without one."""
         return self._window.dropped if self._window else 0
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return "steps" if a window drops tokens or if rounding in experts depends on the step; else "pairs"."""
+        """Return "steps" if a window drops tokens or if rounding depends on a step's tokens; else "pairs" (Resumes)."""
         capacity = self._window.capacity if self._window else tokens
         steps = self.settled or tokens > capacity or self._rounds_by_step
         return "steps" if steps else "pairs"
@@ -153,7 +152,7 @@ class OrtContext:
         self.outputs = StepOutputs()
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
-        """Return views [heads, tokens, width] of the first tokens; see BackendContext."""
+        """Return views [heads, tokens, width] of the first `tokens` tokens' keys and values; see BackendContext."""
         kv, place = self.place
         if self.earliest or any(array.shape[2] < tokens for array in kv.arrays):
             return []
@@ -165,7 +164,7 @@ class OrtContext:
         self.filled = max(self.filled, tokens)
 
     def move(self, to: Place, tokens: int) -> None:
-        """Move the first tokens to another place, where the sequence continues."""
+        """Move the first `tokens` tokens to the arrays and index `to`, where the sequence continues."""
         if window := to.kv.window(to.number):
             window.follow(self.dropped, self.settled)
         self.place.kv.move(self.place.number, to, tokens, self.dropped)
@@ -175,7 +174,7 @@ class OrtContext:
         return self._window.together(position) if self._window else sys.maxsize
 
     def make_room(self, position: int, count: int) -> int:
-        """Make room for `count` tokens from a position on; return how many tokens have left the window."""
+        """Make room for `count` tokens from a position on; return how many tokens have left the sliding window."""
         dropped = self._window.make_room(position, count) if self._window else 0
         self.filled = max(self.filled, position + count)
         return dropped

@@ -25,14 +25,15 @@ class StepOutputs:
 
 
 def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, HeadOutput]:
-    """Return graph name -> HeadOutput, for the graphs that compute logits (`step`, `head`)."""
+    """Return graph name -> HeadOutput, for the graphs that compute logits: `step` and `head` (graph/names.py)."""
     return {name: HeadOutput(name, graphs, loaded) for name in (io.STEP, io.HEAD) if name in graphs}
 
 
 class HeadOutput:
-    """Runs the last graphs of a step, which compute logits: `rest`, if there is one, and `head`.
+    """Runs the last graphs of a step, which compute logits.
 
-    name: `head`, or the name of a graph that has all layers and the head, such as `step`.
+    name: graph that computes logits. It is `head` (the final norm and the logits), or `step` or another graph with all
+    layers and the head. Before `head`, it runs `rest` (layers that borrow K and V) if the model has such layers.
     """
 
     def __init__(self, name: str, graphs: Mapping[str, BoundSession], loaded: Loaded) -> None:
@@ -49,7 +50,7 @@ class HeadOutput:
         self._places = None
 
     def bind(self, sequences: int, places: range, to: StepOutputs) -> None:
-        """Bind inputs for the tokens at `places` of each sequence, and the arrays of `to` for results."""
+        """Bind `to` for results of the tokens at the indices `places` of the step, in each of `sequences` sequences."""
         if self._places != places:
             self._places, self._logits = None, None  # for the next step, if memory runs out here
             self._bind_places(sequences, places)
@@ -67,7 +68,7 @@ class HeadOutput:
             self._logits = weakref.ref(to.logits)
 
     def run(self) -> None:
-        """Run the bound graphs. Raises what onnxruntime raises."""
+        """Run `rest`, if there is one, and the graph `name`. Raises what onnxruntime raises."""
         if self._rest is not None:
             self._rest.run()
         self._head.run()

@@ -30,7 +30,7 @@ class KvWindow:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, whose whole window is still in the arrays."""
+        """Earliest position, other than 0, where a step finds all tokens of its window in the arrays."""
         base = self._shift.base + self._shift.by
         return base + self._window - 1 if base else 0
 
@@ -45,7 +45,10 @@ class KvWindow:
         self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:
-        """Return how many tokens fit at `position` without dropping old ones; if none, how many with dropping."""
+        """Return how many tokens from `position` on fit without dropping old tokens.
+
+        If no token fits, return how many fit after the next drop.
+        """
         base = self._shift.base + self._shift.by
         if (room := self.capacity - position + base) < 1:
             room = self.capacity - position + self._first(position)
@@ -54,7 +57,7 @@ class KvWindow:
     def make_room(self, position: int, count: int) -> int:
         """Make room for `count` tokens from a position on; return the position of the token in the first row.
 
-        All rows that a step at this position reads are kept. So a step that failed, or an interrupted call
+        No row that a step at this position reads is dropped. So a step that failed, or an interrupted call
         of this method, can be repeated. Raises ValueError for positions between 0 and `earliest`,
         and for more tokens than can fit.
         """
@@ -73,7 +76,7 @@ class KvWindow:
         return self._shift.base
 
     def _first(self, position: int) -> int:
-        """Return the position of the first token that is kept if a step at `position` drops tokens."""
+        """Return the position of the oldest token that remains if a step at `position` drops tokens."""
         return (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
 
     def _finish(self) -> None:

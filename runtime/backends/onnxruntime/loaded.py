@@ -74,7 +74,10 @@ class RopeArrays:
 
 
 def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[str, F32]:
-    """Return graph input -> RoPE table, [positions - start, head_width / 2], padded with zeros."""
+    """Return graph input -> RoPE table of positions `start` to `positions`, padded with zeros.
+
+    A table is [positions - start, head_width / 2].
+    """
     tables: dict[str, F32] = {}
     for layer in map(config.layer, range(config.n_layers)):
         names = io.rope_names(config, layer)
@@ -86,7 +89,7 @@ def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[st
 
 
 class NotOpened(RuntimeWarning):
-    """Warning: an optional graph cannot be opened, so answers take longer."""
+    """Warning: a graph that only saves time cannot be opened, so answers take longer."""
 
 
 class LaterSessions:
@@ -138,7 +141,6 @@ class Loaded:
     rows: Rows = ""
 
     def close(self) -> None:
-        """Release the sessions."""
         if self.stream is not None:
             self.stream.close()
         self.later.clear()
@@ -158,7 +160,7 @@ def open_sessions(
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError.
 
     sparing: take less memory (42 instead of 142 MB for a 1B model), but a third more time, because
-    the pages of one packed matrix are not reused for the next. onnxruntime also packs prepared graphs.
+    the pages of one packed matrix are not reused for the next. (onnxruntime packs prepared graphs, too.)
     """
     give_back_freed_blocks(KEPT_NBYTES if sparing else PACKED_NBYTES)
     sessions = Sessions()
@@ -175,7 +177,7 @@ def open_sessions(
 
 
 def empty(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-    """Return an array of zeros, whose memory is committed as it is written. Raises OutOfMemoryError."""
+    """Return zeros, whose memory is committed as it is written. Raises OutOfMemoryError, which names `what`."""
     try:
         return own_pages(shape, np.dtype(dtype).type)
     except (MemoryError, OSError) as error:

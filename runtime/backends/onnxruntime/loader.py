@@ -33,10 +33,7 @@ ROOMY = 2.0
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
-    """Return a loader for the CPU or for another provider. With `device_memory`, the CPU acts as a device.
-
-    Raises InputError, BackendError.
-    """
+    """Return a loader for the chosen provider, or for a CPU acting as a device. Raises InputError, BackendError."""
     if options.provider == LoadOptions.provider and options.device_memory is None:
         return OrtLoader(bundle, options)
     from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
@@ -46,7 +43,6 @@ def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
 
 
 def version() -> str:
-    """Return onnxruntime's version."""
     return str(ort.__version__)
 
 
@@ -76,17 +72,14 @@ class OrtLoader:
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """Step costs, if they were measured in preparing with this number of threads; else None."""
+        """Step costs, if preparing measured them with the number of threads of these options; else None."""
         if self._prepared is None or self._streams:
             return None
         steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
     def prepare(self) -> None:
-        """Prepare a large backbone for this processor, unless it is prepared already.
-
-        Warns if it cannot be prepared.
-        """
+        """Prepare a large backbone for this processor, unless it is prepared already; warn if that fails."""
         if self._obstacle:
             from stem_edge.runtime.backends.onnxruntime.prepared.preparing import warn
 
@@ -170,7 +163,7 @@ class OrtLoader:
 
     @property
     def _assistant(self) -> Assistant | None:
-        """The assistant to load, or None. Before preparing, it is the bundle's unless speculation is off."""
+        """The assistant to load; None if the model will not draft. Before preparing, speculate="auto" counts as yes."""
         later = self._to_prepare and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None

@@ -76,7 +76,7 @@ def apart_nbytes(model: ModelConfig) -> int:
 
 
 def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
-    """Return the bytes of activations that do not depend on the chunk: RoPE tables, two logit vectors."""
+    """Return the bytes of activations that no prompt chunk changes: RoPE tables, two logit vectors, experts."""
     config = footprint.model
     turning = {layer.rope: head_width(layer) for layer in config.layers}
     values = context * sum(turning.values()) + 2 * config.vocab_size
@@ -95,9 +95,9 @@ def widened_nbytes(footprint: Footprint, context: int) -> int:
 
 
 def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> int:
-    """Return bytes of activations per token of a chunk. scored: keys whose scores are in memory at once.
+    """Return bytes of activations per token of a prompt chunk. scored: keys whose attention scores are stored at once.
 
-    Layers that borrow K and V are not included: they run for tokens with logits only (logits_nbytes).
+    Layers that borrow K and V are not included: they run only for tokens with logits (logits_nbytes).
     """
     config = footprint.model
     # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,
@@ -107,7 +107,7 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
 
 
 def logits_nbytes(footprint: Footprint, scored: int) -> int:
-    """Return the bytes that each position with logits adds to a step with several such positions."""
+    """Return the bytes that each token with logits adds to a step. scored: see chunk_token_nbytes."""
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0
@@ -115,9 +115,9 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
-    """Return how many activation values a token has: the sum of all arrays, each in its largest layer.
+    """Return how many activation values a token has in the layers `numbers`: each array in its largest layer.
 
-    Arrays: hidden states, their norms; q, k and v; `wide` arrays of d_ff values; attention scores.
+    Arrays: hidden states, their norms; q, k and v; `wide` arrays of d_ff values; `scored` attention scores per head.
     """
     layers = [config.layer(number) for number in numbers]
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)
@@ -137,7 +137,7 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:
-    """Return the number of values in buffers of all threads while each thread dequantizes one expert."""
+    """Return the number of values in all threads' buffers; each thread dequantizes one expert at a time."""
     tables = footprint.tables
     if tables is None or not footprint.model.n_experts or not tables.quantized:
         return 0

@@ -1,4 +1,4 @@
-"""Random rows, to measure a backbone without reading its tables."""
+"""Random rows for the row cache, to measure a backbone without reading its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACEHOLDERS_NBYTES = 32 << 20  # most bytes of their records; an expert has ten
 
 
 def placeholders(layout: RecordLayout) -> int:
-    """Return the most slots that placeholder_rows fills: 16, or fewer if records are large."""
+    """Return the most row cache slots that placeholder_rows fills: 16, or fewer if records are large."""
     return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
 
 

@@ -11,9 +11,9 @@ from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 
 
 class OrtPlaces(BackendPlaces):
-    """Places for `size` contexts of up to `length` tokens; memory is committed as contexts fill.
+    """KV memory for `size` contexts of up to `length` tokens that decode together; see BackendPlaces.
 
-    Raises OutOfMemoryError.
+    The system commits memory as contexts fill. Raises OutOfMemoryError.
     """
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:

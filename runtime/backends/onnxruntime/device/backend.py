@@ -37,7 +37,7 @@ KV_STEP = 256
 
 
 class DeviceBackend:
-    """The backend on a device; see Backend. sessions: graph name -> session."""
+    """The backend on a device; see Backend. sessions: graph name (graph/names.py) -> session."""
 
     def __init__(
         self,
@@ -75,13 +75,11 @@ class DeviceBackend:
         context.begin(token_ids[0], positions[0])
 
     def finish(self, slot_ids: I32, logits: int) -> F32:
-        """Complete the step; see Backend."""
         if (context := self._stepped()) is None:
             raise BackendError("a step was finished whose context is gone")
         return context.finish(slot_ids, logits)
 
     def close(self) -> None:
-        """Release the sessions."""
         self.sessions.clear()
         self.memory.collect()
         return_freed_memory()
@@ -136,7 +134,7 @@ class DeviceContext:
         return self.length - position
 
     def begin(self, token_ids: I64, position: int) -> None:
-        """Start a step of token ids [T]."""
+        """Start a step of token ids [T] at `position`: run the layers that need no row yet."""
         count = len(token_ids)
         self._memory.collect()
         if self._unsure:
@@ -153,7 +151,7 @@ class DeviceContext:
         self._run(io.EARLY)
 
     def finish(self, slot_ids: I32, logits: int) -> F32:
-        """Complete the step; return logits [logits, V]."""
+        """Complete the step; return [logits, V]: the logits of the last `logits` tokens."""
         rows = self._rows(slot_ids)
         if io.LATE in self._graphs:
             self._graphs[io.LATE].feed(rows)
@@ -172,12 +170,15 @@ class DeviceContext:
         return result
 
     def _rows(self, slot_ids: I32) -> Arrays:
-        """Return graph inputs with a copy of the rows in these slots, and with slot ids that index the copy."""
+        """Return graph inputs: a copy of the rows in these slots, and new slot ids, which index this copy."""
         found = {name: slots[slot_ids] for name, slots in self._slots.items()}
         return found | {io.SLOT_IDS: np.arange(len(slot_ids))[None]}
 
     def _rest(self, rows: Arrays, wanted: npt.NDArray[np.int64]) -> None:
-        """Run the layers that borrow keys and values, for the step's tokens at the indices `wanted`."""
+        """Run the layers that borrow keys and values, for the tokens at the indices `wanted` of the step.
+
+        rows: from `_rows`, for these tokens.
+        """
         hidden = self._hidden(len(wanted))
         given = self._seen(self._position + int(wanted[0]), len(wanted))
         self._graphs[io.REST].feed({**rows, io.WANTED: wanted, **given})
@@ -203,7 +204,7 @@ class DeviceContext:
             array.write(lines)
 
     def _fit(self, total: int, tokens: int) -> None:
-        """Bind the part of the KV cache that a step needs, and hidden states for its tokens."""
+        """Bind KV cache for a context of `total` tokens, and hidden states for the step's `tokens` tokens."""
         if total > self._capacity:
             wanted = max(2 * self._capacity, -(-total // KV_STEP) * KV_STEP)
             capacity, self._capacity = min(self.length, wanted), 0

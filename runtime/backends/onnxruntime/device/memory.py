@@ -83,7 +83,7 @@ class DeviceMemory:
             self._retired.pop()
 
     def empty(self, shape: Shape, what: str) -> DeviceArray:
-        """Allocate an uninitialized array. Raises OutOfMemoryError, DeviceLostError; they name it `what`."""
+        """Allocate an uninitialized array; `what` names it in errors. Raises OutOfMemoryError, DeviceLostError."""
         self.collect()
         wanted = _nbytes(shape)
         if self.limit is not None and self.nbytes + wanted > self.limit:
@@ -98,7 +98,7 @@ class DeviceMemory:
         return array
 
     def zeros(self, shape: Shape, what: str) -> DeviceArray:
-        """Allocate an array of zeros. Raises OutOfMemoryError, DeviceLostError."""
+        """Allocate an array of zeros; `what` names it in errors. Raises OutOfMemoryError, DeviceLostError."""
         array = self.empty(shape, what)
         if not self.shared:  # pages of this process are zeros
             array.write(np.zeros(shape, np.float32))
@@ -160,7 +160,7 @@ class Cuda(Host):
 
 
 class Plugged(Cuda):
-    """Memory of a plug-in provider's device. memory_info: onnxruntime's description of it."""
+    """Memory of a plug-in provider's device. memory_info: onnxruntime's description of this memory."""
 
     def __init__(self, memory_info: Any) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Plugged(Cuda):
     def allocate(self, shape: Shape) -> ort.OrtValue:
         """Allocate an array. Raises MemoryError if a value written to it cannot be read back.
 
-        If its memory is full, a provider may raise nothing and return an array that cannot be written.
+        If the device's memory is full, a provider may raise nothing and return an array that cannot be written.
         """
         store = ort.OrtValue.ortvalue_from_shape_and_type(
             list(shape), np.float32, memory_info=self._info

@@ -30,7 +30,7 @@ def device_needs(
 ) -> Needs:
     """Return the memory needs of a backbone on a device. limit, shared: see Needs.
 
-    They include copies of one layer's keys and values, and twice the largest matrix as float32, because
+    The needs include copies of one layer's keys and values, and twice the largest matrix as float32, because
     providers may dequantize a matrix before they multiply.
     """
     footprint = footprint.without_windows().with_kv("fp32")
@@ -61,7 +61,7 @@ def device_weights_nbytes(footprint: Footprint) -> int:
 
 
 def _largest_product(config: ModelConfig) -> int:
-    """Return the number of values in the largest matrix that is multiplied at once."""
+    """Return the number of values in the largest matrix of one product; the head is multiplied in pieces."""
     wide = [one.d_ff for one in config.layers]
     wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
     if config.ngram_order:

@@ -1,4 +1,4 @@
-"""Pages of mapped files in memory (Linux only), and offsets of packed matrices in their files."""
+"""Finds and drops pages of mapped files in memory (Linux only); finds packed matrices in their files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mappings() -> Iterator[MappedPart]:
 
 
 def is_written(pagemap: int, start: int, stop: int) -> bool:
-    """Return True if a page between two addresses was written to. Dropping it would lose its changes.
+    """Return True if a page between two addresses was written to, so that dropping this page would lose data.
 
     pagemap: descriptor of PAGEMAP. Raises OSError.
     """
@@ -69,5 +69,5 @@ def give_back_mapped(files: Mapping[Path, int]) -> None:
 
 
 def packed_places(graph: Path) -> list[tuple[int, int]]:
-    """Return (offset, bytes) of each packed piece of a prepared graph, in order of use. Raises OSError."""
+    """Return (offset, bytes) of each packed matrix, or part of one, in order of use by `graph`. Raises OSError."""
     return [(int(one[1]), int(one[2])) for one in PLACE.finditer(graph.read_bytes())]

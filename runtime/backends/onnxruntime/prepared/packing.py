@@ -190,7 +190,7 @@ def _place(plan: WeightPlan, nbytes: int) -> int:
 def _copy(
     source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int, *, flip: bool = False
 ) -> bool:
-    """Copy bytes; return False if the source ended early. flip: convert s8 to u8 (+ 128)."""
+    """Copy `nbytes` bytes from offset `start` to offset `to`; False: the source ended early. flip: s8 to u8 (+ 128)."""
     source.seek(start)
     target.seek(to)
     for at in range(0, nbytes, PIECE_NBYTES):

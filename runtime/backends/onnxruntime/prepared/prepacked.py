@@ -72,14 +72,17 @@ class Prepacked(NamedTuple):
     def graph_sources(
         self, bundle: Bundle, *, prefill: bool, kv: KvType
     ) -> Mapping[str, Path | GraphSource]:
-        """Return graph name -> prepared file; the embedding's graph reads the bundle's weights."""
+        """Return graph name -> prepared file, or the embedding's graph, which reads the bundle's weights.
+
+        prefill: include the graphs that only prompts need.
+        """
         names = [Path(name).stem for name in self.record.files if name.endswith(".onnx")]
         unused = {EMBED, *map(apart_step, SIZES), *(() if prefill else only_prompts(names))}
         there = {name: self._file(name) for name in names if name not in unused}
         return {EMBED: self._embedding(bundle, kv), **there}
 
     def _embedding(self, bundle: Bundle, kv: KvType) -> GraphSource:
-        """Return the embedding's graph. It was saved, because building it takes a tenth of a second."""
+        """Return the embedding's graph: the saved one, because building it takes a tenth of a second."""
         if self.record.bundle != str(bundle.path.resolve()):
             from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 
@@ -107,10 +110,7 @@ class Prepacked(NamedTuple):
 
 
 def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> Prepacked | None:
-    """Return the prepared backbone of a bundle on this machine; None if there is none.
-
-    kv: type of keys and values, which the prepared graphs depend on.
-    """
+    """Return the bundle's backbone as prepared here for keys and values of type `kv`; None if it is not prepared."""
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     record = read_prepared(folder)
     return None if record is None else Prepacked(folder, record)
@@ -159,5 +159,4 @@ def marks(path: Path) -> tuple[int, int]:
 
 
 def prepared_file(graph: str) -> str:
-    """Return the file name of a prepared graph."""
     return f"{graph}.onnx"

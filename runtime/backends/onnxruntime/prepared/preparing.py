@@ -57,10 +57,7 @@ def make(
     progress: bool | None = None,
     kv: KvType = "fp32",
 ) -> Prepacked:
-    """Prepare a backbone, or wait for another process that prepares it.
-
-    Raises BackendError, for example if the disk is too small.
-    """
+    """Prepare a backbone, or wait for another process that prepares the same one. Raises BackendError."""
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     needed = preparing_needs(footprint_of(bundle.manifest).with_kv(kv), threads).disk
     room = format_size(needed, up=True)
@@ -90,7 +87,7 @@ def make(
 
 
 def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Fill the folder in a child process; the caller has locked it. Raises BackendError, OSError."""
+    """Fill the folder in a child process. The caller has locked the folder. Raises BackendError, OSError."""
     made = folder.with_name(TEMPORARY + folder.name)
     for path in (folder, made):
         remove(path)  # damaged, or left by a process that was killed

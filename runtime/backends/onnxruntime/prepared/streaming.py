@@ -54,7 +54,7 @@ class Span(NamedTuple):
 class WeightStream:
     """Thread that holds some matrices in memory only while they are used; free memory decides how many.
 
-    spans: all matrices that a step reads, in the order of use. files: descriptors, closed at the end.
+    spans: all matrices that a step reads, in the order of use. files: their files' descriptors, which `close` closes.
     Raises OSError if the system does not report which pages a process has touched.
     """
 
@@ -72,7 +72,7 @@ class WeightStream:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager: stream weights while the step inside runs; pause the thread afterwards."""
+        """Context manager around a step: the thread streams weights in the `with` block, and pauses after it."""
         try:
             self._in_step.set()
             yield
@@ -80,11 +80,11 @@ class WeightStream:
             self._in_step.clear()
 
     def close_with(self, owner: object) -> None:
-        """Close the stream when `owner`, which keeps the files mapped, is garbage-collected."""
+        """Close the stream when `owner`, which keeps the weight files mapped, is garbage-collected."""
         weakref.finalize(owner, self.close).atexit = False
 
     def close(self) -> None:
-        """End the thread. Must be called before the files are unmapped."""
+        """End the thread. Must be called before the weight files are unmapped."""
         self._closing.set()
         self._in_step.set()
         self._thread.join()
@@ -102,7 +102,7 @@ class WeightStream:
                     self._closing.wait(POLL_SECONDS if self.chosen else LOOK_SECONDS)
 
     def _look(self) -> None:
-        """Choose the streamed matrices anew if free memory has changed; pages of files count as free."""
+        """Choose the streamed matrices anew if free memory, which includes pages of files, has changed."""
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
@@ -126,7 +126,7 @@ class WeightStream:
     def _settle(self) -> None:
         """Drop pages of streamed matrices that are not in use, and read missing pages of all other matrices.
 
-        The system also reads pages around those in use; these would push out matrices that should stay.
+        The system also reads neighbours of the pages in use. They would push out matrices that should stay.
         """
         under_way = {self._at(n) for n in range(self._first, self._asked)}
         for span in self.chosen:
@@ -149,7 +149,7 @@ class WeightStream:
         return self.chosen[number % len(self.chosen)]
 
     def _touched(self, number: int) -> bool:
-        """Return True if the step has begun to read matrix `number`, and is thus done with the matrix before."""
+        """Return True if the step has begun to read streamed matrix `number`, so it no longer needs the one before."""
         page = self._at(number).start // mmap.PAGESIZE + AROUND
         entries = os.pread(self._pagemap, AROUND * ENTRY_NBYTES, page * ENTRY_NBYTES)
         return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])
@@ -175,8 +175,7 @@ class WeightStream:
 def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
     """Start a stream over the mapped weights of open graphs; None if all weights fit into memory.
 
-    Also None if the system does not report touched pages, or starts no thread. Then the system alone
-    decides what to drop.
+    Also None if the system does not report touched pages, or cannot start a thread.
     """
     if sys.platform != "linux":
         return None
@@ -193,7 +192,7 @@ def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
 
 
 def spread(spans: Sequence[Span], excess: int) -> list[Span]:
-    """Return evenly spread spans with `excess` bytes plus the bytes read ahead; none if excess is 0."""
+    """Return the spans to stream, evenly spread, so that `excess` bytes fewer are in memory; [] if excess is 0."""
     large = [span for span in spans if span.nbytes >= LEAST_NBYTES]
     if excess <= 0 or len(large) < AHEAD_MATRICES:
         return []
@@ -212,7 +211,7 @@ def spread(spans: Sequence[Span], excess: int) -> list[Span]:
 
 
 def ahead_nbytes(spans: Sequence[Span]) -> int:
-    """Return how many bytes of these streamed spans are in memory at a time."""
+    """Return how many bytes of these spans are in memory at a time if all of them are streamed."""
     return max(AHEAD_NBYTES, AHEAD_MATRICES * max((span.nbytes for span in spans), default=0))
 
 

@@ -45,7 +45,7 @@ def reason(error: Exception) -> str:
 
 
 def check_lost(error: Exception, doing: str) -> None:
-    """Raise DeviceLostError if an engine's error means that the device is gone."""
+    """Raise DeviceLostError if an engine's error means that the device is gone. doing: see check_device."""
     if any(words.lower() in str(error).lower() for words in LOST):
         raise DeviceLostError(
             f"the device was lost {doing} ({reason(error)}); close the model and load it again"
@@ -53,7 +53,7 @@ def check_lost(error: Exception, doing: str) -> None:
 
 
 def check_device(error: Exception, doing: str) -> None:
-    """Raise OutOfMemoryError or DeviceLostError if an error means that. doing: for messages, as "to ..."."""
+    """Raise OutOfMemoryError or DeviceLostError if `error` means either. doing: what failed, such as "to load x"."""
     said = str(error)
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         raise OutOfMemoryError(
@@ -63,13 +63,13 @@ def check_device(error: Exception, doing: str) -> None:
 
 
 def raise_error(error: Exception, doing: str) -> NoReturn:
-    """Convert onnxruntime's error to OutOfMemoryError, DeviceLostError or BackendError, and raise it."""
+    """Raise onnxruntime's error as OutOfMemoryError, DeviceLostError or BackendError. doing: see check_device."""
     check_device(error, doing)
     raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
 
 
 def raise_load_error(error: Exception, graph: object, provider: str) -> NoReturn:
-    """Convert and raise onnxruntime's error from loading a graph. provider: its name; "" for the CPU."""
+    """Raise onnxruntime's error from loading `graph` as raise_error does. provider: name; "" for the CPU."""
     check_device(error, f"to load {graph}")
     who, why, advice = "", reason(error), "run stem-edge verify, or export again"
     if isinstance(graph, Path):

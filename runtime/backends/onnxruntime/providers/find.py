@@ -60,9 +60,9 @@ def _short(name: str) -> str:
 
 
 def _plugged(short: str) -> list[Any]:
-    """Return a plug-in's devices (OrtEpDevice), the preferred one first; empty if it is not installed.
+    """Return a plug-in's devices (OrtEpDevice), the preferred one first; [] if no such plug-in is installed.
 
-    Raises BackendError.
+    short: the provider's name, such as "webgpu". Raises BackendError.
     """
     found, module = _devices(short), PLUG_IN + short
     if found or find_spec(module) is None:

@@ -23,12 +23,12 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 
 
 def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
-    """Return the graphs for the CPU by name, in the order in which a step runs them."""
+    """Return graph name (graph/names.py) -> encoded graph for the CPU, in the order in which a step runs them."""
     return sources(bundle, separate(bundle, prefill=prefill, kv=kv))
 
 
 def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
-    """Build the graphs of `cpu_graphs`, not yet encoded. Raises BundleError for wrong weight files."""
+    """Return the graphs of `cpu_graphs`, not yet encoded. Raises BundleError for weight files of wrong size."""
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     try:
         built = [one(*described, kv=kv) for one in (decoding, *((prompts,) if prefill else ()))]
@@ -42,14 +42,14 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
 
 
 def check_weights(bundle: Bundle, plan: WeightPlan) -> None:
-    """Raise BundleError unless a weight file has the planned size; engines could read beyond its end."""
+    """Raise BundleError unless a weight file has the planned size: engines could read beyond the end of the file."""
     if (found := bundle.manifest.files[plan.file].nbytes) != plan.nbytes:
         said = f"{found} bytes, but the weights of this model take {plan.nbytes}"
         raise damaged(bundle.file(plan.file), said)
 
 
 def with_states_of(bundle: Bundle, graph: Graph) -> Graph:
-    """Add the head's input to the outputs of a graph if an assistant reads it; return the graph."""
+    """Add the head's input to the outputs of `graph` if the bundle's assistant reads this input; return the graph."""
     if bundle.manifest.assistant is not None:
         from stem_edge.graph.special.assistant import with_states  # only for these bundles
 

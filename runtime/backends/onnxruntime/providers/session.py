@@ -66,7 +66,7 @@ def open_session(
 
     save_to: also write the graph there, packed for this processor, with its weights in a file of the
     same name plus .data. A session that is loaded from there maps its weights.
-    whole_steps: keep products exact in models with `ranges`, where inputs are integers times a scale.
+    whole_steps: keep products exact in models with activation scales, whose inputs are integers times a scale.
     as_built: skip the optimization of a prepared graph, which takes time and only folds constants.
 
     Raises BackendError, DeviceLostError, OutOfMemoryError.
