@@ -115,6 +115,6 @@ class ModelConfig(Description, frozen=True):
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that one token uses, with only one row of an untied embedding."""
+        """Number of parameters that one token uses. Of an untied embedding, only one row counts."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
         return self.backbone_parameters - embedding + self.lookups * self.record_values

@@ -126,17 +126,17 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def hidden_width(self) -> int:
-        """Number of values in a token's hidden states between layers: `dim` for each stream."""
+        """Number of values in a token's hidden state between layers: AltUp streams times `dim`."""
         return self.streams * self.dim
 
     @property
     def lookups(self) -> int:
-        """Number of records that a token looks up, without those of earlier tokens (row_window)."""
+        """Number of records that one token looks up, not counting records of earlier tokens."""
         return len(self.ngram_sizes) or 1
 
     @property
     def row_layers(self) -> tuple[int, ...]:
-        """Layers that have a row in each record; in n-gram models, only the first STEM layer."""
+        """Layers that have a row in each record: all STEM layers, or in n-gram models the first."""
         return self.stem_layers[:1] if self.ngram_order else self.stem_layers
 
     @property
@@ -156,7 +156,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def prompt_rows(self) -> int:
-        """Number of rows of a record that a prompt token without logits needs, to fill K and V."""
+        """Number of a record's rows that a prompt token needs to fill K and V, without logits."""
         return sum(layer < self.own_kv_layers for layer in self.row_layers)
 
     @cached_property

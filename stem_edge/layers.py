@@ -74,7 +74,7 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes and RoPE of layers that differ from the rest of the model; 0: as in the model."""
+    """Sizes and RoPE of layers that differ from the rest. A field of 0 has the model's value."""
 
     layers: tuple[int, ...]  # ascending
     head_dim: int = 0

@@ -31,7 +31,8 @@ class Progress:
     def begin(self, what: str, total_nbytes: int = 0, *, layers: int = 0) -> None:
         """Begin another part of the work, with its own estimate of the time left.
 
-        total_nbytes: size of the part; 0: unknown. layers: show progress in layers, not bytes.
+        what: name of the part in the bar. total_nbytes: its size; 0: unknown. layers: number of its layers,
+        to show progress in layers; 0: in bytes.
         """
         with self._lock:
             self._bar.close()

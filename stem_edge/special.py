@@ -102,7 +102,7 @@ def check_altup(config: Description) -> None:
 
 
 def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
-    """Raise ValueError if int8 activation ranges have unknown matrices or impossible steps."""
+    """Raise ValueError for impossible int8 activation scales, or scales of unknown matrices."""
     for name, steps in ranges.items():
         if name not in matrices:
             raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")

@@ -63,7 +63,7 @@ def shown_lines(text: str) -> str:
 
 
 def quoted(text: str | None, token_id: int, width: int) -> str:
-    """Return a token's text in quotes, cut to `width` columns; "token ID" for broken characters."""
+    """Return a token's text in quotes, cut to `width` columns; if empty or broken, "token <id>"."""
     if not text or "\N{REPLACEMENT CHARACTER}" in text:
         return f"token {token_id}"
     shown = repr(text)

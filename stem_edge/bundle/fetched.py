@@ -52,7 +52,7 @@ def fetch_checked(snapshot: Snapshot, files: Mapping[str, str]) -> None:
 
 
 def _mark(folder: Path, files: Mapping[str, str]) -> Path | None:
-    """Return the path of the marker for the files as they are now; None without a cache folder."""
+    """Return the path of the files' marker; None without a file or the user's cache folder."""
     with contextlib.suppress(InputError, OSError):  # a user without a home; a file that is missing
         states = [disk.status(folder / file) for file in files]
         stamps = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]

@@ -37,7 +37,7 @@ SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
 
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes in bytes of a bundle on one engine. They decide how much memory it takes."""
+    """Sizes in bytes of a bundle's parts on one engine, to compute how much memory a load takes."""
 
     engine: EngineName
     model: ModelConfig
@@ -71,7 +71,7 @@ class Footprint:
 
     @property
     def prepared_nbytes(self) -> int:
-        """Approximate bytes of the prepared backbone; 0 if the first load prepares none."""
+        """Approximate bytes of the prepared (prepacked) backbone; 0 if a load saves none."""
         own = self.backbone_nbytes + self.prefill_nbytes
         prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
@@ -149,7 +149,7 @@ def onnx_footprint(
     data: int,
     prefill: int,
 ) -> Footprint:
-    """Return the footprint of an onnxruntime bundle. data, prefill: bytes of its weight files."""
+    """Return a footprint for onnxruntime. data, prefill: bytes of the decode and prefill weights."""
     embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
     step = data if backbone.tied else max(0, data - embedding)
     slot = array_slot_nbytes(tables.tables) if tables else 0

@@ -86,7 +86,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Quantization error of a kind of tensor: |stored - original| / max |original| of the row."""
+    """Worst and mean error of a kind of tensor: |stored - original| / max |original| in the row."""
 
     worst: float
     mean: float
@@ -177,7 +177,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def has_prefill(self) -> bool:
-        """True if prompts have a separate graph and matrices."""
+        """True if prompts are run by a separate graph with its own matrices."""
         return self.backbone is not None and self.backbone.prefill
 
     @property
@@ -194,7 +194,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def tables(self) -> RecordLayout | None:
-        """Layout of records in memory, after rare records are widened; None for a dense model."""
+        """Layout of records in memory, where all have the same row type; None for a dense model."""
         return self.table_format.tables if self.table_format else None
 
     def required_files(self) -> list[str]:

@@ -24,7 +24,7 @@ OTHERS = ("*.safetensors", "*.pth", "*.pt", "*.json")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return True if a path looks like a checkpoint: a trainer's folder or a GGUF file."""
+    """Return True if a path looks like a checkpoint: a GGUF file or a known trainer's folder."""
     with contextlib.suppress(OSError):  # opening the path as a bundle reports the error
         if path.is_dir():
             return any(next(path.glob(mark), None) for mark in MARKS)

@@ -65,27 +65,27 @@ def remedy_for(error: OSError) -> str:
     return "the bundle is incomplete: copy or export it again"
 
 
-def open_plain(path: Path, what: str) -> int:
-    """Open a regular file for reading. Raises BundleError. what: noun for the message."""
+def open_plain(path: Path, noun: str) -> int:
+    """Open a regular file for reading. Raises BundleError. noun: for the message, like "index"."""
     try:
         return disk.open_file(path)
     except OSError as error:
-        raise unreadable(path, what, error) from error
+        raise unreadable(path, noun, error) from error
 
 
-def read_plain(path: Path, limit: int, what: str) -> bytes:
-    """Read a small file, or the first `limit` + 1 bytes of a larger one. Raises BundleError."""
+def read_plain(path: Path, limit: int, noun: str) -> bytes:
+    """Read at most `limit` + 1 bytes of a file. Raises BundleError. noun: for the message."""
     try:
         return disk.read_file(path, limit)
     except OSError as error:
-        raise unreadable(path, what, error) from error
+        raise unreadable(path, noun, error) from error
 
 
-def unreadable(path: Path, what: str, error: OSError) -> BundleError:
-    """Return the error for a file that cannot be read or is not a regular file."""
+def unreadable(path: Path, noun: str, error: OSError) -> BundleError:
+    """Return the error for a file that is not regular or not readable. noun: for this file."""
     if isinstance(error, disk.NotRegularError):
         return not_plain(path)
-    return BundleError(f"{path}: cannot read this {what} ({error.strerror}); {remedy_for(error)}")
+    return BundleError(f"{path}: cannot read this {noun} ({error.strerror}); {remedy_for(error)}")
 
 
 def decode_json(data: bytes, type: type[T], most: int) -> T:

@@ -77,7 +77,8 @@ def make_layout(
 ) -> RecordLayout:
     """Return a record layout with the largest quantization group that fits, at most `group_size`.
 
-    mixed: number of rows for a router that lie side by side in a table row; no group spans two of these rows.
+    records: their number. parts: shapes of the arrays of a row. mixed: number of rows, for a router to mix, that lie
+    side by side in one table row; no group spans two of them.
     """
     width = math.gcd(*(part[-1] // mixed for part in parts))
     group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0

@@ -97,12 +97,12 @@ class RecordLayout(
 
     @cached_property
     def row_width(self) -> int:
-        """Number of values in one row, all parts together."""
+        """Number of values in one row, in all its arrays together."""
         return sum(map(math.prod, self.parts))
 
     @cached_property
     def groups(self) -> int:
-        """Number of scales in one row, all parts together."""
+        """Number of scales in one row, for all its arrays together."""
         return self.row_width // self.group_size if self.quantized else 0
 
     @cached_property
@@ -131,25 +131,25 @@ class RecordLayout(
         return np.dtype({"fp32": "<f4", "fp16": "<f2"}[self.scale_type])
 
     def codes_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Return the shape of a part's codes in one row, in elements of codes_dtype."""
+        """Return the shape of the codes of a row's `part`-th array, in elements of codes_dtype."""
         *outer, width = self.parts[part]
         return (*outer, width * self.bits // 8 // self.codes_dtype.itemsize)
 
     def scales_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Return the shape of a part's scales in one row. Only for quantized rows."""
+        """Return the shape of the scales of a row's `part`-th array. Only for quantized rows."""
         *outer, width = self.parts[part]
         return (*outer, width // self.group_size)
 
     def codes_width(self, part: int = 0) -> int:
-        """Number of columns of `row_codes()` that belong to a part."""
+        """Number of columns of `row_codes()` that belong to a row's `part`-th array."""
         return math.prod(self.codes_shape(part))
 
     def part_groups(self, part: int = 0) -> int:
-        """Number of columns of `row_scales()` that belong to a part."""
+        """Number of columns of `row_scales()` that belong to a row's `part`-th array."""
         return math.prod(self.scales_shape(part)) if self.quantized else 0
 
     def zero_points(self, rows: int) -> U8:
-        """Return the zero points [rows, bytes] for dequantizing `rows` rows of part 0."""
+        """Return zero points [rows, bytes] to dequantize the first arrays of `rows` rows."""
         return zero_points(rows, self.part_groups(), self.bits)
 
     def row_codes(self, records: U8, index: int) -> Codes:

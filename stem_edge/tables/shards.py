@@ -48,7 +48,7 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return the number of equal pieces of a record. The rows of prompts are whole pieces."""
+    """Return how many equal pieces a record has, so that one ends after `prompt_rows` rows."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
@@ -73,7 +73,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     @property
     def piece_stride(self) -> int:
-        """Bytes of one piece and its crc32c."""
+        """Bytes of one piece (equal part of a record) and its crc32c."""
         return self.layout.record_nbytes // self.pieces + CRC_NBYTES
 
     def shard_path(self, shard: int) -> Path:
@@ -93,7 +93,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     def index_bytes(self, shard: int) -> bytes:
         """Return the index of a shard. Shards with equally many records have the same index."""
-        return b"".join(_index_pieces(*self._index_facts(shard)))
+        return b"".join(_index_blocks(*self._index_facts(shard)))
 
     def _index_facts(self, shard: int) -> tuple[int, int, int]:
         """Return (pieces in a shard, entries in its index, bytes of a piece with crc32c)."""
@@ -139,7 +139,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Remove the checksums from records, or from only the first pieces of records."""
+        """Remove the crc32c of each piece. checked: [n, nbytes], records or their first pieces."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
@@ -154,30 +154,30 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return ""
 
 
-def _index_pieces(count: int, total: int, stride: int) -> Iterator[bytes]:
-    """Yield the bytes of a dense index in blocks, because it can be large; the crc32c is last."""
+def _index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes]:
+    """Yield a shard's index as bytes in blocks, then its crc32c. Entries from `pieces` on are empty."""
     crc = 0
-    for start in range(0, total, INDEX_PIECE_ENTRIES):
-        stop = min(start + INDEX_PIECE_ENTRIES, total)
+    for start in range(0, entries, INDEX_PIECE_ENTRIES):
+        stop = min(start + INDEX_PIECE_ENTRIES, entries)
         places = np.arange(start, stop, dtype="<u8")
         pairs = np.full((stop - start, 2), EMPTY, "<u8")
-        pairs[:, 0] = np.where(places < count, places * np.uint64(stride), EMPTY)
-        pairs[: max(0, count - start), 1] = stride
-        piece = pairs.tobytes()
-        crc = int(google_crc32c.extend(crc, piece))
-        yield piece
+        pairs[:, 0] = np.where(places < pieces, places * np.uint64(piece_nbytes), EMPTY)
+        pairs[: max(0, pieces - start), 1] = piece_nbytes
+        block = pairs.tobytes()
+        crc = int(google_crc32c.extend(crc, block))
+        yield block
     yield crc.to_bytes(CRC_NBYTES, "little")
 
 
 @cache
-def _index_sum(count: int, total: int, stride: int) -> bytes:
-    """Return the crc32c of a dense index. Cached: most shards of a table have the same index."""
-    *_, last = _index_pieces(count, total, stride)
+def _index_sum(pieces: int, entries: int, piece_nbytes: int) -> bytes:
+    """Return the crc32c of a shard's index. Cached: most shards of a table have the same index."""
+    *_, last = _index_blocks(pieces, entries, piece_nbytes)
     return last
 
 
 def array_metadata(grid: ShardGrid) -> dict[str, Any]:
-    """Return the contents of the array's zarr.json."""
+    """Return the contents of the zarr.json of an array of records."""
     layout = grid.layout
     inner = {
         "chunk_shape": [1, layout.record_nbytes // grid.pieces],

@@ -59,7 +59,7 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @cached_property
     def tables(self) -> RecordLayout:
-        """Layout of all records in memory, where all rows have the same, wider type."""
+        """Layout of records in memory, where frequent and rare tokens have the same row type."""
         types = [layout.row_type for layout in (self.stored, self.rare_tables) if layout]
         return msgspec.structs.replace(self.stored, row_type=form_of(*types))
 

@@ -1,4 +1,4 @@
-"""The index array on disk: each token's record in a table store, or its class in an n-gram model."""
+"""Index array on disk: each token's record in a table store, or its class in an n-gram model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stem_edge.tables.zarr_json import array_document, compare, naming, read_jso
 
 
 def index_metadata(tokens: int) -> dict[str, Any]:
-    """Return the contents of the array's zarr.json."""
+    """Return the contents of the zarr.json of an index array."""
     codecs: list[dict[str, Any]] = [
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "crc32c"},
@@ -23,7 +23,7 @@ def index_metadata(tokens: int) -> dict[str, Any]:
 
 
 def index_chunk(root: Path) -> Path:
-    """Return the path of the array's only chunk. root: the array's folder."""
+    """Return the path of the only chunk of the index array in the folder `root`."""
     return root / "c" / "0"
 
 

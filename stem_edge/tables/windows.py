@@ -17,7 +17,7 @@ Ids = TypeVar("Ids", I32, I64)  # row ids, or ids of slots
 def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Sequence[int]) -> Ids:
     """Return, for each token from index `first` on, the row ids of its window, oldest first.
 
-    token_ids, row_ids [T]. Result: [T - first, window]. ends: ids of tokens that end a document.
+    token_ids, row_ids [T]. Result: [T - first, window], -1 before the document. ends: tokens that end documents.
     """
     before, places = window - 1, np.arange(len(token_ids))
     padded = np.concatenate([np.full(before, NOTHING, row_ids.dtype), row_ids])
@@ -30,9 +30,10 @@ def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Seque
 
 
 def spread(slots: npt.NDArray[np.integer[Any]]) -> tuple[I32, F32]:
-    """Replace overlapping windows [B, T, window] of slots by a list of slots and weights per token.
+    """Convert each token's window of row cache slots, [B, T, window], to weights over all slots.
 
-    Returns slots [B, T + window - 1] in the order of the text, and weights [B, T, T + window - 1].
+    Returns all slots [B, T + window - 1] in the order of the text, and weights [B, T, T + window - 1]: the mean
+    over the slots in a token's window, and 0 for all others.
     """
     sequences, count, window = slots.shape
     line = np.concatenate([slots[:, 0, :-1], slots[:, :, -1]], axis=1)

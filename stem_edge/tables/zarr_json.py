@@ -16,7 +16,7 @@ MAX_JSON_NBYTES = 1 << 20
 
 
 class Format(msgspec.Struct, frozen=True):
-    """Base of descriptions of arrays, stored in a zarr group under the name `attribute`."""
+    """Base of descriptions of tables. A zarr group has one in its attributes, named `attribute`."""
 
     attribute: ClassVar[str]
 

@@ -120,9 +120,8 @@ class ChatTemplate:
         """Return the text of a conversation, by default followed by the beginning of an answer.
 
         messages, tools and arguments: results of the functions in stem_edge.text.messages.
-        Raises InputError if the template refuses the messages, fails, takes too long or does not
-        support tools. Raises BundleError if its process ends, or if the template
-        failed for the sample conversation, too.
+        Raises InputError if the template refuses the messages, fails, takes too long or does not support tools.
+        Raises BundleError if its process ends, or if it fails and had also failed for a sample when it was loaded.
         """
         source = self.tool_source if tools else self.source
         if tools and not re.search(r"\btools\b", source):
@@ -184,7 +183,7 @@ class ChatTemplate:
         return BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
 
     def close(self) -> None:
-        """Stop the process. Closing twice is fine, and a later rendering starts a new process."""
+        """Stop the rendering process. It may be stopped twice; a later rendering starts another."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()

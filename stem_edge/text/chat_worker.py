@@ -142,7 +142,7 @@ def _line(error: BaseException) -> int | None:
 
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None:
-    """Answer requests until the input ends."""
+    """Answer requests, lines of JSON, until `receive` returns no bytes."""
     send(READY)
     while line := receive():
         limit_this_process(MEMORY_NBYTES, CPU_SECONDS)

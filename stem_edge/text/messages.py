@@ -190,7 +190,7 @@ def _tool(where: str, tool: object) -> Object:
 def _function(
     where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
 ) -> tuple[Object, Object]:
-    """Check an object with another object in "function"; return the fields of both objects."""
+    """Return an object and its "function", which has `needed` fields. where, form: for errors."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {shown(given['type'])}, expected 'function'")
@@ -213,7 +213,7 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Check the fields of an object. Return them without fields that are null."""
+    """Check an object's fields; return those that are not null. where, form: for error messages."""
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}
@@ -246,7 +246,7 @@ def _copied(where: str, value: object, depth: int = 0) -> Any:
 
 
 def _check_texts(what: str, values: Iterable[tuple[str, object]], remedy: str) -> None:
-    """Check that the texts in (place, value) pairs are valid Unicode and not too long."""
+    """Raise InputError for invalid or too long texts in (place, value). what: noun for errors."""
     count = 0
     for place, text in (found for where, value in values for found in texts(where, value)):
         count += len(text)

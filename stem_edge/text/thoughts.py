@@ -30,7 +30,7 @@ KNOWN = (
 
 
 def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> Thoughts | None:
-    """Return the thought markers of a chat template, by the end marker; None without known ones."""
+    """Return the known thought markers that a chat template contains; None if it contains none."""
     for known in KNOWN:
         if known.end in template_source:
             names = (n for n in special_tokens if n == known.end or known.begin.startswith(n))

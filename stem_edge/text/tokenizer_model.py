@@ -1,7 +1,7 @@
-"""Checks a tokenizer's model: its tokens and merges, and the memory that the library needs.
+"""Checks a tokenizer's model: its tokens and merges, and the memory to load it.
 
-A file of 64 MiB can describe a model for which the library needs gigabytes and minutes, so this module limits
-sizes first. It decodes lists in pieces, because whole lists of Python objects need more memory than the library.
+A file of 64 MiB can describe a model for which the tokenizers library needs gigabytes and minutes, so this module
+limits sizes first. It decodes lists in pieces, because whole lists of Python objects need more memory than the library.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PIECES = _some(_PAIR % rb"[-+.0-9eE]+")
 
 
 class _Fields(msgspec.Struct):
-    """Fields of a model that the library reads. Decoding drops all other fields."""
+    """Fields of a tokenizer's model that the library reads. Decoding drops all other fields."""
 
     type: Field = msgspec.UNSET
     dropout: Field = msgspec.UNSET
@@ -65,10 +65,9 @@ class _Fields(msgspec.Struct):
 def check_tokens(
     raw: msgspec.Raw, added_nbytes: int
 ) -> tuple[bytes, dict[str, int], TokenizerMemory]:
-    """Check a model. Return (new JSON for the library, token -> id, memory that it takes).
+    """Check a tokenizer's model. Return (its JSON for the library, token -> id, memory it takes).
 
     Removes dropout, because it makes the ids of a text random. Raises ValueError.
-
     added_nbytes: bytes of the added tokens' texts, to be included in the memory.
     """
     fields = msgspec.json.decode(raw, type=_Fields)
@@ -118,7 +117,7 @@ def _pieces(raw: msgspec.Raw) -> dict[str, int]:
 
 
 def _nodes(pieces: Collection[str]) -> int:
-    """Return the number of nodes of the library's prefix tree of tokens. Raises ValueError."""
+    """Return the number of nodes in the prefix tree (trie) of the tokens. Raises ValueError."""
     text = sum(len(piece.encode()) for piece in pieces)
     if text > MAX_PIECES_NBYTES:
         raise ValueError(
@@ -146,7 +145,7 @@ def _check_distinct(ids: Mapping[str, int], count: int) -> None:
 
 
 def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[bytes, int]:
-    """Return the merges as JSON for the library, and their number. Raises ValueError.
+    """Return BPE merges as JSON for the tokenizers library, and their number. Raises ValueError.
 
     plain: write merges as "a b"; the library reads ["a", "b"] with twice the memory. Only for vocabularies
     without spaces in tokens, and without tokens that begin with #version: the library skips such merges.
@@ -189,14 +188,14 @@ def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
     return first, others[0]
 
 
-def _lists(raw: msgspec.Raw, some: re.Pattern[bytes], kind: Any, where: str) -> Iterator[list[Any]]:
-    """Decode a JSON list and yield it in pieces. Raises ValueError for any other JSON."""
+def _lists(raw: msgspec.Raw, part: re.Pattern[bytes], kind: Any, where: str) -> Iterator[list[Any]]:
+    """Yield a JSON list in parts that match `part`, decoded as `kind`. where: for ValueErrors."""
     data = memoryview(raw)
     if bytes(data[:1]) != b"[":
         raise ValueError(f"{where} is not a list")
     at, end = 1, len(data) - 1
     while at < end:
-        found = some.match(data, at, end)
+        found = part.match(data, at, end)
         if found is None:
             if not bytes(data[at:end]).strip():
                 return

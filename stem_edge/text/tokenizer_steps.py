@@ -1,7 +1,7 @@
 """Checks a tokenizer's steps: their kinds, and the factor by which they can lengthen a text.
 
-The library accepts steps that turn a line into gigabytes: nine steps that each replace a character by
-ten, a prefix of a million bytes, or a template that repeats the text. This module refuses such steps.
+The tokenizers library accepts steps that turn a line into gigabytes: nine steps that each replace a character
+by ten, a prefix of a million bytes, or a template that repeats the text. This module refuses such steps.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FIXED_GROWTH = {"ByteLevel": 2, "Metaspace": 3}
 
 
 def check_model(model: Mapping[str, msgspec.Raw]) -> None:
-    """Raise ValueError for a model of an unknown kind, or with a setting that is too long."""
+    """Raise ValueError for a tokenizer model of an unknown kind, or with too long a setting."""
     kind = msgspec.json.decode(model["type"], type=str) if "type" in model else None
     if kind is not None and kind not in MODELS:
         raise ValueError(f"model.type is {kind[:80]!r}, expected {' or '.join(MODELS)}")
@@ -71,7 +71,7 @@ def check_model(model: Mapping[str, msgspec.Raw]) -> None:
 
 
 def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
-    """Return the largest factor by which steps can lengthen a text, in encoding or decoding.
+    """Return the largest factor by which tokenizer steps lengthen a text, encoding or decoding it.
 
     parts: name of a part, as in KINDS -> its step. Raises ValueError for a step that is not accepted.
     """
@@ -88,7 +88,7 @@ def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
 
 
 def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path in the file, step) for each step of a part, also in nested sequences."""
+    """Yield (path, step) for `step`, or for each step in a sequence. where: path of `step`."""
     field, names = KINDS[part]
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":
@@ -163,7 +163,7 @@ def _template_ids(where: str, step: dict[str, Any]) -> list[list[Any]]:
 
 
 def _growth(part: str, steps: list[dict[str, Any]]) -> int:
-    """Return the factor by which consecutive steps can lengthen a text. Raises ValueError."""
+    """Return the factor by which all `steps` together can lengthen a text. Raises ValueError."""
     factors = [_factor(step) for step in steps]
     if any(step["type"] in COMPATIBILITY for step in steps):
         factors.append(COMPATIBILITY_GROWTH)
@@ -177,7 +177,7 @@ def _growth(part: str, steps: list[dict[str, Any]]) -> int:
 
 
 def _factor(step: dict[str, Any]) -> int:
-    """Return the maximum number of bytes that a step makes from one byte."""
+    """Return the maximum number of bytes that a tokenizer step makes from one byte."""
     if step["type"] == "Replace":
         pattern, content = step.get("pattern"), str(step.get("content", ""))
         plain = pattern.get("String") if isinstance(pattern, dict) else None

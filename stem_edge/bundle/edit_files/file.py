@@ -50,7 +50,7 @@ class Replacement(
 
 
 class NewRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
-    """Change that gives tokens rows of new values."""
+    """Change that replaces the table rows of tokens by rows with new values."""
 
     rows: dict[Index, tuple[bytes, ...]]  # token id -> a packed row for each of Edit.layers
 
@@ -232,7 +232,7 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
 
 
 def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
-    """Return token id -> new rows of a change. A Replacement: only its padding token, with ()."""
+    """Return the token ids that a change contains, with their new rows: () for a padding token."""
     if isinstance(change, NewRows):
         return change.rows
     return {} if change.pad is None else {change.pad: ()}

@@ -4,10 +4,10 @@ The schemes come from the STEM paper, section 3.3. The source has n_s tokens, th
 
 | scheme | requires | each token looks up |
 |---|---|---|
-| swap | n_s = n_t | the target's token at the same place |
+| swap | n_s = n_t | the target's token at the same position |
 | pad-left | n_s >= n_t | padding tokens first, then the target's tokens |
 | pad-right | n_s >= n_t | the target's tokens first, then padding tokens |
-| copy | n_s >= n_t | each target token floor(n_s / n_t) times; the last one fills the rest |
+| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last one until the source ends |
 | subset | n_s <= n_t | n_s tokens of the target, in their order |
 | average | | the mean of the rows of all target tokens |
 """
@@ -45,7 +45,7 @@ def _sign(source_length: int, target_length: int) -> int:
 
 
 def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
-    """Return the scheme, resolved if it is "auto". Raises InputError if it cannot fit."""
+    """Return `scheme`, or for "auto" one that fits. Raises InputError if `scheme` does not fit."""
     sign = _sign(source_length, target_length)
     if scheme == "auto":
         return AUTO[sign]
@@ -68,10 +68,10 @@ def align(
     pad: int | None = None,
     subset: Sequence[int] | None = None,
 ) -> list[Lookup]:
-    """Return which token ids each of the `source_length` source tokens looks up.
+    """Return, for each of the `source_length` source tokens, the token ids whose rows it looks up.
 
-    target: ids of the target. pad: id of the padding token. subset: places in the target of the tokens
-    to use, from 0, ascending; default: the last ones. Raises InputError if lengths or options do not fit.
+    target: ids of the target. pad: id of the padding token. subset: indices in target,
+    ascending, for the scheme subset; default: the last ones. Raises InputError if lengths or options do not fit.
     """
     count = len(target)
     if not source_length or not count:

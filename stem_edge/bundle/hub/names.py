@@ -26,7 +26,7 @@ class HubName:
 
     @property
     def pinned(self) -> bool:
-        """True if the revision is a whole commit, which never changes."""
+        """True if the revision is a full commit hash, so that the files never change."""
         return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
 
     def at(self, commit: str) -> HubName:

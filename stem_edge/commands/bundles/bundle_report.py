@@ -89,7 +89,7 @@ def _sizes(model: ModelConfig, name: str) -> str:
 
 
 def _settings(manifest: Manifest) -> Rows:
-    """Yield lines for the remaining fields of the model that differ from their defaults."""
+    """Yield (name, value) of model fields that are not defaults and not in another line."""
     model = manifest.model
     for field in msgspec.structs.fields(model):
         value = getattr(model, field.name)

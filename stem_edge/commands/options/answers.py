@@ -25,14 +25,14 @@ LIKELY = "choose among likely tokens"
 FORM = "answers of this form only"
 
 
-def add_text(add: Callable[..., object], metavar: str, what: str) -> None:
-    """Declare the prompt, as a positional argument and as -p. given_text returns its value."""
-    add("text", metavar=metavar, nargs="?", help=what)
+def add_text(add: Callable[..., object], metavar: str, help_text: str) -> None:
+    """Declare the prompt as a positional argument and as -p. add: the parser's add_argument."""
+    add("text", metavar=metavar, nargs="?", help=help_text)
     add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
 
 
 def given_text(args: argparse.Namespace) -> str | None:
-    """Return the prompt, or None. Raises InputError if two prompts are given, or if it is "-"."""
+    """Return the prompt, or None. Raises InputError for two prompts, and for the prompt "-"."""
     if args.text is not None and args.prompt is not None:
         raise InputError("more than one prompt; give it by position or with -p")
     found: str | None = args.prompt if args.text is None else args.text
@@ -99,8 +99,8 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
     return options
 
 
-def taken(params: SamplingParams) -> str:
-    """Describe in words how tokens are sampled. params: all values set, as by Model.chosen."""
+def sampled(params: SamplingParams) -> str:
+    """Describe in words how tokens are sampled. params: without defaults, from Model.chosen."""
     values = {name: getattr(params, name) for name in sampling.RANGES}
     if not values["temperature"]:
         del values["temperature"], values["top_k"], values["top_p"], values["min_p"]

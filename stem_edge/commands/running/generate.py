@@ -13,8 +13,8 @@ from stem_edge.commands.options.answers import (
     as_object,
     check_grammar,
     given_text,
+    sampled,
     sampling_params,
-    taken,
     write_text,
 )
 from stem_edge.commands.options.arguments import read_text
@@ -87,4 +87,4 @@ def _stream(model: Model, prompt: str, params: SamplingParams, *, quiet: bool) -
             sys.stdout.write("\n")
             sys.stdout.flush()
             if not quiet:
-                print(f"{model.stats.line()}; {taken(model.chosen(params))}", file=sys.stderr)
+                print(f"{model.stats.line()}; {sampled(model.chosen(params))}", file=sys.stderr)

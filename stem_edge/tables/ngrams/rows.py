@@ -85,7 +85,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def page_nbytes(self) -> int:
-        """Bytes of a page without its checksum; 4,096 with it, unless a row is longer."""
+        """Bytes of a page without its checksum: 4,092, or more if a single row is longer."""
         if self.row_nbytes <= PAGE_NBYTES - CRC_NBYTES:
             return PAGE_NBYTES - CRC_NBYTES
         return -(-self.rows_per_page * self.row_nbytes // WORD_NBYTES) * WORD_NBYTES
@@ -97,7 +97,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def format(self) -> TableFormat:
-        """Format of a table store with a page per record. Row type fp16 means any two bytes."""
+        """Format of a table store with one page per record, declared as fp16 values."""
         words = ((self.page_nbytes // WORD_NBYTES,),)
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)

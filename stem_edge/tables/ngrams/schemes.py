@@ -132,7 +132,7 @@ class LongCatConfig(msgspec.Struct):
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
 
     def tables(self) -> list[NgramTable]:
-        """Return one table for the model, in which each original table is a head."""
+        """Return one table; each original table is one of its hash heads, with rows of its own."""
         orders = _orders(self.emb_neighbor_num, self.emb_split_num)
         base = self.ngram_vocab_size_ratio * self.vocab_size
         sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))
@@ -172,7 +172,7 @@ def keyed_tables(config: dict[str, Any]) -> list[NgramTable]:
 
 
 def table(name: str, layer: int | None, keys: NgramHash, width: int) -> NgramTable:
-    """Return a table with rows as float32, because config.json does not say how rows are stored."""
+    """Describe a table of float32 rows, because config.json does not say how rows are stored."""
     return NgramTable(name=name, layer=layer, hash=keys, width=width, stored="fp32")
 
 
@@ -197,9 +197,9 @@ def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[in
     return tuple(found)
 
 
-def _bound(symbols: int) -> int:
-    """Return the limit on half of a multiplier, so that its products with ids fit into int64."""
-    return max(1, INT64_MAX // symbols // 2)
+def _bound(ids: int) -> int:
+    """Return the limit on m for a multiplier 2m + 1, so that its products with ids fit in int64."""
+    return max(1, INT64_MAX // ids // 2)
 
 
 def _orders(largest: int, heads: int) -> tuple[int, ...]:

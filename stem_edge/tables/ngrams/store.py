@@ -1,8 +1,8 @@
 """N-gram tables on flash: a zarr v3 group, read here without zarr.
 
 OUT/zarr.json      group; its attributes contain an NgramFormat
-OUT/<table>/       array of pages; stem_edge.tables.shards describes arrays of records
-OUT/classes/       if a hash maps ids to classes: array int32 [V] of one chunk, id -> class
+OUT/<table>/       array of records (stem_edge.tables.shards); a record is a page (rows.py)
+OUT/classes/       if token ids are mapped to classes before hashing: int32 [V], one chunk
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
 
 
 def _may_go_on(rest: str, quote: str) -> bool:
-    """Return True if more text could complete `rest`, which is no token yet."""
+    """Return True if more text could make `rest` a complete JSON token, which it is not yet."""
     string = rest[:1] in ("", '"') or (quote != "" and rest.startswith(quote))
     return string or quote.startswith(rest) or not AFTER_WORDS.intersection(rest)
 

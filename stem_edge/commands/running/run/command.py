@@ -11,8 +11,8 @@ from stem_edge.commands.options.answers import (
     add_text,
     check_grammar,
     given_text,
+    sampled,
     sampling_params,
-    taken,
 )
 from stem_edge.commands.options.arguments import with_options
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _welcome(model: Model, params: SamplingParams) -> str:
-    context = f"A context of {model.plan.context_length} tokens; {taken(params)}."
+    context = f"A context of {model.plan.context_length} tokens; {sampled(params)}."
     lines = [f"{context} /help lists commands; Ctrl-D ends."]
     if not model.has_chat_template:
         lines.append("This model has no chat template: it continues the texts as they are.")
