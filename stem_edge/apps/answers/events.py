@@ -34,7 +34,7 @@ AnswerEvent: TypeAlias = Thought | Text | Call | End
 
 
 class AnswerEvents:
-    """Converts the chunks of one answer to events. Without parsers, all of the answer is text."""
+    """Converts chunks of one answer to events: only `Text` and `End` if there are no parsers."""
 
     def __init__(
         self, thoughts: ThoughtParser | None = None, calls: CallParser | None = None
@@ -75,7 +75,6 @@ class Whole:
         self.logprobs: list[TokenLogprobs] | None = None  # of all tokens, if requested
 
     def add(self, event: AnswerEvent) -> None:
-        """Add the next event."""
         match event:
             case Thought(more):
                 self.thoughts += more

@@ -39,9 +39,10 @@ def prepare(
 ) -> tuple[list[Request], Callable[[], AnswerEvents]]:
     """Return requests for `count` answers to a conversation, and a factory of AnswerEvents.
 
-    messages, tools: as in OpenAI's chat completions. grammar_field: the request's field with the grammar,
-    for error messages. tool_name: the tool that must be called. parallel: allow several calls. Call the
-    factory once for each answer. Raises InputError, RefusalError.
+    messages, tools, choice (tool_choice): as in OpenAI's chat completions. tool_name: the tool that must be
+    called. parallel: allow several calls. template_arguments: variables for the chat template.
+    grammar_field: the request's field that contains the grammar, for errors. Call the factory once for each
+    answer. Raises InputError, RefusalError.
     """
     check_grammar(model, params, grammar_field)
     offered = checked_tools(tools) if choice != "none" else None
@@ -95,7 +96,7 @@ def prompt_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Tokenize a conversation by the chat template; if there is none, its joined messages."""
+    """Tokenize messages: formatted by the chat template or, if the model has none, joined."""
     if not messages:
         raise RefusalError("messages is empty; give at least one message", "messages")
     if not model.has_chat_template:
@@ -112,7 +113,7 @@ def prompt_ids(
 def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
     """Return sampling params; absent fields get the model's defaults. Raises RefusalError.
 
-    names: field of SamplingParams -> the client's name for it, where the names differ.
+    names: field of SamplingParams -> its name in client requests if different, for errors.
     """
     try:
         return model.chosen(SamplingParams(**fields), CONVERSATION)

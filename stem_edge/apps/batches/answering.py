@@ -42,7 +42,7 @@ class Settings:
         params_of(None, {**self.options, "seed": self.seed})
 
     def params(self, row: Row, given: dict[str, Any]) -> SamplingParams:
-        """Return a row's sampling params: fields `given`, else the defaults. Raises InputError."""
+        """Return a row's sampling params: `given` by the row, else defaults. Raises InputError."""
         own = {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in own:
             own["logit_bias"] = biases(own["logit_bias"])
@@ -62,9 +62,9 @@ class Settings:
 def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
     """Yield a result for each row, in the order of completion.
 
-    A row is read when an earlier answer has ended; decoding pauses until the row is there. If a row
-    cannot be answered, its result is an error. Raises errors that make the model unusable, such as
-    DeviceLostError.
+    A row is read when fewer than `settings.sequences` answers decode; decoding pauses meanwhile. If a
+    row cannot be answered, its result is an error. Raises errors that make the model unusable, such
+    as DeviceLostError.
     """
     settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
     scheduler = model.scheduler(settings.sequences, steady=True)

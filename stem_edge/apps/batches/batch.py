@@ -119,7 +119,7 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return how many full contexts to plan memory for; default: SEQUENCES short answers fit."""
+    """Return how many full contexts to plan memory for; by default, 8 short answers fit."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
     opened = options.open(bundle)  # always, so that errors of the bundle come first
@@ -132,7 +132,7 @@ def _contexts(bundle: str, loading: LoadKeywords) -> int:
 def _write(
     answers: Iterator[Result], results: ResultFile, total: int | None, *, show: bool
 ) -> Batch:
-    """Append results as they arrive, and return the counts. show: a progress bar on a terminal."""
+    """Append results as they arrive, with a progress bar up to `total` lines; return counts."""
     done, begun = Batch(0, 0), perf_counter()
     with (
         closing(cast("Generator[Result]", answers)),

@@ -137,7 +137,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _open(path: Path) -> int:
-    """Open a file for appending, create it if needed, and lock it. Raises InputError, OSError."""
+    """Open or create a file to append to; return it, locked. Raises InputError, OSError."""
     with suppress(FileExistsError):
         disk.close(disk.create(path))
     if not stat.S_ISREG(path.stat().st_mode):  # before opening, because opening a pipe may wait

@@ -21,7 +21,7 @@ Result: TypeAlias = Mapping[str, Any]  # JSON object of a row's answer or error
 
 
 class _Named(msgspec.Struct):
-    """Schema of a row's id. A class, because msgspec loses a Ctrl-C while it hashes a union."""
+    """Schema of a row's id. A class, because Ctrl-C is lost while msgspec hashes a union type."""
 
     id: (
         Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
@@ -30,7 +30,7 @@ class _Named(msgspec.Struct):
 
 
 def key_of(id: Id | None, line: int) -> Key:
-    """Return the key by which a row and its result are matched."""
+    """Return the key by which a row and its result are matched: `id`, or (line,) if id is None."""
     return (line,) if id is None else id
 
 

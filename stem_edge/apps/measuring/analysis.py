@@ -84,8 +84,8 @@ class LayerShape:
         """Return label -> (cost with a dense FFN, cost with a STEM FFN) of one token.
 
         Counted for a batch of 1, as in the paper's Table 1 and section 3.2.3. The token attends to
-        `length` tokens; the paper does not halve them for the causal mask. Loads count parameters
-        and values of the KV cache. Parameters are loaded once per batch.
+        all `length` tokens: the paper ignores the causal mask. Loads count the parameters and
+        KV cache values that are read.
         """
         dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
         attention, row = 2 * self.dim * (self.queries + self.keys), self.row_multiply_adds
@@ -100,7 +100,7 @@ class LayerShape:
 
 
 def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
-    """Return parameter counts and GFLOP per token: as in the paper's Table 3, and as stored.
+    """Return parameter counts and GFLOP per token, as in the paper's Table 3 and as stored.
 
     The paper's total includes the up projections that tables replace, except in models with experts.
     The paper's active parameters include the whole embedding, although a token uses one row of it.
@@ -120,7 +120,7 @@ def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
 
 
 def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
-    """Return the costs of a bundle as a JSON object. Raises InputError."""
+    """Return a bundle's costs as JSON; default context: up to 4096 tokens. Raises InputError."""
     model = bundle.manifest.model
     if not is_plain(model):
         raise InputError(
@@ -151,7 +151,7 @@ def _saving(dense: int, stem: int) -> dict[str, float | None]:
 
 
 def cost_table(bundle: Bundle, context_length: int | None) -> str:
-    """Return the costs of a bundle as a readable table. Raises InputError."""
+    """Return a bundle's costs as a text table; see cost_figures. Raises InputError."""
     figures, model = cost_figures(bundle, context_length), bundle.manifest.model
     rows: list[tuple[str, ...]] = [("ONE LAYER", "dense FFN", "STEM FFN", "saved", "share")]
     for name, label in LAYER_LABELS.items():
@@ -176,8 +176,9 @@ def cost_table(bundle: Bundle, context_length: int | None) -> str:
 def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
     """Measure norms of a bundle's table rows, and cosines between rows; return a JSON object.
 
-    By section 5.1 of the paper, rows that are nearly orthogonal hardly disturb each other. Raises
-    InputError unless the model has one row for each token; BundleError for values that are not finite.
+    sample: rows of each layer whose cosines are computed. By section 5.1 of the paper, rows that are nearly
+    orthogonal hardly disturb each other. Raises InputError unless the model has one row for each token, and
+    BundleError if a row has NaN or infinite values.
     """
     bundle = open_or_make(path)
     _check_rows(bundle)
@@ -249,12 +250,12 @@ def row_lengths(rows: F32) -> F32:
         return np.asarray(peaks * np.sqrt(np.einsum("ij,ij->i", parts, parts)), np.float32)
 
 
-def _all_lengths(tables: Tables, count: int) -> F32:
+def _all_lengths(tables: Tables, vocab_size: int) -> F32:
     """Return the L2 norms [layers, tokens] of all rows. Raises BundleError if one is not finite."""
     size = max(1, BATCH_NBYTES // max(tables.layout.record_nbytes, 4 * tables.layout.row_width))
-    found = np.empty((len(tables.layers), count), np.float32)
-    for at in range(0, count, size):
-        records = tables.records(np.arange(at, min(at + size, count)))
+    found = np.empty((len(tables.layers), vocab_size), np.float32)
+    for at in range(0, vocab_size, size):
+        records = tables.records(np.arange(at, min(at + size, vocab_size)))
         for number, layer in enumerate(tables.layers):
             lengths = row_lengths(tables.layout.unpack(records, number))
             if not np.isfinite(lengths).all():

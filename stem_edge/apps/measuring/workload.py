@@ -63,7 +63,7 @@ def make_workload(
 
 
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Return the numbers of prompt and new tokens; None is replaced by what `room` allows."""
+    """Return numbers of prompt and new tokens; None: the default, or as many as `room` holds."""
     if prompt is None and new is None:
         new = max(1, min(NEW_TOKENS, room // 5))
     if prompt is None:
@@ -72,10 +72,7 @@ def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
 
 
 def read_ids(path: Path, bundle: Bundle) -> list[int]:
-    """Return the token ids of a text in UTF-8, or of a file of ids: .npy, or little-endian .int32.
-
-    Raises InputError.
-    """
+    """Return token ids of a UTF-8 text, or from .npy or little-endian .int32. Raises InputError."""
     try:
         if path.suffix == ".npy":
             with path.open("rb") as file:  # not np.load, because it would open archives and pickles

@@ -116,7 +116,7 @@ def _is_ours(host: str, names: tuple[str, ...]) -> bool:
 
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
-    """Return True if an Origin header names this server, or an allowed origin."""
+    """Return True if an Origin header names this server (`host`) or one of `origins`."""
     try:
         page = urlsplit(origin)
         own = page.netloc == host and page.scheme in ("http", "https")

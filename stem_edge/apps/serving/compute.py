@@ -114,7 +114,6 @@ class Compute:
         """Queue all requests or none, and return their replies. Call this in the event loop.
 
         events: called for each request, to split its answer into events.
-
         Raises RefusalError if too many requests wait, or if the server is ending.
         """
         with self._lock:

@@ -31,7 +31,7 @@ ENDING_SECONDS = 5  # for the last bytes of answers
 
 
 class Connection(H11Protocol):
-    """An HTTP connection. If there are more than `most`, an idle connection is closed."""
+    """An HTTP connection. If more than `most` connections are open, an idle one is closed."""
 
     def __init__(self, most: int, **given: Any) -> None:
         super().__init__(**given)
@@ -87,7 +87,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn with limits on connections. most: by default, as many as open files allow."""
+    """uvicorn with limits on connections. most: their largest number; default: see `room`."""
 
     def __init__(self, program: ASGIApp, most: int | None = None) -> None:
         most = most or room()

@@ -120,7 +120,7 @@ async def _chunks(
 async def _choices(
     service: Service, asked: AskedChat | Asked, number: int, piece: AnswerEvent
 ) -> list[dict[str, Any]]:
-    """Convert an event to choices; in a thread if it has log probabilities, which take long."""
+    """Convert an event of answer `number` to choices, in a thread if with log probabilities."""
     if asked.body.logprobs is None or asked.body.logprobs is False:
         return asked.choices(number, piece)
     return await service.answers.run(lambda: asked.choices(number, piece))
@@ -139,7 +139,6 @@ class EventStream(StreamingResponse):
         self._replies = replies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
         with closing(self._replies):
             try:
                 await super().__call__(scope, receive, send)

@@ -30,7 +30,7 @@ class ChatBody(Options, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def asked(self, model: Model, texts: TokenTexts) -> AskedChat:
-        """Return the tokenized chat, ready to submit. Raises InputError, RefusalError."""
+        """Tokenize the chat; `texts` formats log probabilities. Raises InputError, RefusalError."""
         choice, tool = self._choice()
         requests, reader = prepare(
             model,
@@ -85,7 +85,7 @@ class ChatBody(Options, kw_only=True):
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only the known fields of a message. Clients send answers back with all fields."""
+    """Drop unknown fields of a message, because clients send answers back with all fields."""
     return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
 
 
@@ -100,12 +100,12 @@ class AskedChat:
     begun: set[int] = field(default_factory=set)  # indexes of choices that have begun to stream
     generates = True
 
-    def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
-        """Return the first fields of the response, or of each chunk. name: name of the model."""
-        return head(name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
+    def head(self, model_name: str, *, streamed: bool) -> dict[str, Any]:
+        """Return the fields that begin a response or, if `streamed`, each chunk of a stream."""
+        return head(model_name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Convert an event to streamed choices. An answer's first choice has only the role."""
+        """Convert an event of answer `number` to choices; the first event also yields the role."""
         found = (
             [] if number in self.begun else [_delta(number, {"role": "assistant", "content": None})]
         )

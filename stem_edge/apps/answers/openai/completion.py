@@ -78,12 +78,12 @@ class Asked:
     generates: bool  # False if max_tokens is 0
     offsets: dict[int, int] = field(default_factory=dict)  # index of a choice -> characters so far
 
-    def head(self, name: str, *, streamed: bool) -> dict[str, Any]:
-        """Return the first fields of the response, or of each chunk. name: name of the model."""
-        return head(name, "cmpl", "text_completion")
+    def head(self, model_name: str, *, streamed: bool) -> dict[str, Any]:
+        """Return the fields that begin a response or, if `streamed`, each chunk of a stream."""
+        return head(model_name, "cmpl", "text_completion")
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Convert an event to a streamed choice; an answer's first choice has the echoed prompt."""
+        """Convert an event of answer `number` to a choice; the first adds the echoed prompt."""
         before, tokens = ("", []) if number in self.offsets else self.echoes[number // self.count]
         text, found = piece if isinstance(piece, Text) else ("", None)
         tokens, offset = [*tokens, *(found or ())], self.offsets.get(number, 0)

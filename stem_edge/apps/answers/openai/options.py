@@ -52,7 +52,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Options(msgspec.Struct):
-    """Request fields that both interfaces share. Unknown fields are ignored, as by OpenAI.
+    """Request fields of completions and of chats. Unknown fields are ignored, as by OpenAI.
 
     Fields after `stream_options` come from llama.cpp and vLLM, not from OpenAI.
     """
@@ -105,7 +105,10 @@ class Options(msgspec.Struct):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Return sampling params; absent fields get the model's defaults. Raises RefusalError."""
+        """Return sampling params; absent fields get the model's defaults. Raises RefusalError.
+
+        logprobs: number of top tokens whose log probabilities are returned; None: no log probabilities.
+        """
         if self.stream_options is not None and not self.stream:
             raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
         for name, instead in REFUSED.items():
@@ -191,7 +194,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return token counts in OpenAI's form. A prompt with `count` answers is counted once."""
+    """Return token counts in OpenAI's form. Each prompt has `count` requests; it counts once."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)

@@ -40,10 +40,11 @@ def open_sources(
     reference: Bundle | Checkpoint | None,
     edits: Sequence[Edit],
 ) -> tuple[list[str | None], list[Logits]]:
-    """Load a bundle and its reference, if any; return engines (None: checkpoint) and logit sources.
+    """Load a bundle and its reference, if any; return the engine and the logit source of each.
 
-    stack: closes the models. options: for loading the bundle; a reference bundle gets half of the memory.
-    Both models compute prompts with their decode graphs. Raises what stem_edge.load raises.
+    The engine of a checkpoint is None. stack: closes the models. options: for loading the bundle; a
+    reference bundle gets half of the memory. edits: of the bundle only. Both models compute prompts with
+    their decode graphs. Raises what stem_edge.load raises.
     """
     engines, references = list[str | None](), list[Logits]()
     if isinstance(reference, Bundle):
@@ -70,7 +71,7 @@ def open_sources(
 
 
 def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F32]:
-    """Yield a bundle's logits [n, V] from position `first` on. Raises BundleError if not finite."""
+    """Yield a bundle's logits [n, V] from position `first` on. Raises BundleError for NaN, inf."""
     for piece in model.logits_chunks(token_ids):
         if not np.isfinite(piece).all():
             raise BundleError(
@@ -99,9 +100,9 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
 
 
 def open_reference(path: str | Path, bundle: Bundle, task: ScoringTask) -> Bundle | Checkpoint:
-    """Open the reference: a bundle or a checkpoint. A path like hf:org/name is downloaded.
+    """Open the bundle or checkpoint to compare `bundle` with; download a path like hf:org/name.
 
-    Raises InputError if reference and bundle cannot be compared; HubError, BundleError, CheckpointError.
+    Raises InputError if both cannot be compared on the task's text; HubError, BundleError, CheckpointError.
     """
     reference = _open(path)
     found = reference.manifest.model if isinstance(reference, Bundle) else reference.config

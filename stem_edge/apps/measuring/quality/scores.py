@@ -42,7 +42,7 @@ class ScoringTask:
 
 
 def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> ScoringTask:
-    """Split a text into documents of token ids, and set the window size. Raises InputError."""
+    """Split a text into documents; set the window size (None: up to 2048). Raises InputError."""
     context = bundle.manifest.model.max_context
     asked = min(context, LONGEST_WINDOW) if window is None else window
     if not 0 < asked <= context:
@@ -109,10 +109,10 @@ class Window(NamedTuple):
 
 
 def windows(tokens: int, window: int, stride: int) -> list[Window]:
-    """Return windows of a document. Together they predict each token once, except the first token.
+    """Return windows of a document of `tokens` tokens; each token but the first is predicted once.
 
-    Each window starts `stride` tokens after the one before it, so a token is predicted from at least
-    window - stride + 1 tokens, or from all before it.
+    A window has up to `window` tokens, and starts `stride` tokens after the window before it. So a token is
+    predicted from at least window - stride + 1 tokens, or from all before it.
     """
     inputs = tokens - 1  # not the last token, because none comes after it
     starts = range(0, max(1, inputs - window + stride), stride)

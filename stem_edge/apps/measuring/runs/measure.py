@@ -100,7 +100,7 @@ def measure(
 
 
 def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str], None]) -> None:
-    """Load once without measuring, so that later loads find a prepared backbone."""
+    """Load once before measuring: this prepares the weights. sizes: context length, threads."""
     if subject.kind != "stem-edge" or subject.options.get("resident"):
         return
     notify(f"preparing {subject.name}")
@@ -120,8 +120,8 @@ def _rounds(
 ) -> dict[str, SubjectResult]:
     """Run all rounds; return results by subject.
 
-    cold: drop files from the page cache before each run. A subject that fails keeps its earlier rounds.
-    Raises InputError, and any error of the first subject in its first round.
+    sizes: context length and threads. cold: drop files from the page cache before each run. A subject that
+    fails keeps its earlier rounds. Raises InputError, and any error of the first subject in its first round.
     """
     found = {subject.name: SubjectResult() for subject in subjects}
     for number, subject in product(range(1, rounds + 1), subjects):
@@ -145,7 +145,7 @@ def _rounds(
 def _round(
     worker: WorkerProcess, loading: list[tuple[str, dict[str, Any]]], work: Workload
 ) -> Round:
-    """Measure one run of a subject, phase by phase."""
+    """Measure one run of a subject, phase by phase. loading: phases from `Subject.loading`."""
     phases, before, counters = list[Phase](), dict[str, float](), dict[str, float]()
     for name, what in [
         *loading,

@@ -58,7 +58,7 @@ class Round:
         return found | self._of_rows()
 
     def _of_rows(self) -> dict[str, float]:
-        """Return hit rate, reads and stalls of decoding; empty for a dense model."""
+        """Return row-cache hit rate, row reads and stalls of decoding; empty for a dense model."""
         count = len(self.steps)
         grown = {name: now - self.before.get(name, 0) for name, now in self.counters.items()}
         if not (used := grown.get("hits", 0) + grown.get("misses", 0)):

@@ -12,7 +12,7 @@ from stem_edge.runtime.loading import load_with
 
 
 class StemEdge:
-    """A loaded bundle that is fed a given text, because its own answer might repeat a few rows."""
+    """A loaded bundle that is fed a real text: its own answers could repeat the same tokens."""
 
     def __init__(self, path: str, context: int, threads: int, **options: Any) -> None:
         given = LoadOptions(context_length=context, threads=threads, **options)

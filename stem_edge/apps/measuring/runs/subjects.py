@@ -34,7 +34,8 @@ def make_subjects(
 ) -> list[Subject]:
     """Return what to measure, without duplicates: the bundle, its cases, and `against`.
 
-    Raises InputError for an unknown name, BackendError if llama.cpp is not installed.
+    cases: changes of `options`, like "engine=ggml". against: other bundles, or GGUF files. Raises InputError
+    for an unknown name, BackendError if llama.cpp is not installed.
     """
     found = [_subject("bundle", bundle, options)]
     found += [_subject(words, bundle, _changed(words, options)) for words in cases]
@@ -59,7 +60,7 @@ def _changed(words: str, options: LoadOptions) -> LoadOptions:
 
 
 def _other(words: str, options: LoadOptions) -> Subject:
-    """Return the subject of an --against: a bundle, or a GGUF file. Raises InputError."""
+    """Return the subject of an --against argument: a bundle or GGUF file. Raises InputError."""
     path, *modes = words.split(",")
     if path.endswith(GGUF_SUFFIX):
         return _llama(words, Path(path), modes)

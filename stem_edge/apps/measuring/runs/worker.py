@@ -20,7 +20,7 @@ KINDS = {
 
 
 def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[float]]:
-    """Carry out a request; return the model (None if not loaded) and each decode step's seconds."""
+    """Carry out request `do`; return the model (None: not loaded) and seconds of decode steps."""
     steps = list[float]()
     match do:
         case "import":  # a request of its own, to time it apart from loading

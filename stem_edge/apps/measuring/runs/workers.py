@@ -53,7 +53,7 @@ class Subject:
 
     @property
     def prepared(self) -> Path:
-        """Folder of prepared backbones, from which the worker may map files into its memory."""
+        """Folder of weights prepared for engines, whose files the worker may map into memory."""
         return cache_folder(self.options.get("cache_dir")) / PREPARED
 
     def files(self) -> list[Path]:
@@ -79,7 +79,6 @@ class WorkerProcess:
     """
 
     def __init__(self, subject: Subject) -> None:
-        """Start the process."""
         self.subject, self._began = subject, time.perf_counter()
         self._process = subprocess.Popen(
             code_command(COMMAND),
