@@ -35,7 +35,7 @@ def ray_answers(
 ) -> Generator[Result]:
     """Yield a result for each row, computed on a Ray cluster.
 
-    keywords: of stem_edge.load. address: "auto" for the cluster on this machine, or host:port.
+    keywords: arguments of stem_edge.load. address: "auto" for the cluster on this machine, or host:port.
     bundle: a path that exists on each machine, or a name on a hub with its commit. Raises what load
     raises, and StemEdgeError for Ray's errors.
     """

@@ -38,7 +38,7 @@ class ResultFile:
     """Append-only file with one result per line; rows that have a result are not run again.
 
     An unfinished last line, left by a killed process or a power cut, is dropped. The file is locked
-    against other batches. All methods raise InputError.
+    against other batches. Methods raise InputError for I/O errors and for a file of another kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +137,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _open(path: Path) -> int:
-    """Open or create a file to append to; return it, locked. Raises InputError, OSError."""
+    """Open or create a locked file to append to; return a descriptor. Raises InputError, OSError."""
     with suppress(FileExistsError):
         disk.close(disk.create(path))
     if not stat.S_ISREG(path.stat().st_mode):  # before opening, because opening a pipe may wait

@@ -44,7 +44,7 @@ def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
 
 
 def _looked_up(codec: TextCodec, change: Replacement, source: Sequence[int], before: str) -> str:
-    """Describe which rows each token of `source` looks up where it follows text `before`."""
+    """Describe which rows each token of `source` looks up. before: text before the source."""
     found = lookups(codec, change, len(source), before)
     pairs = [
         (_names(codec, [token]), _names(codec, each))

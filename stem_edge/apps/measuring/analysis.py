@@ -120,7 +120,7 @@ def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
 
 
 def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
-    """Return a bundle's costs as JSON; default context: up to 4096 tokens. Raises InputError."""
+    """Return costs of a token as JSON; default context: up to 4096 tokens. Raises InputError."""
     model = bundle.manifest.model
     if not is_plain(model):
         raise InputError(
@@ -151,7 +151,7 @@ def _saving(dense: int, stem: int) -> dict[str, float | None]:
 
 
 def cost_table(bundle: Bundle, context_length: int | None) -> str:
-    """Return a bundle's costs as a text table; see cost_figures. Raises InputError."""
+    """Return costs of a token as a text table; see cost_figures. Raises InputError."""
     figures, model = cost_figures(bundle, context_length), bundle.manifest.model
     rows: list[tuple[str, ...]] = [("ONE LAYER", "dense FFN", "STEM FFN", "saved", "share")]
     for name, label in LAYER_LABELS.items():

@@ -30,7 +30,7 @@ class MemorySampler:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Context manager: sample while its body runs. A repeated name keeps the higher peak."""
+        """Context manager: sample in the `with` block. A repeated name keeps the higher peak."""
         done = threading.Event()
         self._note(name)
         thread = threading.Thread(target=self._watch, args=(name, done), name="stem-edge-sampler")

@@ -79,7 +79,7 @@ class Service:
     def timings(self, reply: Reply) -> dict[str, float]:
         """Return statistics of an answer so far: times in milliseconds, sizes in bytes.
 
-        Counts of rows and flash also include other answers that were computed at the same time.
+        Row cache hits, misses and bytes read also include answers computed at the same time.
         """
         request, before, now = reply.request, reply.counters, self.compute.counters
         computed = request.prompt_tokens - request.cached_tokens

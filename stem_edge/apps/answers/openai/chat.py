@@ -85,7 +85,7 @@ class ChatBody(Options, kw_only=True):
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop unknown fields of a message, because clients send answers back with all fields."""
+    """Drop unknown fields of a message: clients send earlier answers back with all fields."""
     return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
 
 

@@ -194,7 +194,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return token counts in OpenAI's form. Each prompt has `count` requests; it counts once."""
+    """Return token counts in OpenAI's form. `count` requests share a prompt, which counts once."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)

@@ -1,7 +1,7 @@
 """Score models on a text that is split into documents and windows; every token counts once.
 
-All models compute the same few positions before the next ones, because the logits of a whole text
-can take a thousand times the memory of the text.
+All models compute a few positions, and then the next few, because logits of a whole text at once
+would take a thousand times the memory of the text.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class LlamaModel:
         return np.ctypeslib.as_array(logits, (self.vocab_size,))
 
     def _check(self, token_ids: Iterable[int]) -> None:
-        """Raise BackendError for ids out of range, with which llama.cpp would abort the process."""
+        """Raise BackendError for ids out of range: llama.cpp would abort the process."""
         if (greatest := max(token_ids)) >= self.vocab_size:
             raise BackendError(
                 f"token id {greatest} is out of range; llama.cpp's model has 0 to "
