@@ -70,7 +70,7 @@ class Answering(ModelText):
             If two edits change the same row, the later edit wins.
 
         A call keeps the edits that are in effect when it begins. If edits have scope "positions", the prompt
-        must contain the source of at least one of them.
+        must contain the source text of at least one of these edits.
 
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
@@ -94,8 +94,7 @@ class Answering(ModelText):
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Return the logits, float32 [T, V], of all T tokens, computed from an empty context.
 
-        stem_ids: see generate. Raises InputError for no ids, ids out of range, or more ids than the
-        context holds.
+        stem_ids: see generate. Raises InputError for no ids, ids out of range, or more ids than the context holds.
         """
         ids = self._prompt_ids(token_ids)
         try:
@@ -156,7 +155,7 @@ class Answering(ModelText):
     ) -> Request:
         """Check the arguments, which are those of `generate`, and make a Request for a scheduler.
 
-        score: function that gets the logits of each step of the prompt, float32 [n, V]. Nothing is generated then.
+        score: function that gets the logits of each step of the prompt, float32 [n, V]. With score, nothing is generated.
         """
         params = params_of(params, options)
         return self._request(prompt, params, stem_ids, self._edits_now(), score)

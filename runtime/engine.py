@@ -181,29 +181,29 @@ class Engine:
         row_ids: I64 | None = None,
         *,
         computed: int = 0,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> list[Step]:
-        """Split a prompt into steps that return logits of its last token, or of all if `every`.
+        """Split a prompt into steps that return the last token's logits, or those of all tokens.
 
-        row_ids [T]: rows that the tokens look up; default: the tokens' own rows. computed: number of leading ids
-        that the context has already processed. The other ids are split at the same places as in an empty context.
+        row_ids [T]: rows that the tokens look up; default: the tokens' own rows. all_logits: True for logits of all tokens.
+        computed: number of leading ids that the context already holds. The other ids are split as in an empty context.
         """
         tokens = np.asarray(token_ids, np.int64)
         own = tokens if row_ids is None else np.asarray(row_ids)
         looked_up = self.rows.ids(tokens, own)
-        starts = self.starts(len(tokens), every=every)
+        starts = self.starts(len(tokens), all_logits=all_logits)
         starts = [0, *(at - computed for at in starts if at > computed)]
         left, wanted = tokens[computed:], looked_up[computed:]
         steps = [
-            Step(left[at:end], wanted[at:end], every * (end - at), wanted[end:])
+            Step(left[at:end], wanted[at:end], all_logits * (end - at), wanted[end:])
             for at, end in pairwise([*starts, len(left)])
         ]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))
         return steps
 
-    def starts(self, tokens: int, *, every: bool = False) -> list[int]:
+    def starts(self, tokens: int, *, all_logits: bool = False) -> list[int]:
         """Return the start positions of the steps that process a prompt of `tokens` tokens."""
-        return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
+        return starts_of(tokens, self.logit_tokens if all_logits else self.chunk_tokens)
 
     def close(self) -> None:
         """Stop the prefetching thread, close the table store, and release the backbone.
@@ -237,7 +237,7 @@ def starts_of(tokens: int, size: int) -> list[int]:
 
     Kernels compute tokens in pairs and round an unpaired token differently. So step sizes are even, and the last
     step has more than one token unless the prompt has only one. Then all sizes from 4 on give the same logits.
-    Exceptions are windows that have dropped tokens, and float16 KV caches on onnxruntime: there, rounding differs.
+    Rounding still differs once a sliding window has dropped tokens, and with float16 KV caches on onnxruntime.
     """
     if size >= LEAST_CHUNK:
         size -= size % 2
@@ -250,7 +250,7 @@ def starts_of(tokens: int, size: int) -> list[int]:
 def _not_finite(logits: F32, positions: Sequence[int], tokens: int) -> BackendError:
     """Return an error that names the first token whose logits are not all finite.
 
-    logits [B * n, V]: of the last n of `tokens` tokens in each of B contexts. positions [B]: where the tokens begin.
+    logits [B * n, V]: of the last n of the step's `tokens` tokens in each of B contexts. positions [B]: of the first ones.
     """
     wrong = ~np.isfinite(logits)
     place, wanted = int(wrong.any(axis=1).argmax()), len(logits) // len(positions)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
-    """Read the tokenizer. Raises BundleError; MemoryPlanError if it exceeds the memory limit.
+    """Open the tokenizer. Raises BundleError; MemoryPlanError if it exceeds the memory limit.
 
-    With a memory limit, it reads the whole tokenizer now, because later there might be no room.
+    With options.memory, the whole tokenizer is read now, because later there might be no room.
     """
     path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, _limit(options)
     text = TextCodec(path, size, limit, _kept_tokenizer(bundle, options))
@@ -60,7 +60,7 @@ def _limit(options: LoadOptions) -> int:
 
 
 def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
-    """Measure memory for a plan. later: bytes that this process will need besides the model."""
+    """Return the memory that a plan may use. later: bytes that other parts will need."""
     available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # only for remote tables

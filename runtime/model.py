@@ -52,7 +52,7 @@ class Model(Answering):
         The tokens are those of generate, except for rounding: kernels may round a step of several
         sequences differently. That can change a token if two tokens are almost equally probable.
 
-        prompts: an iterable of any length. Prompts begin in order, each when a place becomes free.
+        prompts: an iterable of any length. Prompts begin in order, each once fewer than `sequences` run.
             Nothing decodes while the iterable waits for its next prompt.
         params: for all prompts, or one for each.
         options: as for generate, for all prompts.
@@ -102,6 +102,7 @@ class Model(Answering):
 
         Model.stats has the metrics of all requests together. Raises InputError, OutOfMemoryError.
 
+        sequences, exact: see generate_many.
         steady: tokens do not depend on how many requests run; nothing is drafted.
         """
         from stem_edge.bundle.footprint import footprint_of

@@ -67,7 +67,8 @@ class SamplingParams:
 
     max_new_tokens: stop after this many tokens. Default: 128.
     temperature: 0 takes the most probable token, 1 samples as trained. With 0, the model's own values of
-        other options are not used. Default: the model's own, else 0, but 1 with `top_k`, `top_p` or `min_p`.
+        other options are not used. Default: the model's own. If it has none: 1 if `top_k`, `top_p` or
+        `min_p` restricts the choice, else 0.
     top_k: choose among this many most probable tokens. Default: the model's own, else 0, which means all.
     top_p: choose among the most probable tokens whose probabilities add up to this. Default: the model's
         own, else 1, which means all.

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def line(stats: GenerationStats) -> str:
-    """Return a one-line summary for people."""
     where = f" on {stats.provider}" if stats.provider not in ("", "cpu") else ""
     engine = f"{stats.engine}{where}: " if stats.engine else ""
     elsewhere = cached = guessed = batch = ""

@@ -52,8 +52,8 @@ class Conversation:
         Raises InputError at once for a message that exceeds the context or that the chat template refuses,
         and every error of Model.generate. A message that raises InputError is not added to `messages`.
         """
-        asked = [*self.messages, {"role": "user", "content": text}]
-        return self._begin(asked, params, options)
+        history = [*self.messages, {"role": "user", "content": text}]
+        return self._begin(history, params, options)
 
     def retry(
         self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
@@ -79,24 +79,24 @@ class Conversation:
         return len(roles) - 1 - roles[::-1].index("user")
 
     def _begin(
-        self, asked: list[Object], params: SamplingParams | None, options: SamplingOptions
+        self, history: list[Object], params: SamplingParams | None, options: SamplingOptions
     ) -> Generator[Chunk]:
         self.close()
-        ids, params, parser = self.prompt(asked), params_of(params, options), None
+        ids, params, parser = self.prompt(history), params_of(params, options), None
         thoughts = self._text.chat.thoughts if params.grammar is None else None
         if thoughts is not None:
             kept = (*params.kept_special_tokens, *thoughts.special)
             params = replace(params, kept_special_tokens=kept)
             end = self._text.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
             parser = thoughts.parser(end)
-        answer = self._keep(asked, self._generate(ids, params), parser)
+        answer = self._keep(history, self._generate(ids, params), parser)
         self._answer = weakref.ref(answer)
         return answer
 
     def _keep(
-        self, asked: list[Object], chunks: Generator[Chunk], parser: ThoughtParser | None
+        self, history: list[Object], chunks: Generator[Chunk], parser: ThoughtParser | None
     ) -> Generator[Chunk]:
-        """Yield the chunks of an answer, and add each to `messages` as it is yielded."""
+        """Yield the chunks of an answer; set `messages` to `history` and the answer so far."""
         answer: Object | None = None
         try:
             for chunk in chunks:
@@ -106,7 +106,7 @@ class Conversation:
                     chunk = replace(chunk, text=text, thoughts=thoughts)
                 if answer is None:
                     answer = {"role": "assistant", "content": ""}
-                    self.messages[:] = [*asked, answer]
+                    self.messages[:] = [*history, answer]
                 answer["content"] += chunk.text
                 if chunk.thoughts:
                     before = answer.get("reasoning_content", "")

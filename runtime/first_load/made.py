@@ -127,15 +127,15 @@ def remove(root: Path) -> bool:
         disk.close(making)
 
 
-def _provide(root: Path, source: Source, show: bool | None) -> None:
+def _provide(root: Path, source: Source, progress: bool | None) -> None:
     """Make the bundle of `source` in folder `root` if needed. Raises CheckpointError, ExportError."""
     if made_of(root) != source:
-        waiting = partial(tell, f"waiting for the process that makes {root}", show)
+        waiting = partial(tell, f"waiting for the process that makes {root}", progress)
         try:
             make_folders(root.parent)
             with alone(_lock(root), waiting):
                 if made_of(root) != source:
-                    _make(root, source, show)
+                    _make(root, source, progress)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ExportError(
@@ -146,7 +146,7 @@ def _provide(root: Path, source: Source, show: bool | None) -> None:
         os.utime(root / RECORD)
 
 
-def _make(root: Path, source: Source, show: bool | None) -> None:
+def _make(root: Path, source: Source, progress: bool | None) -> None:
     bundle = root / name_of(source)
     if bundle.is_dir() and not (bundle / MANIFEST).is_file():  # an export would not replace it
         with contextlib.suppress(OSError):
@@ -159,10 +159,10 @@ def _make(root: Path, source: Source, show: bool | None) -> None:
             f"{path}: making its bundle takes up to {format_size(needed)} of memory, and {format_size(free)} "
             "are free; free some, or export it on a larger machine"
         )
-    tell(f"reading {printable(path.name)} to make a bundle of it, once, in {root}{how}", show)
+    tell(f"reading {printable(path.name)} to make a bundle of it, once, in {root}{how}", progress)
     try:
         make_folders(root)
-        make(source.path, bundle, source.engine, show)
+        make(source.path, bundle, source.engine, progress)
         record = msgspec.structs.replace(source, manifest=_manifest(bundle))
         write_whole(root / RECORD, msgspec.json.encode(record), durable=True)
     except BaseException:

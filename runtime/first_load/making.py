@@ -21,19 +21,19 @@ WORKER = "stem_edge.export.worker"
 MAX_MESSAGE_CHARS = 2000
 
 
-def make(checkpoint: str, bundle: Path, engine: EngineName, show: bool | None) -> None:
+def make(checkpoint: str, bundle: Path, engine: EngineName, progress: bool | None) -> None:
     """Export a checkpoint in a separate process. Raises the errors of the export, and ExportError."""
-    _run(checkpoint, str(bundle), engine, show)
+    _run(checkpoint, str(bundle), engine, progress)
 
 
-def fetched(name: str, show: bool | None) -> str:
+def fetched(name: str, progress: bool | None) -> str:
     """Fetch a checkpoint's files from a hub; return its path. Raises HubError, ExportError."""
-    return _run(name, "", "", show).removesuffix("\n")
+    return _run(name, "", "", progress).removesuffix("\n")
 
 
-def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
-    """Run the worker process and return its stdout. Its progress goes to stderr."""
-    command = module_command(WORKER, checkpoint, bundle, engine, str(show))
+def _run(checkpoint: str, bundle: str, engine: str, progress: bool | None) -> str:
+    """Run the worker process; return its stdout. With bundle "", it only fetches files."""
+    command = module_command(WORKER, checkpoint, bundle, engine, str(progress))
     try:
         status, said = run_worker(command)
     except OSError as error:

@@ -98,8 +98,7 @@ class GrammarConstraint:
     """Restricts the tokens of one answer to a grammar. Use it in one thread at a time.
 
     failed: function that is called when the grammar has become too large.
-    Every method raises InputError if the grammar has become too ambiguous to follow, or if llguidance
-    panics.
+    Every method raises InputError if the grammar has become too ambiguous to follow, or if llguidance panics.
     """
 
     def __init__(self, matcher: LLMatcher, size: int, failed: Callable[[], None]) -> None:
@@ -137,7 +136,7 @@ class GrammarConstraint:
     def forced(self, most: int) -> list[int]:
         """Return up to `most` tokens that the grammar forces to come next; [] if there is a choice.
 
-        The tokenizer would split the text into the same tokens. The caller still calls `accept` for each.
+        The tokenizer splits the text of these tokens in the same way. The caller must still `accept` each token.
         """
         if not self._asked and not self.ended:
             with panics_refused(_STUCK):

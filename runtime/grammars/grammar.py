@@ -62,7 +62,7 @@ class Grammar:
 
 
 def grammar_of(grammar: Grammar | str | None, schema: object, regex: str | None) -> Grammar | None:
-    """Convert the option that is not None to a Grammar; None without one. Raises InputError for two."""
+    """Convert the only option that is set to a Grammar; None without any. Raises InputError for two."""
     options = {"grammar": grammar, "schema": schema, "regex": regex}
     named = [name for name, value in options.items() if value is not None]
     if len(named) > 1:

@@ -62,7 +62,7 @@ def panics_refused(what: str) -> Iterator[None]:
 def guarded(call: Callable[[], T], what: str) -> T:
     """Run `call`, which compiles a grammar, in a thread with a large stack; return its result.
 
-    Raises InputError if llguidance raises an error or panics.
+    Raises InputError, whose message begins with `what`, if llguidance raises an error or panics.
     """
     future: Future[T] = Future()
 

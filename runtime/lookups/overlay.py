@@ -49,7 +49,7 @@ def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) 
 
 
 def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
-    """Raise InputError if a token has no record, or if a lookup would average experts."""
+    """Raise InputError if a token has no row, or if `lookup` averages rows that are experts."""
     greatest = max(tokens_of(lookup), default=0)
     if greatest >= config.vocab_size:
         raise InputError(
@@ -88,7 +88,7 @@ class Overlay:
     def of_prompt(self, token_ids: Sequence[int]) -> dict[int, RowLookup]:
         """Return position -> lookup for the tokens of a prompt that do not look up their own rows.
 
-        Raises InputError if some edits have scope "positions" and the prompt contains none of their sources.
+        Raises InputError if some edits have scope "positions" and the prompt contains no source text of these edits.
         """
         placed = self._placed(token_ids)
         places = enumerate(token_ids)
@@ -131,8 +131,8 @@ class Overlay:
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
     """Map token ids to the rows that an edit gives them in every text; empty for scope "positions".
 
-    A source has several tokenizations (after a space or not). Only the shortest ones count, because
-    pieces of words occur in many other words. Raises InputError if one token would have to look up
+    An edit's source text has several tokenizations (after a space or not). Only the shortest ones count,
+    because pieces of words occur in many other words. Raises InputError if one token would have to look up
     two different rows.
     """
     change = edit.change
@@ -187,14 +187,15 @@ def at_positions(
 
 
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
-    """Return a lookup for each of a source's `length` tokens. before: the text before the source."""
+    """Return lookups for the `length` tokens of `change.source`, which follows text `before`."""
     target = target_tokens(codec, change, length, before)
     return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
 
 
 def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
-    """Return the target's shortest tokenization, after `before` or a space, that fits the scheme.
+    """Return the shortest tokenization of `change.target` that `change.scheme` allows, if any does.
 
+    The target is tokenized after the text `before` and after a space. length: number of source tokens.
     Models know a name better by one whole token than by pieces that other names share.
     """
     candidates = [tokens_after(codec, text, change.target) for text in (before, " ")]

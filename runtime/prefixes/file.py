@@ -1,8 +1,8 @@
 """Prefix files: token ids, their keys and values, and a fingerprint of what these depend on.
 
-The format is safetensors. The first tensors are the token ids, the starts of steps, and an empty tensor
-(`messages`); the last tensor is the CRC-32C of all bytes before it. Only tokens that look up their
-own rows are written, so ids and fingerprint determine the keys and values.
+The format is safetensors. The first tensors are the token ids, the positions where steps began, and
+`messages`, always empty. The last tensor is the CRC-32C of all bytes before it. Only tokens that look up
+their own rows are written, so ids and fingerprint determine the keys and values.
 Only the user who wrote a file may read it, because it contains prompts.
 """
 
@@ -142,7 +142,6 @@ class PrefixFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         disk.close(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -163,8 +162,7 @@ class PrefixFile:
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the arrays of keys and values. After the last, raises UnusableError if a byte is damaged.
 
-        Each array overwrites the previous one, because all arrays together would take the memory of
-        another context.
+        Each array overwrites the previous one, because all together would take the memory of another context.
         """
         tensors = self._tensors[len(FIRST) : -1]
         buffer = np.empty(max((tensor.nbytes for tensor in tensors), default=0), np.uint8)

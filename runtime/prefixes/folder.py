@@ -50,9 +50,9 @@ class OtherFormError(UnusableError):
 
 
 class PrefixFolder:
-    """The prefix files with one fingerprint. The size limit covers files of all fingerprints.
+    """The prefix files that a loaded model can use: the files with its fingerprint (opening.py).
 
-    Files that are not prefix files are neither counted nor touched.
+    The size limit covers prefix files of all fingerprints. Other files are neither counted nor touched.
     """
 
     def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:
@@ -62,7 +62,10 @@ class PrefixFolder:
         self._lock = threading.RLock()  # several threads may generate
 
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
-        """Return the file with most reusable tokens, and their number, if far above `more_than`."""
+        """Return the file with most reusable tokens of a prompt, and their number; None if too few.
+
+        A file needs at least `more_than` + LEAST_TOKENS reusable tokens. resumes: see BackendContext.
+        """
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
             return None
@@ -97,7 +100,7 @@ class PrefixFolder:
         return True
 
     def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
-        """Save the computed part of a prompt, unless it is too short or already in the folder."""
+        """Save a prompt's first `computed` tokens, unless they are few or already in the folder."""
         found = saved_of(prompt, computed, self._fingerprint, context)
         if found is not None:
             with self._lock:
@@ -148,7 +151,7 @@ class PrefixFolder:
                     yield path, PromptKey(saved.token_ids, {}, saved.starts)
 
     def _is_private(self, *, make: bool = False) -> bool:
-        """True if only this user can write to the folder. Raises OSError."""
+        """True if only this user can write to the folder. make: create it. Raises OSError."""
         if make and not self._path.exists():
             make_folders(self._path.parent)
             with suppress(FileExistsError):
@@ -162,7 +165,7 @@ class PrefixFolder:
         return False
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove the least recently used files, and files that other processes left unfinished."""
+        """Delete unfinished files, and least recently used files until `nbytes` more bytes fit."""
         found = list[tuple[float, int, Path]]()
         for path in self._path.iterdir():
             with suppress(OSError):
@@ -199,9 +202,10 @@ def _has(longer: PromptKey, prompt: PromptKey) -> bool:
 def saved_of(
     prompt: PromptKey, computed: int, fingerprint: str, context: BackendContext
 ) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
-    """Return the part of a prompt to save; None if it is too short or a window dropped tokens.
+    """Return what to save of a prompt's first tokens; None if they are few or partly dropped.
 
-    The part ends before the first token that does not look up its own rows.
+    computed: number of tokens in `context`, whose sliding window may have dropped the first. The saved part ends
+    before the first token that does not look up its own rows.
     """
     count = min([computed, *prompt.lookups])
     count -= count % 2

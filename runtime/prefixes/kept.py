@@ -146,7 +146,7 @@ class Prefixes:
         return context
 
     def _copy(self, context: Context) -> None:
-        """Copy keys and values of the prompt's first tokens from the context that has most of them."""
+        """Copy its prompt's keys and values to `context` from the context that has most of them."""
         with self._lock:
             others = [one for one in (*self._kept, *self._calls()) if one is not context]
         if others:  # while no call computes

@@ -99,7 +99,6 @@ class RowCache:
             self._links[bucket] = slot
 
     def _unlink(self, slots: npt.NDArray[np.integer]) -> None:
-        """Remove records from slots."""
         links = self._links
         for slot, record in zip(slots.tolist(), self._record_of[slots].tolist(), strict=True):
             at = record % self._buckets

@@ -1,10 +1,11 @@
 """Rows of n-gram tables, for a server of a large backbone: token ids in, gathered vectors out.
 
-    ids -> keys (numerics/ngram_hash.py) -> pages of the table store -> rows -> float32 [T, heads * width]
+    ids -> row numbers (numerics/ngram_hash.py) -> pages of many rows -> rows -> float32 [T, heads * width]
 
-Token ids alone determine the rows of a step. So `prefetch` asks the OS for these rows as soon as the
-ids are known, and `rows` finds them in memory. Nothing is cached here: rows that are used often stay
-in the OS's page cache.
+A head is a hash function of the last token ids. It chooses one row of `width` values at each position.
+
+Token ids alone determine the rows of a step. So `prefetch` asks the OS for these rows as soon as the ids are known,
+and `rows` finds the rows in memory. This module caches nothing: the OS's page cache holds rows that are used often.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class NgramRows:
         return max(table.hash.memory for table in self.tables)
 
     def keys(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> I64:
-        """Return the row numbers that `rows` would read, int64 [T, heads]. Raises InputError."""
+        """Return the row numbers that `rows` reads, int64 [T, hash heads]. Raises InputError."""
         return self._table(table)[0].hash.keys(ids, before, self._class_of)
 
     def prefetch(self, ids: npt.ArrayLike, before: npt.ArrayLike = ()) -> None:
@@ -60,7 +61,7 @@ class NgramRows:
             store.ahead(np.unique(keys // table.rows_per_page))
 
     def rows(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> F32:
-        """Return the rows of all heads at each position, concatenated: [T, heads * width].
+        """Return, for each position, one row per hash head, concatenated: [T, heads * width].
 
         ids [T]: token ids. before: the ids that precede them in the text, at least the last `memory` ids.
         table: number or name of a table. Raises InputError, RowReadError.
@@ -97,7 +98,7 @@ class NgramRows:
 
 
 def _gathered(table: NgramTable, store: RowStore, keys: I64) -> Iterator[tuple[I64, U8]]:
-    """Read pages in batches; yield positions [n] in `keys`, and their rows [n, row_nbytes]."""
+    """Read the rows `keys` in batches; yield indices [n] into `keys`, and rows [n, row_nbytes]."""
     order = np.argsort(keys, kind="stable")
     numbers = keys[order] // table.rows_per_page
     first = np.flatnonzero(np.diff(numbers, prepend=-1))  # of each page's rows in this order
@@ -116,7 +117,7 @@ def open_rows(path: str | Path, *, url: str | None = None) -> NgramRows:
 
         with stem_edge.open_rows("rows") as rows:
             rows.prefetch(ids)
-            vectors = rows.rows(ids)  # float32 [T, heads * width]
+            vectors = rows.rows(ids)  # float32 [T, heads * width]: a row per hash head
 
     url: where fsspec finds the shards if they are not in the folder. `prefetch` then does nothing.
     """

@@ -104,10 +104,11 @@ class Rows:
         return ANY_NUMBER
 
     def ids(self, token_ids: I64, own: I64 | None = None, first: int = 0) -> I64:
-        """Return the row ids of tokens from index `first` on: [T - first] or [T - first, keys].
+        """Return the row ids of tokens from index `first` on: int64 [T - first] or [T - first, n].
 
-        own [T]: row ids of the tokens' own rows; default: the token ids. token_ids must contain at least
-        `before` tokens before index `first`, or begin where the text begins.
+        n: row ids per token in models of n-grams or windows. They depend on earlier tokens, too: token_ids must
+        have `self.before` tokens before index `first`, or begin where the text begins.
+        own [T]: row ids of the tokens' own rows; default: the token ids.
         """
         own, of = token_ids if own is None else own, self._keys.of
         return own[first:] if of is None else of(token_ids, own, first)
@@ -119,7 +120,7 @@ class Rows:
         """
 
     def slots(self, row_ids: I64) -> I32:
-        """Return the slots of row ids, in the same shape. They stay valid until the next call."""
+        """Return the slots of row ids, in the same shape. Valid until the next call of `slots`."""
         return np.zeros(len(row_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
@@ -132,7 +133,6 @@ class Rows:
         """Release row ids from `make`. Any thread may call it."""
 
     def counters(self) -> RowCounters:
-        """Return the row counters since loading."""
         return RowCounters()
 
     def close(self) -> None:

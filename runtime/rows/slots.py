@@ -63,7 +63,7 @@ class ArraySlots(Slots):
 
 
 def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:
-    """Split rows [n, columns] into the parts' columns, and write them to slots [n] of each part."""
+    """Split rows [n, columns] among the arrays `parts` [all slots, part columns]; set slots [n]."""
     start = 0
     for part in parts:
         stop = start + part.shape[1]

@@ -103,7 +103,7 @@ class RowStore:
             raise RowReadError(f"{self.where(number)}: {fault}")
 
     def _fault(self, grid: ShardGrid, found: int | OSError, buffer: U8) -> str:
-        """Return what is wrong with a read and what to do about it; "" if it is correct."""
+        """Return a read's fault and remedy, or "". found: number of bytes read, or the error."""
         if isinstance(found, OSError):
             return f"{found.strerror or found}; {self._shards.if_unreadable}"
         if found != len(buffer):
@@ -121,7 +121,6 @@ class RowStore:
         return widen(grid.layout, record, self.layout).reshape(-1)
 
     def counters(self) -> RowCounters:
-        """Return the row counters since opening."""
         return self._shards.counters()
 
     def stop(self) -> None:

@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 
 class TableRows(Rows):
-    """The rows of a model with tables. Without `overlap`, `expect` does nothing.
+    """The rows of a model with tables. If `overlap` is False, `expect` does nothing.
 
     Only the thread that runs a step may use it, except for `release`. `close` also closes the store.
     """
@@ -72,11 +72,10 @@ class TableRows(Rows):
 
     @property
     def made(self) -> int:
-        """The current number of edit records."""
         return 0 if self._edits is None else self._edits.made
 
     def _fitting(self, rows_before: int = 0) -> int:
-        """Return the maximum number of tokens whose rows fit into the slots."""
+        """Return how many tokens' rows fit in the slots with `rows_before` rows of earlier tokens."""
         if self.cache.slots >= self.store.layout.records + self.made:
             return ANY_NUMBER  # any tokens fit
         return (self.cache.slots - rows_before) // self._keys.rows_per_token
@@ -114,7 +113,7 @@ class TableRows(Rows):
         return asked
 
     def _new(self, keys: I64) -> I64:
-        """Return keys [T] or [T, n], flattened, without the keys that belong to earlier tokens."""
+        """Flatten row ids [T] or [T, n], without the leading columns of earlier tokens' row ids."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
     def _install(self, missing: I64, records: U8, asked: Asked) -> Asked:

@@ -104,7 +104,6 @@ class Loop:
                 return
 
     def _expect(self, step: Step | None) -> None:
-        """Start reading the rows of the next step."""
         if step is not None:
             self._engine.expect(step)
 

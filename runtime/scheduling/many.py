@@ -1,4 +1,4 @@
-"""Runs many prompts through a scheduler: submits them as places become free, and yields chunks."""
+"""Runs many prompts through a scheduler: submits prompts as others end, and yields chunks."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def requests(
     params: Iterable[SamplingParams],
     stem_ids: Iterable[StemIds] | None,
 ) -> Iterable[Request | InputError]:
-    """Return a request, or the error that refuses it, for each prompt.
+    """Return, for each prompt, its request or the InputError that refuses the prompt.
 
-    Raises InputError if there are fewer params than prompts. A sequence of prompts is checked at once: its first
-    bad prompt raises InputError.
+    If prompts is a sequence, this function checks them all, and raises the first InputError instead. If it is
+    an iterator, iterating the result checks them. Raises InputError if there are fewer params than prompts.
     """
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise InputError("prompts are texts or lists of token ids; give a list of prompts")
@@ -102,10 +102,11 @@ def run(
     begin: Callable[[Item], Result | None],
     push: Callable[[Request, Chunk], Result | None],
 ) -> Generator[Result]:
-    """Run items in a scheduler as places become free; yield their results; close the scheduler.
+    """Run items in a scheduler, each once the scheduler has room for it; yield their results.
 
-    Nothing decodes while `items` waits for its next item. begin: function that submits an item's request, or
-    returns the item's result if it needs none. push: function that gets each chunk, and returns a finished result.
+    Closes the scheduler at the end. Nothing decodes while `items` waits for its next item.
+    begin: function that submits the request of an item, or returns the item's result if it needs no request.
+    push: function that gets each chunk, and returns a result to yield, or None.
     """
     more = True
     try:

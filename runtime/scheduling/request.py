@@ -133,7 +133,7 @@ class Request:
 
     @property
     def prefill(self) -> bool:
-        """True if the prompt is long enough for the prefill graph, in bundles that have one."""
+        """True if the prompt is long enough for the bundle's separate graph of prompts, if any."""
         return len(self.prompt) >= PREFILL_FROM
 
     @property
@@ -158,7 +158,7 @@ class Request:
         self._give_back = partial(prefixes.give_back, self.context)
         self.cached_tokens = self.context.position
         rows, cached = None if lookups is None else lookups.prompt, self.cached_tokens
-        self.steps.extend(engine.steps(self.prompt, rows, computed=cached, every=every))
+        self.steps.extend(engine.steps(self.prompt, rows, computed=cached, all_logits=every))
         self.prompt_seconds = time.perf_counter() - started
         self.begun = True
 

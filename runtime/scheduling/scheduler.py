@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Scheduler(Loop):
     """Decodes up to `size` sequences together. One thread steps; any thread may submit and cancel.
 
-    Requests begin in the order of submission, one prompt at a time, once there is a place and
-    memory: the KV caches of all sequences stay within the limit of `prefixes`. If nothing runs, any request may begin.
+    Requests begin in the order of submission, one prompt at a time. A request begins once fewer
+    than `size` sequences run, and its KV cache fits the limit of `prefixes`. If nothing runs, any request may begin.
 
     A sequence that runs alone decodes in its own context, with drafts, so a step may yield several
     tokens. When a second sequence begins, both decode in a batch without drafts.
@@ -101,7 +101,7 @@ class Scheduler(Loop):
 
     @property
     def free(self) -> int:
-        """Number of places that are neither used nor promised to queued requests."""
+        """Number of requests that can begin in addition to running and queued requests."""
         taken = len(self._running) + len(self._waiting) + (self._prompt is not None)
         return self.size - taken
 
@@ -150,7 +150,7 @@ class Scheduler(Loop):
                     self._waiting.remove(request)
 
     def _admit(self) -> None:
-        """Begin the request at the front of the queue if there is a place and memory for it."""
+        """Begin the first request of the queue if `size` and memory allow another sequence."""
         while self._prompt is None and self._waiting and len(self._running) < self.size:
             request = self._waiting[0]
             if not self._fits(request):
@@ -262,7 +262,6 @@ class Scheduler(Loop):
                 self._chunks.append((request, request.failed(error)))
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
-        """Remove a request, and release its resources."""
         place = self._running.index(request) if request in self._running else None
         if request is self._lone:
             self._lone = None

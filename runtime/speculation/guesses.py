@@ -24,8 +24,8 @@ WORTH = 1.05  # draft only if this many tokens are expected in the time of a one
 class Costs:
     """Relative times of steps, by number of tokens in the step. A one-token step takes 1.
 
-    most: largest number of drafts. attention: additional time of a step, for each of its tokens and for each
-    earlier token of the text after the first BEFORE tokens.
+    most: largest number of drafts. attention: time that a step takes longer, per token of the step and per earlier
+    token of the text. The first BEFORE earlier tokens do not count.
     """
 
     def __init__(self, times: Mapping[int, float], most: int, attention: float = 0.0) -> None:
@@ -40,7 +40,8 @@ class Costs:
     def gains(self, chance: float, room: int, each: float, before: int) -> dict[int, float]:
         """Return, for each number of drafts up to `room`, the expected speedup over one-token steps.
 
-        chance: probability that a draft is right. each: time to draft a token. before: tokens that a step attends to.
+        chance: probability that a draft is right. each: time to draft a token (a one-token step
+        takes 1). before: number of earlier tokens.
         """
         deep = self._attention * max(0, before - BEFORE)
         return {
@@ -53,7 +54,7 @@ class Costs:
 
 
 class BestGuesses:
-    """Drafts for one answer, from the source and in the number with the highest expected speedup.
+    """Makes the drafts of one answer, by the draft source and in the number expected to be fastest.
 
     seconds: time of a one-token step.
     """

@@ -35,7 +35,11 @@ def open_speculation(
     costs: StepCosts | None,
     options: LoadOptions,
 ) -> Speculation | None:
-    """Return a function that starts drafts for a context; None if they change bits or save no time."""
+    """Return a function that makes the source of drafts for a context; None if drafting is off.
+
+    It is off if it saves no time, or if options.exact is set and drafting may change bits.
+    costs: times of steps; measured now if None.
+    """
     if options.exact and not (costs is not None and costs.same_bits):
         return None
     if callable(options.speculate):

@@ -23,7 +23,7 @@ class TextDrafts:
         self._doubt: float = DOUBT
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Add the new tokens of `seen`. drafts: the last step's drafts, if they came from here."""
+        """Add the new tokens of `seen`. drafts: the last step's drafts if made here, else []."""
         known, ids, places, key = len(self._ids), self._ids, self._places, self._key
         if drafts:
             doubt = self._doubt / 2 if drafts[0] == seen[known] else self._doubt * 2
@@ -46,6 +46,9 @@ class TextDrafts:
         return self._length**2 / (self._length**2 + self._doubt)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return the `count` tokens after the match. If the text has fewer, they repeat."""
+        """Return `count` drafts: the tokens after the match, repeated if they are fewer.
+
+        The match is where the last tokens of the text occurred before.
+        """
         found = self._ids[self._next : self._next + count]
         return (found * count)[:count]

@@ -49,10 +49,7 @@ class Chat:
 
     @property
     def tool_family(self) -> Family | None:
-        """The format of tool calls in the template; None if it is unknown or there is no template.
-
-        Raises BundleError.
-        """
+        """The format of the template's tool calls; None if unknown. Raises BundleError."""
         if not self.has_template:
             return None
         from stem_edge.text.tool_calls.families import family_of  # half a megabyte, which few need

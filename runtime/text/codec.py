@@ -149,7 +149,8 @@ class TextCodec:
     def encode_prompt(self, text: str, context_length: int, max_context: int) -> list[int]:
         """Return the token ids of a prompt. Names of special tokens in it are ordinary text.
 
-        Raises InputError for a text that cannot fit the context, before spending time on tokenizing it.
+        Raises InputError, before tokenizing, for a text that cannot fit context_length tokens.
+        max_context: largest context_length of the model, for the error message.
         """
         # Refused, because an empty text would be the begin token alone: surely a mistake.
         if not text:
@@ -243,7 +244,7 @@ def same_start(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def shorten(context_length: int, max_context: int) -> str:
-    """Return advice for an error about a prompt that is longer than the context."""
+    """Return advice for a prompt above context_length tokens. max_context: limit of the model."""
     if context_length == max_context:
         return "shorten it: this model takes no longer context"
     return f"shorten it or load with a larger context_length (up to {max_context})"

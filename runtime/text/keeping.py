@@ -34,7 +34,7 @@ SETTINGS = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", *AFFIXES)
 def read_checked(
     path: Path, vocab_size: int | None, limit: int | None
 ) -> tuple[CheckedTokenizer, Tokenizer]:
-    """Check and read a tokenizer.json. Raises BundleError, MemoryPlanError."""
+    """Check and load a tokenizer.json, within `limit` bytes. Raises BundleError, MemoryPlanError."""
     checked = check_tokenizer(path, vocab_size)
     return_freed_memory()  # what checking took, since loading may take as much
     if limit is not None:
@@ -53,9 +53,9 @@ def read_checked(
 def keep(
     path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer, limit: int | None = None
 ) -> None:
-    """Write a BPE tokenizer's cached form for `open_kept`, if the folder is writable.
+    """Write the cached form of a BPE tokenizer to `path`, if its folder is writable.
 
-    tokenizer: the library's object for the file. limit: most bytes that this process may take.
+    checked, tokenizer: results of read_checked. limit: most bytes of memory that this process may take.
     """
     # This is slow, and takes as much memory as the library's tokenizer (37 of 42 MB with 128,256 tokens).
     if limit is not None and own_memory() + checked.memory.kept > limit:
@@ -76,7 +76,6 @@ def keep(
 
 
 def main() -> None:
-    """Write the cached form of the tokenizer that the arguments name."""
     path, vocab_size, kept, left = sys.argv[1:]
     limit = int(left) if left else None
     checked, tokenizer = read_checked(Path(path), int(vocab_size) if vocab_size else None, limit)

@@ -52,7 +52,6 @@ class Listener:
         self.words = list[str]()
 
     def pre_tokenize(self, text: Any) -> None:
-        """Record the words of a text."""
         self.words += [word for word, *_ in text.get_splits()]
 
 
@@ -160,10 +159,7 @@ class KeptTokenizer:
 
 
 def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
-    """Return the path for a tokenizer.json's cached form. If the file changes, so does the path.
-
-    Raises OSError.
-    """
+    """Return the path of the cached form of a tokenizer.json in this state. Raises OSError."""
     found = disk.status(tokenizer)
     # st_ctime, because a copy may keep size and time of change (cp -p, rsync -t).
     times = found.st_mtime_ns, found.st_ctime_ns

@@ -20,7 +20,7 @@ class TokenStream:
     It holds back unfinished characters and any ending that may become a stop text. A stop text, and
     anything after it, is not returned.
 
-    silent: ids that are left out of the text; special tokens are left out by default.
+    silent: ids to leave out of the text. Special tokens are left out, too, if skip_special_tokens is True.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ BYTES_OF_CHARS = _bytes_of_chars()
 
 
 def bytes_of(name: str, *, byte_level: bool) -> bytes:
-    """Return the bytes of a token of the vocabulary, which may be part of a character."""
+    """Return the bytes of the token `name`. byte_level: names use GPT-2's characters for bytes."""
     if byte_level and BYTES_OF_CHARS.keys() >= set(name):
         return bytes(BYTES_OF_CHARS[char] for char in name)
     if (byte := _BYTE.fullmatch(name)) is not None:
