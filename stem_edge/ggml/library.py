@@ -128,7 +128,7 @@ class Ggml:
 
 
 def _open(path: Path) -> list[ctypes.CDLL]:
-    """Open the shared libraries, in the order in which to look up functions. Raises OSError."""
+    """Open ggml's libraries; return handles, in order of function lookup. Raises OSError."""
     if sys.platform != "win32":
         return [ctypes.CDLL(str(path))]
     for folder in FOLDERS:

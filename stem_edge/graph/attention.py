@@ -53,7 +53,7 @@ def grouped(
     window: int,
     **attributes: str | int,
 ) -> str:
-    """Emit a GroupQueryAttention node; return [B, T, heads * width]. See attended for inputs."""
+    """Emit GroupQueryAttention with the outputs [result, *updated]; return the result's name."""
     config, own = layer.config, layer.shape
     return layer.graph.node(
         "GroupQueryAttention",

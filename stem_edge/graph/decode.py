@@ -87,7 +87,7 @@ def prompts(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graph for prompts, with all layers that compute their own K and V."""
+    """Build the graph for prompts. It has the layers that compute their own K and V."""
     from stem_edge.graph.prompt_products import PromptProducts  # only for long prompts
 
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)

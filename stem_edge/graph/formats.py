@@ -77,7 +77,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.weights
 
     def type_of(self, kind: MatrixKind, name: str = "") -> WeightType:
-        """Return the weight type of the product `name` if it has its own, else of this kind."""
+        """Return the weight type set for the product `name`, or else the type for its `kind`."""
         usual = usual_type(kind, self.weights, self.head)
         if kind == "v":
             usual = self.kinds.get("qkv", usual)
@@ -93,7 +93,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
     def judged(self) -> BackboneFormat:
-        """Return this format with `kv_peaks` set, for a backbone calibrated with a text."""
+        """Return this format with `kv_peaks` set, for a backbone exported with calibration text."""
         return msgspec.structs.replace(self, kv_peaks=True)
 
     @property
@@ -149,7 +149,7 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
 
     def judged(self) -> GgufFormat:
-        """Return this format unchanged: calibration with a text adds nothing to it."""
+        """Return this format unchanged. In BackboneFormat, calibration text adds `kv_peaks`."""
         return self
 
     def stored_once(self, shared: bool) -> GgufFormat:
@@ -160,8 +160,8 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Draft model that reads the keys and values of its target model, and its storage format.
 
-    The layers that it computes come last. Each layer before them stands for the target's last layer of the same
-    kind, whose keys and values it borrows. stem_edge.graph.special.assistant builds its graph.
+    The first layers of `model` are placeholders for the target's layers, whose keys and values the other layers
+    read. Only these other layers are computed. stem_edge.graph.special.assistant builds the graph.
     """
 
     model: ModelConfig

@@ -45,7 +45,7 @@ class Cache(NamedTuple):
 
     @property
     def of_conv(self) -> np.dtype[Any]:
-        """Type of cached inputs of Engram's convolution: float32 if K and V are, else float16."""
+        """Type of cached inputs of Engram's convolution: float32 if `bits` is 32, else float16."""
         return np.dtype(np.float32 if self.bits == 32 else np.float16)
 
 

@@ -87,7 +87,7 @@ class LayerGraph:
         return self.graph.node("QuickGelu", [gate], [self.at + name], CONTRIB, alpha=1.0)
 
     def post_norm(self, name: str, x: str) -> str:
-        """Emit the norm that follows attention or FFN; returns x in models without this norm."""
+        """Emit the norm `name` of x, after attention or FFN; or return x if the model has none."""
         if not self.config.post_norms:
             return x
         return self.rms_norm(self.at + name, x, name, self.config.norm_eps)

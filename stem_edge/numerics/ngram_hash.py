@@ -26,7 +26,8 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Hash function of one n-gram table. Raises ValueError for impossible parameters.
 
     Each id of an n-gram is multiplied by a multiplier. The products are mixed by exclusive or (Engram, arXiv
-    2601.07372) or summed (LongCat, arXiv 2601.21204). The result modulo a head's size is the row in that head.
+    2601.07372) or summed (LongCat, arXiv 2601.21204). A table consists of hash heads; the result modulo the
+    number of a head's rows is the row in that head.
     """
 
     vocab_size: int  # token ids are below this

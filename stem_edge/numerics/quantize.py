@@ -25,7 +25,7 @@ MIN_BLOCK = 16  # both operators refuse smaller blocks
 def fitting_block(width: int, wanted: int) -> int:
     """Return the largest power of two <= `wanted` that divides `width`; 0 if it is below MIN_BLOCK.
 
-    Blocks never straddle the end of a row, because kernels disagree about how to pad the rest.
+    Blocks never straddle the end of a row, because kernels pad shorter blocks differently.
     """
     block = 1 << (wanted.bit_length() - 1) if wanted > 0 else 0
     while block >= MIN_BLOCK and width % block:

@@ -35,7 +35,7 @@ def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
 
 
 def frequency_factors(rope: Rope) -> F32 | None:
-    """Return unscaled / scaled frequencies [head_dim / 2], maybe inf; None without RoPE scaling."""
+    """Return unscaled / scaled frequencies [head_dim / 2] (may be inf); None without scaling."""
     if rope.scaling is None:
         return None
     with np.errstate(divide="ignore"):

@@ -88,7 +88,7 @@ def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
 
 
 def _scatter(nodes: Graph, x: str, cache: str, width: int, name: str) -> None:
-    """Emit a write of the step's keys or values x into a cache [P, width], at its positions."""
+    """Emit a write of keys or values x into a cache [P, width], at the step's positions."""
     lines = nodes.reshape(x, [-1, width], name)
     nodes.add("ScatterND", [cache, PLACES, lines], io.NEW + cache)
 

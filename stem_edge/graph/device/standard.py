@@ -54,7 +54,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Return name -> decoding graph for accelerators. The model must have no `obstacle`."""
+    """Return name -> decoding graph for accelerators, of a model whose `obstacle` is ""."""
     made = dict[str, Graph]()
     for name, graph in decoding(config, layout, format).graphs.items():
         lowering = _Lowering(graph, config, layout)
@@ -238,7 +238,7 @@ class _Lowering:
     def _keep(
         self, name: str, kind: ElementType | None = None, dims: tuple[int, ...] | None = None
     ) -> str:
-        """Copy a weight into the new graph; return `name`. kind, dims: its type and shape there."""
+        """Copy a weight into the new graph; return `name`. kind, dims: its new type and shape."""
         if name in self._stored and name not in self.made.tensors:
             stored = self._stored[name]
             self.made.tensors[name] = replace(

@@ -60,7 +60,7 @@ class AltUp:
     def corrected(self, computed: str, context: str) -> str:
         """Emit the predicted streams, corrected by the layer's result `computed` [B, T, dim].
 
-        context: as in `ple`, or "". If given, per-layer embeddings are added to all streams except the first.
+        context: from `ple.contexts`, or "". With a context, per-layer embeddings are added to streams 1, 2, ...
         """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")

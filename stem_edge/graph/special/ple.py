@@ -36,7 +36,7 @@ def contexts(
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """Emit the term [B, T, dim] that per-layer embeddings add to a layer's result x [B, T, dim]."""
+    """Emit the term [B, T, dim] that is added to a layer's result x; context: from `contexts`."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

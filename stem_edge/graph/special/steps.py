@@ -1,4 +1,4 @@
-"""Products for models with static activation ranges, which round values to multiples of a step.
+"""Products for models with static activation ranges, which round to multiples of a quantization step.
 
 MatMulNBits quantizes its input to int8 with a scale per block. This changes nothing if a block contains
 the value 127 and only whole numbers from -127 to 127. So inputs are passed as whole numbers of steps, and
@@ -40,7 +40,7 @@ class SteppedProducts(Products):
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit a product of x; input and result are rounded to multiples of their steps."""
+        """Emit the product of x with `parts`; x and result are rounded, each to its own step."""
         ranges = [self._ranges.get("head" if kind == "head" else part) for part in parts]
         if not any(ranges):
             return super().product(name, kind, x, parts, shape)
