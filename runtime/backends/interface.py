@@ -91,7 +91,7 @@ class BackendDrafter(Protocol):
 
 
 class BackendPlaces:
-    """Memory with numbered places (0, 1, ...) for the KV caches of sequences that decode together.
+    """Memory with places 0, 1, ..., each for the KV cache of one of the sequences that decode together.
 
     This base class does nothing; it serves backends that need no such memory.
     """
@@ -100,7 +100,7 @@ class BackendPlaces:
         """Move a context's first tokens to the next free place, or raise OutOfMemoryError and move nothing."""
 
     def leave(self, place: int, tokens: int) -> None:
-        """Move the first tokens at `place` back to their context's memory. The last context fills the gap."""
+        """Move the first tokens at `place` back to their context's memory, and the last context to `place`."""
 
 
 class Backend(Protocol):
@@ -112,7 +112,7 @@ class Backend(Protocol):
     def open_places(self, size: int, length: int) -> BackendPlaces | None:
         """Return shared KV memory for up to `size` contexts of `length` tokens. Raises OutOfMemoryError.
 
-        Only contexts that have joined it can decode together. None: this backend decodes one sequence at a time.
+        Only contexts in this memory can decode together. Returns None if the backend decodes one sequence at a time.
         """
 
     def open_drafter(self, context: Any) -> BackendDrafter | None:
@@ -141,7 +141,7 @@ class Backend(Protocol):
 
         In models whose rows are means over a window of tokens, slot_ids is [B * T, window], with EMPTY for no token.
         Returns logits [B * logits, V]: of the last `logits` tokens of each context. The next step of these
-        contexts may overwrite them. Layers that borrow K and V run for these tokens only.
+        contexts may overwrite them. Layers that reuse an earlier layer's K and V run for these tokens only.
 
         Raises BackendError. Afterwards, or if logits are not finite, the step can be tried again, for all
         contexts or for one at a time. Other contexts are not affected.

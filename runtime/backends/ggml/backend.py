@@ -116,6 +116,6 @@ class GgmlBackend:
         return self._steps.finish(slot_ids, logits)
 
     def close(self) -> None:
-        """Release the model; its memory is freed when no context uses it any more."""
+        """Release the model; its memory is freed once no step is running."""
         self._open = None
         return_freed_memory()

@@ -1,7 +1,7 @@
 """Wrappers of ggml: arenas that describe tensors, graphs over them, memory for inputs and results.
 
-Each ggml handle is freed when its Python owner is garbage-collected. A context refers to the weights,
-so closing a model during a generation frees no memory that is still in use.
+Each ggml handle is freed when its Python owner is garbage-collected. A running step refers to the
+weights, so closing a model during a generation frees no memory that is still in use.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def emit_embedding(graph: GgmlGraph, config: ModelConfig, weights: Weights, ids:
 
 
 def emit_layer(layer: GgmlLayer, weights: Weights, x: Tensor) -> Tensor:
-    """Return the hidden states x [dim, T] after a layer."""
+    """Return the hidden states [dim, T] after a layer whose input is x [dim, T]."""
     graph, config = layer.graph, layer.config
     mixed = attention(layer, layer.norm("attention_norm", x))
     x = graph.op("add", x, layer.post_norm("attention_post_norm", mixed))

@@ -48,7 +48,7 @@ class _Step:
 
 
 class GgmlSteps:
-    """Runs steps: several tokens of one sequence, or one token of each of several; see Backend."""
+    """Runs steps: several tokens of one sequence, or one token of each of several sequences; see Backend."""
 
     def __init__(self, model: GgmlModel) -> None:
         self.model, self._config = model, model.config

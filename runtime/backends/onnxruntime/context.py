@@ -62,7 +62,7 @@ class KvArrays:
         self._names.append(names)
 
     def part(self, first: int, count: int) -> dict[str, ort.OrtValue]:
-        """Return the graphs' KV cache inputs and outputs for `count` places from `first` on."""
+        """Return the graphs' KV cache inputs and outputs for the `count` sequences from index `first` on."""
         found = dict[str, ort.OrtValue]()
         for names, array in zip(self._names, self.arrays, strict=True):
             found |= dict.fromkeys(names, from_numpy(array[first : first + count]))
@@ -110,7 +110,7 @@ class Place(NamedTuple):
 
 
 class OrtContext:
-    """The KV cache of one sequence, in its own arrays or in a place of arrays that sequences share."""
+    """The KV cache of one sequence, in its own arrays or in arrays that several sequences share."""
 
     def __init__(self, loaded: Loaded, length: int) -> None:
         self.length = length

@@ -33,7 +33,7 @@ class HeadOutput:
     """Runs the last graphs of a step, which compute logits.
 
     name: graph that computes logits. It is `head` (the final norm and the logits), or `step` or another graph with all
-    layers and the head. Before `head`, it runs `rest` (layers that borrow K and V) if the model has such layers.
+    layers and the head. Before `head` runs `rest` (layers that reuse an earlier layer's K and V), if there is one.
     """
 
     def __init__(self, name: str, graphs: Mapping[str, BoundSession], loaded: Loaded) -> None:
@@ -50,7 +50,7 @@ class HeadOutput:
         self._places = None
 
     def bind(self, sequences: int, places: range, to: StepOutputs) -> None:
-        """Bind `to` for results of the tokens at the indices `places` of the step, in each of `sequences` sequences."""
+        """Bind the arrays of `to` as outputs for the tokens at indices `places` of a step of `sequences` sequences."""
         if self._places != places:
             self._places, self._logits = None, None  # for the next step, if memory runs out here
             self._bind_places(sequences, places)

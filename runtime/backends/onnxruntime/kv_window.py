@@ -36,7 +36,7 @@ class KvWindow:
 
     @property
     def dropped(self) -> int:
-        """Number of dropped tokens, which is the position of the token in the first row."""
+        """Number of dropped tokens: the position of the token that is now in the arrays' first row."""
         self._finish()
         return self._shift.base
 

@@ -39,7 +39,7 @@ def cpu_needs(
 ) -> Needs:
     """Return the memory needs of a backbone on onnxruntime's CPU.
 
-    prepared: weights are mapped from files. prefill: include the prefill graph, which the first long prompt opens.
+    prepared: weights are mapped from files. prefill: include the graph for prompts, which the first long one opens.
     drafts: include the graphs of multi-token steps, which are opened at first use.
     """
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
@@ -84,7 +84,7 @@ def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
 
 
 def widened_nbytes(footprint: Footprint, context: int) -> int:
-    """Return the bytes that prefill takes to copy a layer's int8 KV cache and widen it to float32."""
+    """Return the bytes that the graph for prompts needs to copy a layer's int8 KV cache and widen it to float32."""
     if footprint.kv != "int8":
         return 0
     layers = footprint.model.layers[: footprint.model.own_kv_layers]
@@ -97,7 +97,7 @@ def widened_nbytes(footprint: Footprint, context: int) -> int:
 def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> int:
     """Return bytes of activations per token of a prompt chunk. scored: keys whose attention scores are stored at once.
 
-    Layers that borrow K and V are not included: they run only for tokens with logits (logits_nbytes).
+    Layers that reuse an earlier layer's K and V are not included: they run only for tokens with logits.
     """
     config = footprint.model
     # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,

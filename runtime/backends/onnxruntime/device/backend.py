@@ -175,7 +175,7 @@ class DeviceContext:
         return found | {io.SLOT_IDS: np.arange(len(slot_ids))[None]}
 
     def _rest(self, rows: Arrays, wanted: npt.NDArray[np.int64]) -> None:
-        """Run the layers that borrow keys and values, for the tokens at the indices `wanted` of the step.
+        """Run the layers that reuse an earlier layer's K and V, for the tokens at indices `wanted` of the step.
 
         rows: from `_rows`, for these tokens.
         """

@@ -51,7 +51,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
 
 
 def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
-    """Return an error message if memory is too small to prepare in a second process; "" if it is not."""
+    """Return an error message if memory is too small to prepare the backbone in a second process, else ""."""
     own, free = own_memory(), available_memory()
     memory, needed = options.memory, preparing_needs(footprint, options.cpus).memory
     allowed = own + free if memory is None else min(parse_size(memory), own + free)

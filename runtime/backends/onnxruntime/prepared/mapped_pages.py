@@ -55,7 +55,7 @@ def is_written(pagemap: int, start: int, stop: int) -> bool:
 def give_back_mapped(files: Mapping[Path, int]) -> None:
     """Drop mapped pages of files from memory, unless they were written to.
 
-    A page is read again when it is used again. files: path -> offset of the end of the pages to drop.
+    A page is read again when it is used again. files: path -> offset in the file before which pages are dropped.
     """
     if sys.platform != "linux":
         return

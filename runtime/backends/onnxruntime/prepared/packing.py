@@ -167,7 +167,7 @@ def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 def _widened(node: Node) -> Node:
-    """Return a product node with a zero point for its matrix: that of the activations, 128."""
+    """Return a product node for a matrix that became u8: its zero point is that of the activations, 128."""
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 

@@ -110,7 +110,7 @@ class Prepacked(NamedTuple):
 
 
 def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> Prepacked | None:
-    """Return the bundle's backbone as prepared here for keys and values of type `kv`; None if it is not prepared."""
+    """Return the backbone as prepared on this machine for keys and values of type `kv`; None if it is not prepared."""
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     record = read_prepared(folder)
     return None if record is None else Prepacked(folder, record)

@@ -43,7 +43,7 @@ AROUND, PRESENT = 16, 0x80  # PRESENT: in the last byte of an entry of PAGEMAP
 
 
 class Span(NamedTuple):
-    """Mapped pages of one matrix, and their place in the file."""
+    """Mapped pages of one matrix, and their offset in the file."""
 
     start: int  # address
     nbytes: int

@@ -156,7 +156,7 @@ def _saving(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def onnxruntime_errors(doing: str) -> Iterator[None]:
-    """Context manager: convert onnxruntime's errors to OutOfMemoryError, DeviceLostError or BackendError."""
+    """Context manager: convert onnxruntime's errors as providers.errors.raise_error(error, doing) does."""
     try:
         yield
     except Exception as error:  # because onnxruntime's exceptions share no base class
