@@ -137,7 +137,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _open(path: Path) -> int:
-    """Open or create a locked file to append to; return a descriptor. Raises InputError, OSError."""
+    """Open or create a locked file to append to; return its fd. Raises InputError, OSError."""
     with suppress(FileExistsError):
         disk.close(disk.create(path))
     if not stat.S_ISREG(path.stat().st_mode):  # before opening, because opening a pipe may wait
