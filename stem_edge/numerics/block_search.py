@@ -171,7 +171,7 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Try inverse scales [N, G] and zero points: refine the scales, store better ones."""
+        """Try inverse scales [N, G] and zero points: refine the scales, and store them if better."""
         codes = self._code(inverse, zero)
         weighted = codes
         if self._weights is not None:
@@ -186,7 +186,7 @@ class _Best:
     def settle(self, inverse: F32, zero: F32) -> None:
         """Try inverse scales and zero points without refining them; store them where errors drop.
 
-        Gains cannot decide this, because their rounding hides errors much smaller than the values.
+        Compares errors, not gains (see the class): rounding of gains hides errors much smaller than the values.
         """
         best = self._loss(reciprocals(self.scales), self.scales, self.zeros)
         scale = reciprocals(inverse)
