@@ -1,6 +1,6 @@
 """uvicorn with a limit on the number of connections, and on how long a connection may idle.
 
-uvicorn alone has no deadline for a request. At its connection limit, uvicorn refuses new requests and keeps idle connections.
+uvicorn alone has no deadline for a request; at its limit, it refuses new requests and keeps idle connections.
 """
 
 from __future__ import annotations
