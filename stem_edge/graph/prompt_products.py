@@ -34,7 +34,7 @@ class PromptProducts(Products):
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Reserve space for a norm's weight / s, with SmoothQuant factors s of product `consumer`."""
+        """Reserve space for a norm's weight, divided by the SmoothQuant factors of `consumer`."""
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 

@@ -171,7 +171,7 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Try inverse scales [N, G] and zero points: refine the scales, and store them if better."""
+        """Try inverse scales [N, G] and zero points: refine scales, and store them if better."""
         codes = self._code(inverse, zero)
         weighted = codes
         if self._weights is not None:
