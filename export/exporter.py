@@ -100,7 +100,7 @@ def export_bundle(
         calibration text. If the bundle diverges more, the export fails and leaves `out` as it was.
         Default: 0.5.
     prefill_graph: add int8 matrices for prompts, which take one byte per parameter of the layers.
-        Default: True for a quantized backbone, if these matrices are at least as exact.
+        Default: True if the export quantizes the backbone, unless prompts are less exact with them.
     force: replace `out` if it is a bundle. The old bundle stays whole until the new one is complete.
     threads: number of threads. Default: one for each CPU that this process may use.
     progress: show a progress bar on stderr. Default: a bar on a terminal, else a line every 10 seconds.

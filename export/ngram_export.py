@@ -1,6 +1,7 @@
 """Exports only a model's n-gram tables, for a server that runs the backbone elsewhere.
 
-Pages are written piece by piece: an export of 100 GB of rows needs only some MB of memory.
+A table consists of pages with one or more rows each. They are written piece by piece, so an export of
+100 GB of rows needs only some MB of memory.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _write(
     class_of: I32 | None,
     threads: int,
 ) -> None:
-    """Write all tables. class_of: token id -> token class, if n-grams are of classes; else None."""
+    """Write all tables. class_of: token id -> token class; None if n-grams consist of token ids."""
     root = out.folder
     files = {root / "zarr.json": encode_metadata(group_document(format))}
     if class_of is not None:
@@ -110,7 +111,7 @@ def _write(
 
 
 def _pages(out: Output, source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:
-    """Return pages start..stop of a table as bytes [n, page_nbytes], padded with zeros."""
+    """Return pages start..stop, each some rows and zeros to the end, as bytes [n, page_nbytes]."""
     first = start * table.rows_per_page
     last = min(stop * table.rows_per_page, table.hash.rows)
     rows = source.read(first, last)

@@ -105,7 +105,7 @@ def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
 
 @contextmanager
 def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Model]:
-    """Load the bundle for a context of `tokens` tokens. A large bundle is prepared, to save memory."""
+    """Load the bundle for `tokens` tokens. Large weights are mapped from a file, to save memory."""
     # Imported only here, because an export needs nothing else of the runtime.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with
@@ -144,9 +144,10 @@ def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
 
 
 def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare a bundle's logits with the checkpoint's; return report fields and first logits.
+    """Compare logits with the checkpoint's; return report fields, and logits of the first tokens.
 
-    exact: as in accept. The checkpoint's logits are computed for few tokens at a time, to save memory.
+    exact: the checkpoint's last hidden states [T, hidden_width]; logits are computed from a few of them at a
+    time, to save memory. pieces: the bundle's logits, in pieces [n, V].
     """
     each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
     step = max(1, EXACT_VALUES // plan.source.config.vocab_size)
@@ -179,7 +180,7 @@ def _rounded(value: float | np.floating[Any]) -> float:
 
 
 def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manifest:
-    """Return a manifest for the files written so far. measured: fields of its quality report."""
+    """Return a manifest for the files written so far. measured: fields of the QualityReport."""
     formats: dict[str, Any] = {format.field: format}
     engine, files = plan.recipe.engine, out.files
     tables = plan.tables.format if plan.tables else None

@@ -61,14 +61,18 @@ def write_shard(
     out: Output,
     grid: ShardGrid,
     shard: int,
-    step: int,
+    piece_records: int,
     threads: int,
     work: Callable[[int, int], U8],
 ) -> None:
-    """Write a shard of an array. work(start, stop): returns the records' bytes; thread-safe."""
+    """Write shard number `shard` of an array, in pieces of `piece_records` records.
+
+    work(start, stop): returns the bytes of records start..stop. Several threads call it at once.
+    """
     start = shard * grid.records_per_shard
     stop = start + grid.shard_records(shard)
-    spans = ((at, min(at + step, stop)) for at in range(start, stop, step))
+    starts = range(start, stop, piece_records)
+    spans = ((at, min(at + piece_records, stop)) for at in starts)
     with out.file(grid.shard_path(shard).relative_to(out.folder).as_posix()) as file:
         for piece in in_order(threads, lambda span: grid.append_checksums(work(*span)), spans):
             file.write(piece)
@@ -84,11 +88,11 @@ def _records(
     start: int,
     stop: int,
 ) -> U8:
-    """Return an array's records start..stop as bytes. first: the plan's number of its record 0."""
+    """Return records start..stop of an array, as bytes. first: number of records in earlier arrays."""
     start, stop = first + start, first + stop
     out.bar.advance(4 * (stop - start) * layout.row_width * len(layout.layers))
-    if (kept := _kept(plan, tables, layout, start, stop)) is not None:
-        return kept
+    if (copied := _copied(plan, tables, layout, start, stop)) is not None:
+        return copied
     rows = [_rows(plan, layer, tables[layer], start, stop) for layer in layout.layers]
     records = pack_records(layout, rows, scaling_of(layout))
     kind = f"tables ({layout.row_type})" if plan.format.rare_tables else "tables"
@@ -97,10 +101,10 @@ def _records(
     return records
 
 
-def _kept(
+def _copied(
     plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
 ) -> U8 | None:
-    """Return records made of the checkpoint's codes and scales; None if rows must be quantized."""
+    """Return records with the checkpoint's codes and scales; None if rows must be quantized."""
     scaled = [
         codes
         for layer in layout.layers
@@ -119,7 +123,7 @@ def _kept(
 
 
 def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> F32:
-    """Read a table's rows for records start..stop; plan.order, if any, maps records to rows."""
+    """Read the rows of records start..stop. If plan.order is set, record i is row plan.order[i]."""
     runs = [(start, stop)]
     if plan.order is not None:  # sorted row numbers, read in runs without gaps
         numbers = plan.order[start:stop]
@@ -131,6 +135,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Divide an array into shards of about `nbytes` bytes, and its records into pieces for prompts."""
+    """Divide an array into shards of `nbytes` bytes. Prompts read `prompt_rows` rows of each record."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

@@ -20,7 +20,7 @@ from stem_edge.graph.special.assistant import ORDER, drafting
 
 
 def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
-    """Open an assistant's folder. Raises CheckpointError, or ExportError if it fits another model."""
+    """Open an assistant's folder. Raises CheckpointError; ExportError if it does not fit `plan`."""
     # The cast is safe: a recipe for ggml cannot have an assistant.
     target, format = plan.source.config, cast(BackboneFormat, plan.format)
     measured = plan.nats is not None or plan.own_types

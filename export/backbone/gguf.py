@@ -77,7 +77,7 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
 
 
 def _importance_by_text(plan: Plan, bar: Progress) -> dict[str, F32]:
-    """Return importance_vectors of the calibration text; {} if the types make no use of them."""
+    """Return matrix name -> importance of its input channels; {} if the type of weights needs none."""
     if not plan.format.importance:
         return {}
     source, layers = plan.source, plan.source.config.n_layers

@@ -38,8 +38,8 @@ def write_gguf(
 ) -> None:
     """Write a complete GGUF file: header, metadata and all tensors.
 
-    metadata: key -> value, in file order, general.architecture first. Raises CheckpointError for
-    weights that are not finite, ExportError for weights that the type cannot hold.
+    metadata: key -> value, in file order, general.architecture first. weights: reads the tensors' rows.
+    Raises CheckpointError for NaN or infinity, ExportError for values that a tensor's type cannot hold.
     """
     file.write(encode_header(metadata, tensors))
     for tensor in tensors:
@@ -65,7 +65,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
 
 
 def _copied(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
-    """Yield a matrix's bytes unchanged from a GGUF checkpoint, piece by piece in file order."""
+    """Yield a matrix's `stored` bytes unchanged from a GGUF checkpoint, piece by piece in order."""
 
     def read(span: RowSpan) -> U8:
         codes = stored.read(*span[1:])
@@ -89,7 +89,7 @@ def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]
 
 
 def _typed(key: str, value: Value) -> bytes:
-    """Encode a metadata value: GGUF's number of its type, then the value."""
+    """Encode a metadata value: GGUF's type number, then the value. Error messages contain `key`."""
     match value:
         case int() if 0 <= value < 1 << 32:
             return struct.pack("<II", UINT32, value)

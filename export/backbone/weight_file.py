@@ -45,7 +45,7 @@ OUTLIER = 8.0
 
 
 class PaddedTensors(Mapping[str, Matrix]):
-    """Tensors of a checkpoint by name, with attention heads padded to the width in the graph."""
+    """Tensors of a checkpoint by name; zeros pad each attention head to the graph's head width."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Matrix]) -> None:
         self._config, self._tensors = config, tensors
@@ -72,8 +72,8 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """Writer of a weight file. It quantizes matrices while it writes them.
 
-    peaks: name of a matrix product -> greatest magnitude of each input channel [K], for balancing. It also
-    holds arrays to write unchanged: KV-cache scales and an assistant's token order. keeps_blocks: copy
+    peaks: name of a matrix product -> greatest magnitude of each input channel [K], for balancing; other
+    names (KV-cache scales, an assistant's token order) -> array to write unchanged. keeps_blocks: copy
     quantized blocks of a GGUF checkpoint, because the quantizer would return the same codes.
     """
 
@@ -139,12 +139,12 @@ class WeightFile:
         except KeyError:  # no bias, but other matrices of the same product have one
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
-    def _balance(self, consumer: str) -> F32:
+    def _balance(self, product: str) -> F32:
         """Return the balancing factors [K] of the input channels of a matrix product."""
-        if consumer not in self._balances:
-            matrices = [self._tensors[part] for part in self._consumed[consumer]]
-            self._balances = {consumer: _balance(self._peaks.get(consumer), matrices)}
-        return self._balances[consumer]
+        if product not in self._balances:
+            matrices = [self._tensors[part] for part in self._consumed[product]]
+            self._balances = {product: _balance(self._peaks.get(product), matrices)}
+        return self._balances[product]
 
     def _blocks(self, item: Blocks) -> None:
         """Write a quantized matrix: its codes, then its scales, offsets and zero points."""
@@ -182,7 +182,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
-        """Return the item's matrices with their GGUF codes; () if some have another format."""
+        """Return the item's matrices if their GGUF codes can be copied; () if one has no such codes."""
         parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
         same = [
             part
@@ -269,7 +269,7 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """List the matrix products whose inputs have outliers and do not come from a norm."""
+    """List the matrix products whose input has outliers in `peaks`, and is not a norm's output."""
     plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
     seen = {item.name: peaks[item.name] for item in plain if item.name in peaks}
     return tuple(

@@ -24,10 +24,10 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
-    """Build one ONNX graph that computes logits from token ids. It uses the weight file for decoding.
+    """Build one ONNX graph that computes logits from token ids, with the weight file for decoding.
 
     Every value has a shape. The graph has no operators that onnxruntime adds to the default domain,
-    because other tools lack them. Weights of experts are inputs in slots, as at runtime.
+    because other tools lack them. Experts' weights are graph inputs: arrays with one expert per cache slot.
     """
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format)
@@ -50,7 +50,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     return graph
 
 
-def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
+def _separate(graph: Graph, layout: RecordLayout | None, rows_per_token: int) -> None:
     """Adapt the graph to other tools: table rows become inputs, norms become standard operators."""
     nodes, graph.nodes = graph.nodes, []
     # Value gathered from slots -> the input that replaces it; cache -> cache after its update.
@@ -63,7 +63,7 @@ def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
             plain_norm(graph, x, weight, node.outputs[0], node.attributes["epsilon"])
         elif layout is not None and source.startswith(io.ROW_CODES) and io.SLOT_IDS in node.inputs:
             name = io.row_name(int(source.removeprefix(io.ROW_CODES)))
-            width = layout.row_width * lookups
+            width = layout.row_width * rows_per_token
             other[node.outputs[0]] = graph.input(name, np.float32, [1, "T", width])
         elif source in other and node.op == "Cast":
             other[node.outputs[0]] = other[source]

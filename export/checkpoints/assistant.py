@@ -58,13 +58,13 @@ def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantChe
     return AssistantCheckpoint(described, tensors, order)
 
 
-def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[int, ...]]:
-    """Return tensor name -> shape of an assistant. dim: hidden width of the main model."""
+def shapes_of(config: ModelConfig, main_dim: int, clusters: int) -> dict[str, tuple[int, ...]]:
+    """Return an assistant's tensor name -> shape. clusters: number of its token clusters."""
     shapes: dict[str, tuple[int, ...]] = {
         "embedding": (config.vocab_size, config.dim),
         "norm": (config.dim,),
-        IN: (config.dim, 2 * dim),
-        OUT: (dim, config.dim),
+        IN: (config.dim, 2 * main_dim),
+        OUT: (main_dim, config.dim),
     }
     if clusters:
         shapes[CLUSTERS] = clusters, config.dim
@@ -75,7 +75,7 @@ def shapes_of(config: ModelConfig, dim: int, clusters: int) -> dict[str, tuple[i
 
 
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return a tensor's name in Hugging Face's files, where the assistant's layers start at 0."""
+    """Return Hugging Face's name of the tensor `name`. Hugging Face's layer numbers start at 0."""
     if name.startswith("layers."):
         _, number, part = name.split(".", 2)
         name = f"layers.{int(number) - config.own_kv_layers}.{part}"
@@ -83,7 +83,7 @@ def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
 
 
 def _order(path: Path, files: TensorFiles, tokens: int, clusters: int) -> npt.NDArray[np.int32]:
-    """Read the token ids in each cluster [clusters, tokens per cluster]. Raises CheckpointError."""
+    """Read the ids in each cluster [clusters, tokens / clusters]. Raises CheckpointError."""
     if not clusters:
         return np.empty((0, 0), np.int32)
     given = whole(files.take(TOKENS, INTEGERS)) if TOKENS in files else np.empty(0)

@@ -94,7 +94,7 @@ class Options(msgspec.Struct):
     use_top: bool = False
 
     def stem(self) -> tuple[int, ...]:
-        """Return the layers with a table, by stem_layers or stem_ratio. Layer 0 has none."""
+        """Return the layers with a table: stem_layers, else by stem_ratio; layer 0 is left out."""
         if not self.use_stem:
             return ()
         span = SPANS.get(self.stem_ratio or "", self.n_layer + 1)
@@ -160,7 +160,7 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def _convert(
     config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Return backbone tensors by our names, and tables by layer. Unknown names stay."""
+    """Return backbone tensors (unknown names unchanged), and STEM layer number -> its table."""
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
     names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)

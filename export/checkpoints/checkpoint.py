@@ -36,7 +36,7 @@ class Checkpoint:
     """Opened checkpoint: config, lazy tensors by this project's names, and the tokenizer's source.
 
     backbone: tensors with the names and shapes of ModelConfig.backbone_shapes(). tables: number of a
-    STEM layer -> its table [records, row width] (ModelConfig.records, row_parts).
+    STEM layer -> its table [records, row width]. Several tokens may share a record.
     """
 
     path: Path
@@ -69,7 +69,7 @@ def module_names(
 ) -> dict[str, str]:
     """Return a dict from the trainer's name of each module to this project's name of its weight.
 
-    top: names outside the layers; parts: names in a layer, without the prefix `inside` ({}: its number).
+    inside: the trainer's prefix in layers, such as "layers.{}."; top, parts: names outside and in layers.
     """
     return dict(top) | {
         inside.format(layer) + theirs: f"layers.{layer}.{ours}"
@@ -101,7 +101,7 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
-    """Return `values`, rows of a tensor from row `start`. Raises CheckpointError for NaN or inf."""
+    """Return `values`: the tensor's rows from `start` on. Raises CheckpointError for NaN or inf."""
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(np.argwhere(bad)[0][0]) + start
@@ -113,7 +113,6 @@ def check_finite(name: str, start: int, values: F32) -> F32:
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if two matrices have equal values."""
     if one.shape != other.shape or not one.shape:
         return False
     starts = range(0, other.shape[0], READ_ROWS)
@@ -138,6 +137,5 @@ def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def is_zero(matrix: Tensor) -> bool:
-    """Return True if all values of a matrix or vector are 0."""
     step = max(1, PIECE_VALUES // max(1, prod(matrix.shape[1:])))
     return not any(matrix.rows(at, at + step).any() for at in range(0, matrix.shape[0], step))

@@ -140,10 +140,10 @@ def _dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _llama3(keys: Keys, tensor: Tensor, other: dict[str, Any]) -> dict[str, Any]:
-    """Return Llama 3's rope_scaling. tensor: RoPE factors [head_dim / 2]. Raises ValueError."""
+def _llama3(keys: Keys, tensor: Tensor, other_scaling: dict[str, Any]) -> dict[str, Any]:
+    """Return Llama 3's rope_scaling if `tensor` has its RoPE factors. Raises ValueError if not."""
     width = keys.head_dim
-    if tensor.shape != (width // 2,) or other:
+    if tensor.shape != (width // 2,) or other_scaling:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")
     factors = whole(tensor)
     given = {"rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}

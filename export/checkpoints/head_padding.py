@@ -41,7 +41,7 @@ def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F3
 
 
 def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
-    """Return tensor name -> number of parts to divide its rows into; each part is padded."""
+    """Return tensor name -> number of parts to pad: its heads, or halves of heads, for RoPE."""
     # If RoPE pairs a value of a head's first half with one of its second half, pad both halves.
     halves = 1 if config.rope_interleaved else 2
     parts = {
@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Pad rows [heads * head_dim, ...] to the graph's head width, with zeros after each part."""
+    """Pad heads in rows [heads * head_dim, ...]. parts: number of equal parts; zeros follow each."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

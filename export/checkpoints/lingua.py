@@ -2,8 +2,8 @@
 
     params.json  consolidated.pth  consolidated_stem.pth, or stem_shards/stem_model_mp<n>.pt
 
-Comments below state the trainer's defaults that the files do not: transformer arguments, the rule for
-the FFN width, and interleaved RoPE.
+The files do not state all defaults of the trainer. Comments below do: transformer arguments, the rule
+for the FFN width, and interleaved RoPE.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Open the backbone's tensors and give them this project's names. Unknown names stay."""
+    """Open the backbone's tensors. names: trainer's -> this project's; other names do not change."""
     path = folder / BACKBONE
     if not path.is_file():
         listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
@@ -152,7 +152,7 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
-    """Return STEM layer -> table. order: stem_layers of params.json; order[i] has table i."""
+    """Return STEM layer -> table. order: stem_layers of params.json; layer order[i] has table i."""
     whole = folder / TABLES
     files = [whole] if whole.is_file() else _shard_files(folder)
     states = [_table_shards(path, len(order)) for path in files]

@@ -57,7 +57,6 @@ class Options(msgspec.Struct):
 
     @property
     def scale(self) -> float:
-        """Factor of the product B A."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
 

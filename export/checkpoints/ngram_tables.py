@@ -2,8 +2,8 @@
 
 | model | tensors of a table |
 |---|---|
-| Qwen3.8-Flash-Next | `...layers.L.ple.ple_embedding.ngram_embedding.shard_I.weight`, or one `.weight`; fp8 with one `.weight_scale` |
-| DeepSeek-V4.1 | `layers.L.engram.embed.weight`, fp8 with a `.scale` for every 32 values, as exponents |
+| Qwen3.8-Flash-Next | `...layers.L.ple.ple_embedding.ngram_embedding.shard_I.weight`, or one `.weight`; fp8 has one `.weight_scale` |
+| DeepSeek-V4.1 | `layers.L.engram.embed.weight`, fp8; `.scale` holds the scales' exponents, one for 32 values |
 | LongCat | `model.ngram_embeddings.embedders.I.weight`, one for each head |
 """
 

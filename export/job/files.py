@@ -43,11 +43,9 @@ class BundleFile:
 
     @property
     def entry(self) -> FileEntry:
-        """Size and checksum of the data so far."""
         return FileEntry(self.nbytes, self._digest.hexdigest())
 
     def flush(self) -> None:
-        """Write the buffered bytes to the file."""
         self._write(memoryview(self._gathered))
         self._gathered = bytearray()
 
@@ -84,7 +82,6 @@ class Output:
         self.files[name] = file.entry
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file of the bundle in one piece."""
         with self.file(name) as file:
             file.write(data)
 
@@ -97,7 +94,7 @@ class Output:
         return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
-        """Delete the file `name`, and drop the quantization errors of its part."""
+        """Delete the file `name`; discard the errors in the meter of `part`."""
         del self._meters[part], self.files[name]
         disk.remove(self.folder / name)
 

@@ -22,7 +22,7 @@ COST_TOKENS, PIECE_TOKENS = 128, 8
 
 
 def choose_types(plan: Plan) -> Plan:
-    """Return the plan with a type for every matrix. Types that the recipe leaves open are measured."""
+    """Return the plan with each matrix's type: as in the recipe, else 4 or 8 bits by measured cost."""
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
         format = cast(BackboneFormat, format)  # `nats` is None for ggml
@@ -48,9 +48,9 @@ def _costly(
     fixed: Collection[MatrixKind],
     most_nats: float,
 ) -> list[str]:
-    """List products to store with 8 bits, so that 4 bits in the rest cost at most `most_nats`.
+    """List matrix products for 8 bits, so that 4 bits in all others cost at most `most_nats`.
 
-    found: product -> its cost at 4 bits; fixed: kinds of matrices whose type is not chosen here.
+    found: product -> its cost (divergence) at 4 bits; fixed: kinds of matrices whose type is already chosen.
     """
     if format.tied and "head" in found:
         # Embedding and head are one matrix, so their costs add up.

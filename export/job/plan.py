@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def judged(self) -> bool:
-        """True if the bundle is compared with its checkpoint. Default: if it is quantized anew."""
+        """True if the export compares the bundle with its checkpoint. Default: if it rounds weights."""
         asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
         return not self.own_types or asked or bool(self.recipe.prefill_graph)
 
@@ -137,7 +137,7 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
 
 
 def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
-    """Start a progress bar for work on all layers. It counts each tensor's bytes as float32."""
+    """Label a progress bar `what`, and set its end: all layers, with 4 bytes for each value."""
     shapes = config.backbone_shapes().items()
     values = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
     bar.begin(what, 4 * values, layers=config.n_layers)

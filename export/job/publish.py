@@ -117,7 +117,6 @@ def _explained(out: Path) -> Iterator[None]:
 
 
 def free_nbytes(out: Path) -> int:
-    """Return the free bytes on the disk of `out`."""
     return shutil.disk_usage(out.parent).free
 
 
@@ -147,7 +146,7 @@ def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
 
 
 def _check_target(out: Path, force: bool, kind: str, is_ours: Callable[[Path], bool]) -> None:
-    """Raise ExportError if `out` exists, unless force is set and is_ours(out) is True."""
+    """Raise ExportError if `out` exists, unless `force` and is_ours(out). kind: for the message."""
     if not out.exists() and not out.is_symlink():
         return
     if not force:

@@ -68,7 +68,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
-    """Return the ggml format for these types: llama.cpp's mixture, if one has just these types."""
+    """Return the ggml format for tensor name -> type: llama.cpp's mixture with these types, if any."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -140,7 +140,10 @@ def _product(config: ModelConfig, name: str) -> str:
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
-    """Return the onnxruntime format for GGUF types; None for floats and types below 4 bits."""
+    """Return the onnxruntime format for the GGUF types `own` (matrix name -> type).
+
+    None if no matrix is quantized, or if one has fewer than 4 bits.
+    """
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet

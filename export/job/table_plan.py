@@ -104,5 +104,5 @@ def _mixed(source: Checkpoint, layout: RecordLayout, counts: Counts) -> TablePla
 
 
 def scaling_of(layout: RecordLayout) -> Scaling:
-    """Return the function that computes row scales: from the range for 8 bits, else by search."""
+    """Return the function that computes scales: from values' range for 8 bits, by search for 4."""
     return least_error_scales if layout.bits < 8 else range_scales

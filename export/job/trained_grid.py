@@ -35,8 +35,7 @@ ENOUGH = 0.99  # share of blocks that must fit; the other blocks may have clippe
 def keep_trained_grid(plan: Plan) -> Plan:
     """Return a plan that stores weights trained for 4 bits exactly, if the recipe allows 4 bits.
 
-    These matrices and table rows get 4 bits, in blocks of the size used in training. A note for the user
-    says so.
+    Such matrices and table rows get 4 bits, in blocks of the size used in training. A note tells the user.
     """
     said, source, recipe = list[str](), plan.source, plan.recipe
     chosen = recipe.type is None or isinstance(recipe.type, str)

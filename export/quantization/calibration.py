@@ -64,18 +64,18 @@ def _encode(tokenizer: Tokenizer, path: Path) -> I64:
 
 
 def judged_ids(text_ids: I64, max_context: int) -> list[int]:
-    """Return the last tokens of the text, on which the bundle is compared with its checkpoint."""
+    """Return the text's last tokens, max_context at most, to compare bundle and checkpoint on."""
     ids: list[int] = text_ids[-min(JUDGED_TOKENS, max_context) :].tolist()
     return ids
 
 
 def sequences(
-    text_ids: I64, tokens: int, max_context: int, each: int = SEQUENCE_TOKENS
+    text_ids: I64, tokens: int, max_context: int, length: int = SEQUENCE_TOKENS
 ) -> list[list[int]]:
-    """Return sequences of about `tokens` tokens in all, spread over a text without overlap."""
+    """Cut about `tokens` tokens from a text, in separate sequences of at most `length` tokens."""
     if len(text_ids) >= 2 * JUDGED_TOKENS:  # a shorter text is used as a whole
         text_ids = text_ids[:-JUDGED_TOKENS]
-    length = min(each, max_context, tokens, len(text_ids))
+    length = min(length, max_context, tokens, len(text_ids))
     count = min(-(-tokens // length), len(text_ids) // length)
     starts = np.linspace(0, len(text_ids) - length, count).astype(int)
     return [text_ids[start : start + length].tolist() for start in starts]

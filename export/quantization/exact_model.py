@@ -26,7 +26,11 @@ def next_states(
     tokens: Tokens,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Return hidden states `x` after a layer. Raises CheckpointError if they are not finite."""
+    """Return the hidden states after a layer. Raises CheckpointError if they are not finite.
+
+    x: hidden states before it; weights: its tensors; tokens: ids, RoPE tables, and keys and values of layers;
+    observe: is called with the name and values of each matrix input.
+    """
     with np.errstate(all="ignore"):  # no warnings, since the result is checked
         found = layer_forward(source.config, layer, weights, source.rows, x, tokens, observe)
         finite = np.isfinite(mean_square(found)).all()  # as the next norm computes it
@@ -43,7 +47,7 @@ def next_states(
 
 
 def exact_logits(source: Checkpoint, x: F32, observe: Observer = lambda name, x: None) -> F32:
-    """Return the logits [T, V]. Raises CheckpointError if some are not finite, or all are equal."""
+    """Return logits [T, V] of hidden states. Raises CheckpointError if not finite, or all equal."""
     with np.errstate(all="ignore"):
         logits = head_forward(source.config, source.backbone, x, observe)
     ends = [name for name in source.backbone if not name.startswith("layers.")]

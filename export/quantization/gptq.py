@@ -90,7 +90,10 @@ def parts(width: int) -> list[slice]:
 def solve(
     matrix: F32, inputs: Sequence[Inputs], bits: int, block: int, *, asymmetric: bool = False
 ) -> Rounded:
-    """Quantize rows [n, K] by GPTQ. inputs: statistics for each slice of channels (`parts`).
+    """Quantize rows [n, K] by GPTQ to codes of `bits` bits.
+
+    inputs: statistics for each slice of channels (`parts`); block: values that share a scale;
+    asymmetric: blocks also get a zero point.
 
     Blocks that were trained for 4 bits are stored exactly. A row's codes do not depend on other rows.
     """
@@ -130,7 +133,7 @@ class _Scales(NamedTuple):
         return codes
 
     def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
-        """Return the codes nearest to a column [n], and the values that these codes decode to."""
+        """Round `column` [n], or `exact` in blocks without corrections; return codes, decoded values."""
         if self.kept[group].any():
             column = np.where(self.kept[group] != 0, exact, column)
         code = column * self.inverse[group]

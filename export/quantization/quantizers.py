@@ -124,7 +124,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             moments[name] = list(each)
 
     def typical(source: str, layer: int) -> list[Inputs]:
-        """Run the text through all layers up to `layer`; return statistics of the input `source`."""
+        """Run the text up to layer `layer`; return statistics of the matrix input named `source`."""
         while states.layer <= layer:
             moments.clear()
             for each in inputs.values():

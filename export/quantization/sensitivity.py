@@ -80,7 +80,7 @@ class _Walk:
     def advance(self, layer: int) -> None:
         """Run all models through a layer, and add a model in which only this layer is rounded."""
         at, weights = f"layers.{layer}.", layer_weights(self._source, layer)
-        names = [name for name, matrix in weights.items() if _counts(name, matrix, self._block)]
+        names = [name for name, matrix in weights.items() if _has_choice(name, matrix, self._block)]
         round_ = lambda name: ArrayMatrix(_rounded(whole(weights[name]), self._block))
         rounded = dict(zip(names, in_order(self._threads, round_, names), strict=True))
         exact, products = self._states[""], _products(list(rounded))
@@ -158,11 +158,11 @@ def _rounded(values: F32, block: int) -> F32:
     return found
 
 
-def _counts(name: str, matrix: Matrix, block: int) -> bool:
+def _has_choice(name: str, matrix: Matrix, max_block: int) -> bool:
     """Return True if a tensor is a matrix for which 4 or 8 bits can be chosen."""
     shape = matrix.shape
     chosen = len(shape) == 2 and name.rpartition(".")[2] in _PARTS
-    return chosen and fitting_block(shape[1], block) > 0
+    return chosen and fitting_block(shape[1], max_block) > 0
 
 
 def _products(names: Sequence[str]) -> dict[str, list[str]]:

@@ -59,7 +59,7 @@ class MatrixReader:
         return in_order(self._threads, work, items)
 
     def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
-        """Divide spans of rows into pieces that fit into memory and are enough for all threads."""
+        """Divide spans of rows into pieces that are small, and many enough to occupy all threads."""
         for matrix, first, end in parts:
             step = min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads))
             step = -(-max(1, step) // ROWS) * ROWS
@@ -67,10 +67,7 @@ class MatrixReader:
                 yield matrix, start, min(start + step, end)
 
     def count(self, name: str, nbytes: int) -> None:
-        """Advance the progress bar by `nbytes`, if the tensor `name` belongs to a layer.
-
-        Embedding and head do not count, because they take a different time per byte.
-        """
+        """Advance the progress bar by `nbytes`, unless tensor `name` is the embedding or the head."""
         if name.startswith(OF_LAYERS):
             self._progress(nbytes)
 

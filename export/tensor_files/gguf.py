@@ -45,7 +45,6 @@ class GgufFile(NamedTuple):
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a GGUF file. Raises CheckpointError."""
     file = SourceFile(path)
     try:
         found = _read(file)

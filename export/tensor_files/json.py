@@ -30,8 +30,7 @@ def read_json(
 ) -> V:
     """Decode a JSON file as `type`. Raises CheckpointError.
 
-    what: name of the content for messages; nbytes: largest size; missing: advice for the user if there is no
-    such file.
+    what: name of the content for messages; nbytes: largest size; missing: advice if there is no such file.
     """
     try:
         data = disk.read_file(path.resolve(), nbytes)
@@ -99,7 +98,7 @@ def convert_options(path: Path, options: Mapping[str, object], type: type[T]) ->
 
 
 def some(problems: Sequence[str], shown: int = 80) -> str:
-    """Join the first problems to one line, which also says how many more there are."""
+    """Join the first problems, each cut to `shown` characters, and count the others; one line."""
     more = f" (and {len(problems) - MOST_SHOWN} more)" if len(problems) > MOST_SHOWN else ""
     return "; ".join(one_line(each, shown) for each in problems[:MOST_SHOWN]) + more
 
@@ -111,5 +110,5 @@ def reason_of(error: Exception) -> str:
 
 
 def one_line(value: object, shown: int = 80) -> str:
-    """Return a value from a file as one short line that is safe to print on a terminal."""
+    """Return a value from a file as one line, safe to print and cut after `shown` characters."""
     return texts.one_line(value, shown)

@@ -32,7 +32,7 @@ MAX_HEADER_NBYTES = 100_000_000  # limit of the format
 
 
 class TensorFiles:
-    """Tensors of a checkpoint by name. Readers take each tensor once; the rest is unused."""
+    """Tensors of a checkpoint by name. `take` removes a tensor, so `names` lists unused tensors."""
 
     def __init__(
         self, path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None
@@ -55,7 +55,7 @@ class TensorFiles:
     def take(
         self, name: str, dtypes: dict[str, int] = FLOATS, shape: tuple[int, ...] | None = None
     ) -> Tensor:
-        """Remove and return a tensor. Raises CheckpointError if its type or shape is different."""
+        """Remove and return a tensor. Raises CheckpointError unless `dtypes` and `shape` allow it."""
         tensor = self._taken(name, dtypes)
         if shape not in (None, tensor.shape):
             raise CheckpointError(
@@ -99,7 +99,7 @@ class _Index(msgspec.Struct):
 
 
 def indexed_files(folder: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """Return names of files that hold wanted tensors, by the index. Raises CheckpointError."""
+    """Return the files with wanted tensors, as the index file lists them. Raises CheckpointError."""
     return {file for name, file in _places(folder, "").items() if wanted(name)}
 
 

@@ -48,7 +48,6 @@ class SourceFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises CheckpointError."""
         self.path = path
         try:
             self._descriptor = disk.open_file(path.resolve())
@@ -64,7 +63,6 @@ class SourceFile:
 
     @property
     def head(self) -> bytes:
-        """First HEAD_NBYTES bytes of the file."""
         return self.read(0, min(HEAD_NBYTES, self.nbytes))
 
     def read(self, at: int, nbytes: int) -> bytes:

@@ -180,7 +180,6 @@ def bytes_of(tensor: Tensor, start: int, stop: int) -> U8:
 
 
 def codes_of(matrix: Matrix) -> Codes | None:
-    """Return the quantized codes of a matrix; None if it has none."""
     return matrix.codes if isinstance(matrix, Tensor) else None
 
 

@@ -51,7 +51,7 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
 
 def with_kv_layers(config: ModelConfig) -> ModelConfig:
-    """Return the config with extra first layers, one per kind; other layers use their K and V."""
+    """Add first layers, one per kind of attention; all other layers use the added layers' K, V."""
     kinds = dict[object, int]()
     for number, layer in enumerate(config.layers):
         kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)

@@ -112,10 +112,7 @@ class GemmaPle(Gemma, kw_only=True):
         return np.where(ids < config.ple_records, ids, np.int32(0))
 
     def unused(self, name: str) -> bool:
-        """Return True for unneeded tensors, such as K and V where an earlier layer's are used.
-
-        transformers does not load these tensors, either.
-        """
+        """Return True for unneeded tensors, such as K and V where an earlier layer's are used."""
         found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
         own = self.num_hidden_layers - self.num_kv_shared_layers
         borrowed = found is not None and own <= int(found[1]) < self.num_hidden_layers

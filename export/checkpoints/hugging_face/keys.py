@@ -59,20 +59,19 @@ class KnownKeys(msgspec.Struct, frozen=True):
 
 
 def read_known_keys() -> KnownKeys:
-    """Read keys.json: the keys that one version of transformers knows."""
     return msgspec.json.decode(FILE.read_bytes(), type=KnownKeys)
 
 
 def check_keys(
-    path: Path, given: Mapping[str, Any], kind: str, harmless: Collection[str]
+    path: Path, given: Mapping[str, Any], kind: str, read: Collection[str]
 ) -> tuple[str, ...]:
     """Return notes about ignored keys. Raises CheckpointError if a key may change the model.
 
-    given: keys of config.json; kind: its model_type; harmless: names of keys that are read.
+    given: keys of config.json; kind: its model_type; read: names of the keys that this project reads.
     """
     keys = read_known_keys()
     known, own_schema = keys.of_text(kind), kind not in keys.models
-    harmless = HARMLESS.union(CODE, keys.generation, harmless)
+    harmless = HARMLESS.union(CODE, keys.generation, read)
     rest = {
         key: value
         for key, value in given.items()

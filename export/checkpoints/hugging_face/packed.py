@@ -34,7 +34,7 @@ class PackedFiles(TensorFiles):
         self._widths = widths
 
     def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
-        """Take a tensor by name; decode it if it is a packed matrix. Raises CheckpointError."""
+        """Remove and return a tensor. A packed matrix is decoded; others must have one of `dtypes`."""
         module, codes, taken = name.removesuffix(".weight"), name, super()._taken
         scales = module + SCALE
         if module + EMBEDDED in self:

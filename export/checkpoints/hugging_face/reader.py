@@ -130,7 +130,7 @@ def _check_rest(
     files: TensorFiles,
     embedding: Tensor,
 ) -> None:
-    """Raise CheckpointError if a tensor was not read, unless it is unnecessary or a tied head."""
+    """Raise CheckpointError for unread tensors, except unneeded ones and a tied head."""
     head, where = tensor_name("head"), CONFIG if folder.is_dir() else "its header"
     for name in files.names:
         if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):

@@ -44,7 +44,11 @@ def read_rope(
 
 
 def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | None:
-    """Return a RopeScaling with transformers' defaults. Raises ValidationError, TypeError."""
+    """Return the RopeScaling of rope_type `kind`; None for "default".
+
+    given: options beside the type; context: max_position_embeddings. A missing option gets transformers'
+    default. Raises ValidationError, TypeError.
+    """
     fields = dict(given)
     if kind in ("llama3", "yarn"):
         fields["original_context"] = fields.pop(CONTEXT, None) or context
@@ -65,6 +69,6 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
     return scaling
 
 
-def _growth(factor: float, scale: float) -> float:
-    """Return YaRN's factor for cosines and sines (its mscale)."""
-    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+def _growth(factor: float, mscale: float) -> float:
+    """Return YaRN's factor of cosines and sines for a context that is `factor` times as long."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0

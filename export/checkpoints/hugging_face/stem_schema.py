@@ -147,7 +147,7 @@ def _tap(taps: Tensor, tap: int) -> Tensor:
 
 
 def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
-    """Return a layer's experts as a matrix with one flattened expert per row (row_parts)."""
+    """Return a layer's experts, one per row: rows of gate and up in alternation, then down."""
     count, outer = config.n_experts, (config.d_ff, config.dim)
     shapes = {"gate": outer, "up": outer, "down": outer[::-1]}
     gate, up, down = (
