@@ -58,7 +58,7 @@ class Context:
         return min(self.room, self.backend.together(self.position))
 
     def rewind(self, position: int) -> None:
-        """Go back to `position`; or to 0 if the KV cache has dropped tokens that a step there would attend to."""
+        """Go back to `position`, or to 0 if the KV cache has dropped tokens that a step at `position` attends to."""
         self.position = position if position >= self.backend.earliest else 0
 
     @property

@@ -57,7 +57,6 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all cells written so far."""
         return self.nbytes_of(self._filled)
 
     def nbytes_of(self, tokens: int) -> int:

@@ -138,7 +138,7 @@ class OrtBackend:
 
 
 def only_prompts(graphs: Collection[str]) -> set[str]:
-    """Return the names of those of `graphs`, all graphs of a backbone, that only prompts need."""
+    """Return the names of the graphs that only prompts need. graphs: names of all graphs of a backbone."""
     if io.STEP in graphs:
         return {io.PREFILL, io.REST, io.HEAD}
     return set() if {io.EARLY, io.LATE}.isdisjoint(graphs) else {io.PREFILL}

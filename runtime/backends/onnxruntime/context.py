@@ -103,7 +103,7 @@ FEW_TOKENS = MOST
 
 
 class Place(NamedTuple):
-    """Where the keys and values of a sequence are: arrays, and the sequence's index in them."""
+    """Where the keys and values of a sequence are: arrays, and the sequence's index in these arrays."""
 
     kv: KvArrays
     number: int = 0

@@ -35,7 +35,6 @@ class DeviceArray:
         self._place, self._store = place, store
 
     def write(self, array: F32) -> None:
-        """Copy an array of the same shape to the device."""
         with onnxruntime_errors("copying to the device"):
             self._place.write(self._store, np.asarray(array, order="C"))
 

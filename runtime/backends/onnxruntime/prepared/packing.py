@@ -172,7 +172,7 @@ def _widened(node: Node) -> Node:
 
 
 def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
-    """Append the bytes of a packed form to a file; return their new location text."""
+    """Append a packed form, which `form` locates in `source`, to `file`; return the text that locates it there."""
     key, *places = form.split("|")
     texts = [key]
     for offset, nbytes, checksum in (map(int, place.split(";")) for place in places):
@@ -190,7 +190,10 @@ def _place(plan: WeightPlan, nbytes: int) -> int:
 def _copy(
     source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int, *, flip: bool = False
 ) -> bool:
-    """Copy `nbytes` bytes from offset `start` to offset `to`; False: the source ended early. flip: s8 to u8 (+ 128)."""
+    """Copy `nbytes` bytes from offset `start` to offset `to`. Return False if the source ends early.
+
+    flip: convert s8 to u8, by adding 128.
+    """
     source.seek(start)
     target.seek(to)
     for at in range(0, nbytes, PIECE_NBYTES):
