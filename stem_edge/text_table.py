@@ -71,7 +71,7 @@ def quoted(text: str | None, token_id: int, width: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a time for people: 3 digits."""
+    """Format a time for people, in s or ms, with 3 digits."""
     return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
 
 

@@ -15,7 +15,7 @@ OLD = "-old"  # suffix of that folder: the replaced bundle, if the system cannot
 
 
 def no_bundle(manifest: Path) -> BundleError:
-    """Return the error for a path without a manifest; interrupted exports have their own text."""
+    """Return the error for a missing manifest: what is at its folder's path, and what to do."""
     root = manifest.parent
     working = root.absolute().with_name(WORKING + root.absolute().name)
     if root.is_dir():
@@ -40,7 +40,7 @@ def no_bundle(manifest: Path) -> BundleError:
 
 
 def _or_on_a_hub(root: Path) -> str:
-    """Return ", or hf:org/name" to end the error, if a path looks like a name on a hub; else ""."""
+    """Return the end of the error, like ", or hf:org/name", if the path may be a name; else ""."""
     with suppress(InputError):
         meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
         return "" if root.is_file() else f", or {meant}"

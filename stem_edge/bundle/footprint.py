@@ -149,7 +149,7 @@ def onnx_footprint(
     data: int,
     prefill: int,
 ) -> Footprint:
-    """Return a footprint for onnxruntime. data, prefill: bytes of the decode and prefill weights."""
+    """Return a footprint for onnxruntime. data, prefill: bytes of decode and prefill weights."""
     embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
     step = data if backbone.tied else max(0, data - embedding)
     slot = array_slot_nbytes(tables.tables) if tables else 0

@@ -1,4 +1,4 @@
-"""Codecs: how the values of rows are encoded on flash, and which encodings slots can hold.
+"""Codecs: how values of rows are encoded on flash, and which encodings row cache slots can hold.
 
 Row cache slots and graphs read only the types in Form. Records of other types are converted to a wider type when
 they are read, without rounding. To add a type, extend this file and export/job/table_plan.py; if its codes do not

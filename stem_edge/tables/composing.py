@@ -19,8 +19,8 @@ from stem_edge.tables.rows import RecordLayout, RowLookup
 def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
     """Compose the packed record [record_nbytes] of a lookup. records: token id -> stored record.
 
-    The row of a single token is copied. A mean of rows is computed in float32 and packed, which rounds it
-    like any row of this type.
+    For each STEM layer, a lookup contains token ids or a packed row. The row of a single token id is copied. The rows
+    of several token ids are averaged in float32, and packed like any other row of the table store.
     """
     record = np.empty(layout.record_nbytes, np.uint8)
     for index, row in enumerate(lookup):

@@ -174,7 +174,7 @@ class RecordLayout(
         return self.values(self.row_codes(records, index), self.row_scales(records, index))
 
     def values(self, codes: Codes, scales: Scales | None) -> F32:
-        """Decode codes [n, columns] with scales [n, groups] or None to float32 [n, row_width]."""
+        """Decode codes [n, columns] to float32 [n, row_width]. scales: [n, groups], or None."""
         if scales is None or not self.quantized:
             return CODECS[self.row_type].unpack(codes).astype(np.float32)
         from stem_edge.numerics.quantizing import dequantize_blocks  # only if no engine does it

@@ -48,7 +48,7 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return how many equal pieces a record has, so that one ends after `prompt_rows` rows."""
+    """Return how many equal pieces a record has, so that a piece ends after `prompt_rows` rows."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
@@ -139,7 +139,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Remove the crc32c of each piece. checked: [n, nbytes], records or their first pieces."""
+        """Remove the crc32c after each piece of records. checked: all pieces, or only the first."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
@@ -155,7 +155,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
 
 def _index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes]:
-    """Yield a shard's index as bytes in blocks, then its crc32c. Entries from `pieces` on are empty."""
+    """Yield a shard's index in blocks of bytes, then a crc32c. Entries after `pieces` are empty."""
     crc = 0
     for start in range(0, entries, INDEX_PIECE_ENTRIES):
         stop = min(start + INDEX_PIECE_ENTRIES, entries)

@@ -27,7 +27,7 @@ def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
 
 
 def counts_of_records(counts: Counts, index: I32 | I64 | None, records: int) -> Counts:
-    """Return a count for each record: the sum of the counts of all tokens that share it."""
+    """Return the sum of the counts of each record's tokens. index: token -> record; None: equal."""
     if index is None:
         return counts
     sums = np.bincount(index, weights=counts, minlength=records)

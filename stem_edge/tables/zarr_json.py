@@ -16,7 +16,7 @@ MAX_JSON_NBYTES = 1 << 20
 
 
 class Format(msgspec.Struct, frozen=True):
-    """Base of descriptions of tables. A zarr group has one in its attributes, named `attribute`."""
+    """Base of format descriptions. A zarr group stores its format under the name in `attribute`."""
 
     attribute: ClassVar[str]
 

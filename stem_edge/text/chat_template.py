@@ -88,7 +88,7 @@ def read_template(path: Path) -> tuple[str, str, dict[str, str]]:
 class ChatTemplate:
     """The chat template of a tokenizer_config.json. Call `close` after use.
 
-    Raises BundleError with the line for a template that cannot work, InputError if there is no
+    Raises BundleError with the line number for a template that cannot work, InputError if there is no
     template, and BackendError if its process cannot be started.
     """
 

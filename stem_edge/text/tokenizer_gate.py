@@ -124,7 +124,7 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
 
 
 def _decoded(file: TokenizerFile, name: str, kind: Any) -> Any:
-    """Decode the part `name` of the file. Raises ValueError if it is too large."""
+    """Decode the field `name` of the file as type `kind`. Raises ValueError if it is too large."""
     raw: msgspec.Raw = getattr(file, name)
     most = MAX_PART_NBYTES.get(name, MAX_OTHER_PART_NBYTES)
     if len(raw) > most:

@@ -65,7 +65,7 @@ class _Fields(msgspec.Struct):
 def check_tokens(
     raw: msgspec.Raw, added_nbytes: int
 ) -> tuple[bytes, dict[str, int], TokenizerMemory]:
-    """Check a tokenizer's model. Return (its JSON for the library, token -> id, memory it takes).
+    """Check a tokenizer's model. Return (new JSON of the model, token -> id, memory it takes).
 
     Removes dropout, because it makes the ids of a text random. Raises ValueError.
     added_nbytes: bytes of the added tokens' texts, to be included in the memory.

@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 
 
 def kept_bundles() -> Iterator[Kept]:
-    """Yield the bundles in both caches: all folders of models that have a manifest.json."""
+    """Yield the bundles in the user's cache folder, then the bundles in the hub's cache."""
     with suppress(InputError):  # a user without a home
         for mark in sorted((cache_folder(None) / MADE).glob(f"*/*/{MARK}")):
             if KEY.fullmatch(mark.parent.parent.name):

@@ -100,7 +100,7 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
 
 
 def sampled(params: SamplingParams) -> str:
-    """Describe in words how tokens are sampled. params: without defaults, from Model.chosen."""
+    """Describe in words how tokens are sampled. params: as returned by Model.chosen."""
     values = {name: getattr(params, name) for name in sampling.RANGES}
     if not values["temperature"]:
         del values["temperature"], values["top_k"], values["top_p"], values["min_p"]

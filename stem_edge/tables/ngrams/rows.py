@@ -37,7 +37,7 @@ FP8 = _fp8_values()
 
 
 class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """An n-gram table: its hash, and how its rows are stored. Raises ValueError if invalid."""
+    """N-gram table: its hash function, and how rows are stored. Raises ValueError if invalid."""
 
     name: str  # of its folder
     layer: int | None  # layer that adds the rows, from 0; None: the input embedding
@@ -104,7 +104,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def nbytes(self) -> int:
-        """Bytes on flash, without the zarr.json files."""
+        """Bytes of the table on flash, without the zarr.json files."""
         return self.format.nbytes()
 
     def values(self, rows: U8) -> F32:

@@ -197,9 +197,9 @@ def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[in
     return tuple(found)
 
 
-def _bound(ids: int) -> int:
-    """Return the limit on m for a multiplier 2m + 1, so that its products with ids fit in int64."""
-    return max(1, INT64_MAX // ids // 2)
+def _bound(n_ids: int) -> int:
+    """Return the limit on m: the multiplier 2m + 1 times an id below `n_ids` must fit in int64."""
+    return max(1, INT64_MAX // n_ids // 2)
 
 
 def _orders(largest: int, heads: int) -> tuple[int, ...]:

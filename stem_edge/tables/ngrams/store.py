@@ -45,7 +45,7 @@ class NgramFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on flash, without the zarr.json files."""
+        """Bytes of all tables on flash, without the zarr.json files."""
         return sum(table.nbytes for table in self.tables)
 
 
