@@ -105,7 +105,8 @@ class MemoryPlan:
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
         """Return the plan with the measured size of the open backbone, and as many more slots as fit.
 
-        opened: bytes that this process takes without slots, and will take besides the model. limit: of this process.
+        opened: bytes that this process takes without slots, and will take in addition to the model. limit: bytes that
+        this process may take.
         """
         taken, slot = max(0, opened - self.process), needs.footprint.slot_nbytes
         weights = max(taken, min(taken + needs.host.later, self.weights))

@@ -70,7 +70,6 @@ class KvCache:
         return [array[:tokens] for array in self._arrays]
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
-        """Fill this empty cache with the arrays that `kept` returned for `tokens` tokens."""
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array
         self.make_room(0, tokens)
