@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
     """Open the tokenizer. Raises BundleError; MemoryPlanError if it exceeds the memory limit.
 
-    With options.memory, the whole tokenizer is read now, because later there might be no room.
+    If options.memory is set, this reads the whole tokenizer, because memory may be full later.
     """
     path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, _limit(options)
     text = TextCodec(path, size, limit, _kept_tokenizer(bundle, options))

@@ -48,7 +48,7 @@ class ModelText:
     def chosen(self, params: SamplingParams, otherwise: Mapping[str, float] = {}) -> SamplingParams:
         """Return params in which the model's own values replace missing ones.
 
-        otherwise: values for a model that has no temperature of its own; default: greedy.
+        otherwise: values to use if the model has no temperature of its own.
         """
         own = self.bundle.manifest.sampling
         return params.resolved({} if own is None else own.values(), otherwise)

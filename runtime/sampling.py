@@ -61,7 +61,7 @@ class Sampler:
 
 
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:
-    """Return functions that change logits before sampling: penalties and biases."""
+    """Return the penalties and biases as functions that change logits. prompt: prompt tokens."""
     found, biases = list[Change](), params.logit_bias
     penalty = params.repetition_penalty or 1.0  # it is never 0
     presence, frequency = params.presence_penalty, params.frequency_penalty

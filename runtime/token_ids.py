@@ -38,7 +38,7 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> l
 
 
 def check_text(config: ModelConfig, ids: list[int], where: str = "") -> None:
-    """Raise InputError if an id stands for something other than text, such as an image."""
+    """Raise InputError, prefixed by `where`, if an id stands for an image or other non-text."""
     for what, number in config.placeholders.items():
         if number in ids:
             raise InputError(
@@ -48,7 +48,7 @@ def check_text(config: ModelConfig, ids: list[int], where: str = "") -> None:
 
 
 def _as_list(token_ids: object, where: str) -> list[Any]:
-    """Convert a sequence or a one-dimensional array to a list. Does not check its elements."""
+    """Convert a sequence or 1-D array to a list. Raises InputError, with `where` as prefix."""
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):
         if len(token_ids) > MOST_IDS:  # since listing a huge range would take all memory
             raise InputError(f"{where}{len(token_ids)} token ids; give at most {MOST_IDS}")

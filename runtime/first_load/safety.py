@@ -54,7 +54,7 @@ def check_safety(
     path: str | Path,
     tables: str | None = None,
 ) -> Safety:
-    """Check all files that the manifest lists. The library never reads other files of a bundle.
+    """Check all files that the manifest lists. Loading never reads other files of a bundle.
 
     tables: URL of the bundle's table shards, if they are not in its folder. Remote shards are not checked, and
     the result says so. Raises BundleError if the bundle's folder does not exist.

@@ -136,7 +136,7 @@ class GrammarConstraint:
     def forced(self, most: int) -> list[int]:
         """Return up to `most` tokens that the grammar forces to come next; [] if there is a choice.
 
-        The tokenizer splits the text of these tokens in the same way. The caller must still `accept` each token.
+        The tokenizer would split their text into the same tokens. The caller must still `accept` each token.
         """
         if not self._asked and not self.ended:
             with panics_refused(_STUCK):

@@ -14,10 +14,10 @@ from stem_edge.tables.rows import RowLookup
 
 
 class Lookups:
-    """The row ids of one call. A context manager, which makes and releases records of edits.
+    """The row ids of one call. A context manager: makes edit records, and releases them at the end.
 
-    changes: the edits in effect. given: lookups of the prompt's tokens, from stem_ids; the prompt then ignores
-    edits. Raises the errors of Overlay.of_prompt.
+    changes: the edits in effect. given: lookups of the prompt's tokens, made from stem_ids. If it is given, edits
+    apply to generated tokens only. Raises the errors of Overlay.of_prompt.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Lookups:
         self._engine.release(made)
 
     def own(self, token_ids: Sequence[int], first: int) -> I64:
-        """Return the row ids of consecutive tokens of prompt and answer, from position `first` on."""
+        """Return the row ids of `token_ids`, prompt and answer from position `first` on."""
         prompt = self.prompt[first:].tolist()
         return np.array([*prompt, *map(self._row, token_ids[len(prompt) :])], np.int64)
 

@@ -151,7 +151,7 @@ class PrefixFolder:
                     yield path, PromptKey(saved.token_ids, {}, saved.starts)
 
     def _is_private(self, *, make: bool = False) -> bool:
-        """True if only this user can write to the folder. make: create it. Raises OSError."""
+        """True if only this user can write to the folder, which `make` creates. Raises OSError."""
         if make and not self._path.exists():
             make_folders(self._path.parent)
             with suppress(FileExistsError):

@@ -33,7 +33,7 @@ MOST_KEPT = 8
 class Prefixes:
     """The contexts of all calls of a model: running calls, and cached contexts, oldest first.
 
-    length: most tokens of a context. limit: bytes of the KV caches of all contexts and batches. Cached
+    length: most tokens of a context. limit: most bytes of the KV caches of all contexts and batches. Cached
     contexts are evicted first, so only concurrent calls can exceed the limit. keeps: True to cache
     contexts. folder: evicted contexts are saved there; `close` saves all cached contexts.
     """

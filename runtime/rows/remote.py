@@ -117,7 +117,7 @@ class RemoteShards:
 
 
 def _put(answer: bytes | BaseException, buffer: U8) -> int | OSError:
-    """Copy the bytes of a range to a buffer; return their number. Any error becomes an OSError."""
+    """Copy the bytes of a range to a buffer; return their number. Return an error as an OSError."""
     if isinstance(answer, bytes):
         buffer[: len(answer)] = np.frombuffer(answer, np.uint8)
         return len(answer)

@@ -63,7 +63,7 @@ class ArraySlots(Slots):
 
 
 def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:
-    """Split rows [n, columns] among the arrays `parts` [all slots, part columns]; set slots [n]."""
+    """Write rows [n, columns] to slots [n]. Each array of `parts` gets the row's next columns."""
     start = 0
     for part in parts:
         stop = start + part.shape[1]

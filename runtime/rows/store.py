@@ -145,7 +145,7 @@ def open_store(
     flash: FlashName | None = None,
     url: str | None = None,
 ) -> RowStore:
-    """Open the table store in the folder `root`. Raises BundleError if its format differs.
+    """Open the table store in the folder `root`. Raises BundleError if it is not in `format`.
 
     flash: device whose speed is emulated. url: location of the shards, if not in the folder. Raises
     BundleError when a shard has a wrong size or index, and InputError for a url that fsspec cannot open.

@@ -75,7 +75,7 @@ class TableRows(Rows):
         return 0 if self._edits is None else self._edits.made
 
     def _fitting(self, rows_before: int = 0) -> int:
-        """Return how many tokens' rows fit in the slots with `rows_before` rows of earlier tokens."""
+        """Return how many tokens' rows fit in the slots, after `rows_before` rows of earlier tokens."""
         if self.cache.slots >= self.store.layout.records + self.made:
             return ANY_NUMBER  # any tokens fit
         return (self.cache.slots - rows_before) // self._keys.rows_per_token
@@ -124,7 +124,7 @@ class TableRows(Rows):
         return asked
 
     def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the thread's read, and put the records that this step needs into slots."""
+        """Wait for the read that `expect` started; write the records that are asked for to slots."""
         if self._reading is None:
             return asked
         read, call = self._reading

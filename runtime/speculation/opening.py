@@ -65,7 +65,7 @@ def open_speculation(
 
 
 def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
-    """Wrap a caller's draft function: its drafts end before the first that is not a token id."""
+    """Wrap a caller's draft function: drop all drafts from the first that is not a token id on."""
     return lambda seen, room: list(
         takewhile(lambda token: 0 <= token < vocab_size, draft(seen, room)[:room])
     )
@@ -90,7 +90,7 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
 
 
 def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDrafts | None] | None:
-    """Return a function that starts the bundle's draft model for a context; None if it has none."""
+    """Return a function that starts the bundle's draft model for a context; None without one."""
     if plan.context_length < MOST:
         return None
     context, times, opened = engine.open_context(MOST), list[float](), engine.backend.open_drafter

@@ -43,9 +43,9 @@ class TextRoom(NamedTuple):
 class TextCodec:
     """The tokenizer of a bundle. Raises BundleError when its file is damaged.
 
-    vocab_size: vocabulary of the model; all ids in the file must be below it.
-    limit: most bytes that this process may take while loading it. Raises MemoryPlanError.
-    kept: path of the cached form of this tokenizer.json (kept.py). If it is missing, a child process writes it, so
+    vocab_size: size of the model's vocabulary; all ids in the file must be below it.
+    limit: most bytes of memory of this process while the tokenizer loads. Raises MemoryPlanError.
+    kept: path of the cached form of this tokenizer.json (kept.py). If that file is missing, a child process writes it, so
         that all loads take the same memory.
     """
 

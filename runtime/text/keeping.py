@@ -1,7 +1,7 @@
 """Writes the cached form of a checked tokenizer, for later loads (kept.py).
 
-Run as a program, with arguments PATH VOCAB_SIZE KEPT LIMIT. It reports no errors: the parent process finds
-the same faults itself.
+Run as a program: PATH VOCAB_SIZE KEPT LIMIT (tokenizer.json, number of ids, file to write, bytes of memory).
+It reports no errors: the parent process finds the same faults itself.
 """
 
 from __future__ import annotations
