@@ -48,7 +48,7 @@ class Lookups:
         self._engine.release(made)
 
     def own(self, token_ids: Sequence[int], first: int) -> I64:
-        """Return the row ids of `token_ids`, prompt and answer from position `first` on."""
+        """Return the row ids of `token_ids`, the tokens of prompt and answer from `first` on."""
         prompt = self.prompt[first:].tolist()
         return np.array([*prompt, *map(self._row, token_ids[len(prompt) :])], np.int64)
 
