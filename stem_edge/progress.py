@@ -94,16 +94,16 @@ class Progress:
         self._bar.close()
 
 
-def show_status(what: str) -> None:
+def show_status(status: str) -> None:
     """Write a status line to a terminal, over the previous status line; "" removes it."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{status}", end="", file=sys.stderr, flush=True)
 
 
-def tell(what: str, show: bool | None = None) -> None:
+def tell(line: str, show: bool | None = None) -> None:
     """Print a line to stderr, unless show is False."""
     if show is not False:
-        print(f"stem-edge: {what}", file=sys.stderr, flush=True)
+        print(f"stem-edge: {line}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -43,7 +43,7 @@ def one_line(value: object, shown: int = MAX_REASON_CHARS) -> str:
 
 
 def check_known(options: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UnknownOptionError for keywords that a function does not have."""
+    """Raise UnknownOptionError if a name in `options` is not in `known`."""
     if unknown := set(options).difference(known):
         from difflib import get_close_matches  # only for errors
 

@@ -102,7 +102,7 @@ def check_altup(config: Description) -> None:
 
 
 def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
-    """Raise ValueError for impossible int8 activation scales, or scales of unknown matrices."""
+    """Raise ValueError for impossible int8 activation scales (`ranges`), or unknown matrices."""
     for name, steps in ranges.items():
         if name not in matrices:
             raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")

@@ -73,9 +73,9 @@ def version_of(module: str) -> str:
         return ""
 
 
-def digest(*parts: object) -> str:
+def digest(*values: object) -> str:
     """Return a short hash of some values, as a name for a cached file."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:KEY_CHARS]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ def damaged(path: Path, said: str) -> BundleError:
 
 
 def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
-    """Return the error for a path that should be a regular file (or folder) but is not."""
+    """Return the error for a path that is not a `wanted` ("regular file" or "folder")."""
     try:
         kind = _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "something else")
     except OSError:

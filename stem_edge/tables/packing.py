@@ -18,7 +18,7 @@ Scaling: TypeAlias = Callable[[F32, int], F32]
 
 
 def range_scales(blocks: F32, bits: int) -> F32:
-    """Return a scale per block that stores the value of greatest magnitude exactly."""
+    """Return a scale per block for `bits`-bit codes; its value of greatest magnitude is exact."""
     return np.asarray(extremes(blocks) / -np.float32(1 << (bits - 1)), np.float32)
 
 

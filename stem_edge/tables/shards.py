@@ -155,7 +155,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
 
 def _index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes]:
-    """Yield a shard's index in blocks of bytes, then a crc32c. Entries after `pieces` are empty."""
+    """Yield an index of `entries` entries in byte blocks, then a crc32c. Only `pieces` are used."""
     crc = 0
     for start in range(0, entries, INDEX_PIECE_ENTRIES):
         stop = min(start + INDEX_PIECE_ENTRIES, entries)

@@ -13,7 +13,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
-    """Convert records [n, nbytes] of one layout to a layout with more bits, without rounding."""
+    """Convert records [n, nbytes] from `layout` to `wide`, which has more bits: no rounding."""
     if layout.row_type == wide.row_type:
         return records
     made = np.empty((len(records), wide.record_nbytes), np.uint8)

@@ -30,7 +30,7 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
 
 
 def array_document(
-    shape: list[int], data_type: str, chunk: list[int], codecs: list[dict[str, Any]]
+    shape: list[int], data_type: str, chunk_shape: list[int], codecs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the contents of an array's zarr.json."""
     return {
@@ -38,7 +38,7 @@ def array_document(
         "node_type": "array",
         "shape": shape,
         "data_type": data_type,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": 0,
         "codecs": codecs,

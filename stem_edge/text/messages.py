@@ -190,7 +190,7 @@ def _tool(where: str, tool: object) -> Object:
 def _function(
     where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
 ) -> tuple[Object, Object]:
-    """Return an object and its "function", which has `needed` fields. where, form: for errors."""
+    """Return an object and its "function" with `needed` and `optional` fields. form: for errors."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {shown(given['type'])}, expected 'function'")
@@ -213,7 +213,7 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Check an object's fields; return those that are not null. where, form: for error messages."""
+    """Return an object's fields that are not null: `needed` and `optional`. form: for errors."""
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}

@@ -79,7 +79,7 @@ class ThoughtParser:
             self._state = "content"
 
     def _read_thought(self, *, ended: bool) -> str:
-        """Return thoughts up to the end marker, or up to a possible beginning of it."""
+        """Return thoughts up to the end marker or, unless `ended`, up to its possible beginning."""
         text, end = self._text, self._marks.end
         if self._lead:
             text = text.lstrip(SPACE)

@@ -87,8 +87,8 @@ def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
     return max(growths["normalizer"] * growths["pre_tokenizer"], growths["decoder"])
 
 
-def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path, step) for `step`, or for each step in a sequence. where: path of `step`."""
+def _flat(part: str, step: Any, path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (path in the file, step) for `step`, or each step in it. part: such as "decoder"."""
     field, names = KINDS[part]
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":
@@ -96,14 +96,14 @@ def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, d
         if depth == MAX_DEPTH:
             raise ValueError(f"{part} has sequences more than {MAX_DEPTH} deep")
         if not isinstance(inner, list):
-            raise ValueError(f"{where}.{field} is not a list of steps")
+            raise ValueError(f"{path}.{field} is not a list of steps")
         for number, each in enumerate(inner):
-            yield from _flat(part, each, f"{where}.{field}[{number}]", depth + 1)
+            yield from _flat(part, each, f"{path}.{field}[{number}]", depth + 1)
     elif kind in names:
-        yield where, step
+        yield path, step
     else:
         found = repr(kind)[:80] if isinstance(step, dict) else "not in an object"
-        raise ValueError(f"{where}.type is {found}, expected Sequence, {', '.join(names)}")
+        raise ValueError(f"{path}.type is {found}, expected Sequence, {', '.join(names)}")
 
 
 def _check_texts(where: str, step: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def _template_ids(where: str, step: dict[str, Any]) -> list[list[Any]]:
 
 
 def _growth(part: str, steps: list[dict[str, Any]]) -> int:
-    """Return the factor by which all `steps` together can lengthen a text. Raises ValueError."""
+    """Return the factor by which a part's steps together lengthen a text. Raises ValueError."""
     factors = [_factor(step) for step in steps]
     if any(step["type"] in COMPATIBILITY for step in steps):
         factors.append(COMPATIBILITY_GROWTH)

@@ -45,7 +45,7 @@ def _sign(source_length: int, target_length: int) -> int:
 
 
 def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
-    """Return `scheme`, or for "auto" one that fits. Raises InputError if `scheme` does not fit."""
+    """Return `scheme`, or for "auto" one that fits. Raises InputError if `scheme` cannot align."""
     sign = _sign(source_length, target_length)
     if scheme == "auto":
         return AUTO[sign]

@@ -56,19 +56,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(found: Sequence[Quality]) -> str:
+def report(results: Sequence[Quality]) -> str:
     """Format measured qualities of bundles as tables for people."""
-    lines = [*_text(found), "", *_perplexities(found)]
-    compared = [(each.bundle, each.divergence) for each in found if each.divergence]
+    lines = [*_text(results), "", *_perplexities(results)]
+    compared = [(each.bundle, each.divergence) for each in results if each.divergence]
     if compared:
         lines += ["", *_divergences(compared)]
     return "\n".join(lines)
 
 
-def _text(found: Sequence[Quality]) -> list[str]:
+def _text(results: Sequence[Quality]) -> list[str]:
     """Return lines about the text, windows and engine of each bundle, without repeated lines."""
     lines = []
-    for each in found:
+    for each in results:
         documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"
         length = f"{each.nbytes:,} bytes, {each.tokens:,} tokens predicted"
         window = f"windows of {each.window:,} tokens, one every {each.stride:,}"
@@ -82,18 +82,18 @@ def _text(found: Sequence[Quality]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _perplexities(found: Sequence[Quality]) -> list[str]:
+def _perplexities(results: Sequence[Quality]) -> list[str]:
     """Return a table of perplexities, compared with the reference or with the first bundle."""
-    first, rows = found[0], [("", "perplexity", "change", "bits/byte")]
+    first, rows = results[0], [("", "perplexity", "change", "bits/byte")]
     base, what = first.perplexity, first.bundle
     if first.divergence:
         base, what = first.divergence.reference_perplexity, first.divergence.reference
         rows.append(("reference", f"{base:.4f}", "", ""))
-    for each in found:
+    for each in results:
         same = each.ids_sha256 == first.ids_sha256
         change = f"{each.perplexity / base - 1:+.2%}" if same and each.bundle != what else ""
         rows.append((each.bundle, f"{each.perplexity:.4f}", change, f"{each.bits_per_byte:.4f}"))
-    others = [each.bundle for each in found if each.ids_sha256 != first.ids_sha256]
+    others = [each.bundle for each in results if each.ids_sha256 != first.ids_sha256]
     if not others:
         return table(rows)
     note = (

@@ -69,18 +69,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(path: str, memory: str | None, given: LoadOptions) -> tuple[Needs, MemoryPlan]:
+def _planned(path: str, memory: str | None, load_options: LoadOptions) -> tuple[Needs, MemoryPlan]:
     """Plan a load. Mapped weights count against the limit `memory`. Raises MemoryPlanError."""
     allowed = available_memory() + own_memory() if memory is None else parse_size(memory)
     bundle = open_or_make(path)
-    engine = choose_engine(bundle, given.engine)
-    mapped = loader(bundle, engine, given).needs(1).mapped
+    engine = choose_engine(bundle, load_options.engine)
+    mapped = loader(bundle, engine, load_options).needs(1).mapped
     if mapped >= allowed:
         raise MemoryPlanError(
             f"{bundle.path}: {format_size(allowed)} are too little: every token reads {format_size(mapped)} of "
             "weights, at least which must stay in memory; allow more, or export with fewer bits"
         )
-    options = replace(given, memory=allowed - mapped)
+    options = replace(load_options, memory=allowed - mapped)
     # As load does, because the memory of the tokenizer counts.
     later = open_text(bundle, options).nbytes_to_come
     found, _, plan = loader_of_kv(bundle, engine, options, later)

@@ -143,9 +143,9 @@ class Parser(argparse.ArgumentParser):
                 words = [MODEL[name] + model, *words[:at], *words[rest:]]
         return self.parse_intermixed_args(words)
 
-    def _hint(self, foreign: str) -> str:
+    def _hint(self, foreign_option: str) -> str:
         """Return what to type instead of another program's option; "" if there is no equivalent."""
-        hint = FOREIGN.get(foreign, "")
+        hint = FOREIGN.get(foreign_option, "")
         option = hint.partition(" ")[0]
         return "" if option.startswith("--") and option not in self._option_string_actions else hint
 

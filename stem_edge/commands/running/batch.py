@@ -55,16 +55,16 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_ERRORS if found.errors else 0
 
 
-def report(found: Batch) -> str:
+def report(result: Batch) -> str:
     """Return what a batch did, in one line."""
-    rows = found.answered + found.failed
-    speed = f"{_count(found.tokens, 'token')} in {found.seconds:.3g} s"
-    if found.seconds:
-        speed += f", {format_rate(found.tokens / found.seconds)} tokens/s"
+    rows = result.answered + result.failed
+    speed = f"{_count(result.tokens, 'token')} in {result.seconds:.3g} s"
+    if result.seconds:
+        speed += f", {format_rate(result.tokens / result.seconds)} tokens/s"
     parts = [f"{_count(rows, 'row')}, {speed}" if rows else "no row was left to run"]
-    if found.errors:
-        parts.append(f"{_count(found.errors, 'error')} among {_count(found.results, 'result')}")
-        parts[-1] += f" ({found.first_error})"
+    if result.errors:
+        parts.append(f"{_count(result.errors, 'error')} among {_count(result.results, 'result')}")
+        parts[-1] += f" ({result.first_error})"
         parts.append("rows whose lines are deleted are run again")
     return "; ".join(parts)
 

@@ -40,7 +40,7 @@ class CallParser:
         self._pieces = list[str | Call]()
 
     def push(self, text: str, *, ended: bool = False) -> list[str | Call]:
-        """Add text; return complete calls, and text that can no longer be part of a call."""
+        """Add text; return complete calls, and text outside calls. ended: no more text follows."""
         self._text, self._ended = self._text + text, ended
         try:
             # Read an unfinished call again only where it may end, not with each delta.

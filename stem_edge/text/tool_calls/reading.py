@@ -67,7 +67,7 @@ def read_call(
 def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
     """Parse the object at position `at`; return it and its end. Accepts common errors of models.
 
-    They are commas after the last value, words of Python like True, numbers like .5, needless backslashes.
+    They are commas after the last value, Python's True, numbers like .5, needless backslashes. quote: string marker.
     """
     marked = rf"|[ \t\r\n]*{re.escape(quote)}(?P<marked>.*?){re.escape(quote)}" if quote else ""
     token, found, depth = re.compile(TOKEN + marked, re.DOTALL), list[str](), 0
@@ -98,7 +98,7 @@ def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
 
 
 def _may_go_on(rest: str, quote: str) -> bool:
-    """Return True if more text could make `rest` a complete JSON token, which it is not yet."""
+    """Return True if more text could complete the JSON token `rest`. quote: marker of strings."""
     string = rest[:1] in ("", '"') or (quote != "" and rest.startswith(quote))
     return string or quote.startswith(rest) or not AFTER_WORDS.intersection(rest)
 

@@ -87,7 +87,7 @@ def _set(session: Session, text: str) -> None:
 
 
 def _number(field: str, text: str) -> float:
-    """Parse a value of SamplingParams. Raises InputError."""
+    """Parse `text` as the value of a field of SamplingParams. Raises InputError."""
     kind = int if isinstance(RANGES[field][1], int) else float
     try:
         if len(text) > MOST_DIGITS:
