@@ -98,5 +98,5 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def cutoff(self) -> float:
-        """Threshold in standard deviations: gates below mean + cutoff * std become 0."""
+        """Number of standard deviations: gates of a token below mean + cutoff * std become 0."""
         return NormalDist().inv_cdf(self.sparsity)

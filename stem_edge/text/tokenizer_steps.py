@@ -73,7 +73,7 @@ def check_model(model: Mapping[str, msgspec.Raw]) -> None:
 def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
     """Return the largest factor by which tokenizer steps lengthen a text, encoding or decoding it.
 
-    parts: name of a part, as in KINDS -> its step. Raises ValueError for a step that is not accepted.
+    parts: key of KINDS, such as "decoder" -> its step. Raises ValueError for a step that is not accepted.
     """
     growths = dict.fromkeys(KINDS, 1)
     for part, step in parts.items():
