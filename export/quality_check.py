@@ -144,7 +144,7 @@ def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
 
 
 def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare logits with the checkpoint's; return report fields, and logits of the first tokens.
+    """Compare a bundle's logits with exact ones; return report fields, and the first tokens' logits.
 
     exact: the checkpoint's last hidden states [T, hidden_width]; logits are computed from a few of them at a
     time, to save memory. pieces: the bundle's logits, in pieces [n, V].

@@ -30,7 +30,7 @@ def onnx_nbytes(plan: Plan) -> tuple[int, int]:
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
-    """Add the products to balance, by their inputs' peaks, to the plan's format. Raises GraphError."""
+    """Return the plan's format, with the matrix products to balance, given peaks. Raises GraphError."""
     format = cast(BackboneFormat, plan.format)
     if not plan.prefill:
         return format

@@ -182,7 +182,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
-        """Return the item's matrices if their GGUF codes can be copied; () if one has no such codes."""
+        """Return the item's matrices, with GGUF codes, if all their codes can be copied; else ()."""
         parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
         same = [
             part

@@ -75,22 +75,22 @@ def shapes_of(config: ModelConfig, main_dim: int, clusters: int) -> dict[str, tu
 
 
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return Hugging Face's name of the tensor `name`. Hugging Face's layer numbers start at 0."""
+    """Return Hugging Face's name of a tensor. Its layer numbers start at 0, ours at own_kv_layers."""
     if name.startswith("layers."):
         _, number, part = name.split(".", 2)
         name = f"layers.{int(number) - config.own_kv_layers}.{part}"
     return INSIDE.get(name) or decoder.tensor(name)
 
 
-def _order(path: Path, files: TensorFiles, tokens: int, clusters: int) -> npt.NDArray[np.int32]:
-    """Read the ids in each cluster [clusters, tokens / clusters]. Raises CheckpointError."""
+def _order(path: Path, files: TensorFiles, vocab_size: int, clusters: int) -> npt.NDArray[np.int32]:
+    """Read the token ids in each cluster: [clusters, n]. Raises CheckpointError."""
     if not clusters:
         return np.empty((0, 0), np.int32)
     given = whole(files.take(TOKENS, INTEGERS)) if TOKENS in files else np.empty(0)
     ids = given.ravel().astype(np.int64)
-    if tokens % clusters or not np.array_equal(np.sort(ids), np.arange(tokens)):
+    if vocab_size % clusters or not np.array_equal(np.sort(ids), np.arange(vocab_size)):
         raise CheckpointError(
-            f"{path}: {TOKENS} does not name each of {tokens} tokens once, in {clusters} clusters "
+            f"{path}: {TOKENS} does not name each of {vocab_size} tokens once, in {clusters} clusters "
             "of one size"
         )
     return ids.astype(np.int32).reshape(clusters, -1)

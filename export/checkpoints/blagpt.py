@@ -94,7 +94,7 @@ class Options(msgspec.Struct):
     use_top: bool = False
 
     def stem(self) -> tuple[int, ...]:
-        """Return the layers with a table: stem_layers, else by stem_ratio; layer 0 is left out."""
+        """Return the layers with a table: stem_layers if set, else by stem_ratio. Layer 0 never has one."""
         if not self.use_stem:
             return ()
         span = SPANS.get(self.stem_ratio or "", self.n_layer + 1)

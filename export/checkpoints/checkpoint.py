@@ -101,7 +101,7 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
-    """Return `values`: the tensor's rows from `start` on. Raises CheckpointError for NaN or inf."""
+    """Return `values`, rows of tensor `name` from row `start`. Raises CheckpointError for NaN or inf."""
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(np.argwhere(bad)[0][0]) + start

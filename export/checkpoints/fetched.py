@@ -38,8 +38,8 @@ def checkpoint_folder(
 ) -> Path:
     """Return a checkpoint's local path. A checkpoint on a hub is first fetched to the hub's cache.
 
-    path: local path, or hf:org/name or hf:org/name:FILE.gguf for a hub. tensors: returns True for
-    names of needed tensors; files without these are not fetched. Raises HubError, CheckpointError, InputError.
+    path: local path, or hf:org/name or hf:org/name:FILE.gguf for a hub. tensors: returns True for a
+    needed tensor's name; only files with such tensors are fetched. Raises HubError, CheckpointError, InputError.
     """
     named = ON_HUB.fullmatch(str(path))
     name = hub_name(path if named is None else named[1])

@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Pad heads in rows [heads * head_dim, ...]. parts: number of equal parts; zeros follow each."""
+    """Divide rows [heads * head_dim, ...] into `parts` equal parts, and append zeros to each."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

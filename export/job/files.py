@@ -86,7 +86,7 @@ class Output:
             file.write(data)
 
     def meter(self, part: str) -> ErrorMeter:
-        """Return the meter for the quantization errors of a part, "tables" for example."""
+        """Return the meter for the quantization errors of a part of the bundle, such as "tables"."""
         return self._meters.setdefault(part, ErrorMeter())
 
     def errors(self) -> dict[str, KindError]:
@@ -94,7 +94,7 @@ class Output:
         return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
-        """Delete the file `name`; discard the errors in the meter of `part`."""
+        """Delete the file `name`; discard the quantization errors in meter(part)."""
         del self._meters[part], self.files[name]
         disk.remove(self.folder / name)
 

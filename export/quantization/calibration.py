@@ -89,8 +89,8 @@ def observe(
 ) -> tuple[F32, dict[str, F32]]:
     """Run the checkpoint on `token_ids`; return its last hidden states and the peaks of channels.
 
-    The hidden states [T, hidden_width] are those before the head. Matrix inputs, keys and values have peaks:
-    name (numerics.reference.Observer) -> greatest magnitude of each channel [K] over all tokens and `texts`.
+    texts: more sequences, only for peaks. The hidden states [T, hidden_width] are the input of the head.
+    Peaks: name of a matrix input, keys or values -> greatest magnitude of each channel [K] over all tokens.
     """
     peaks, config = dict[str, F32](), checkpoint.config
 

@@ -99,8 +99,8 @@ def importance_vectors(
 ) -> dict[str, F32]:
     """Return name of a matrix -> importance of its input channels [width], float32, positive.
 
-    Routers, and an embedding that is not the head, have none. sequences: token ids to run through the
-    checkpoint. Needs memory for one layer and the hidden states.
+    Routers, and an embedding that is not the head, are left out. sequences: token ids to run through the
+    checkpoint; layer_done: called after each layer. Needs memory for one layer and the hidden states.
     """
     config, sums = source.config, dict[str, F32]()
 

@@ -155,7 +155,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
 
 
 def _to_four_bits(rows: F32, block: int) -> Rounded:
-    """Round rows [n, K] to 4 bits. Blocks that were trained for 4 bits are kept exactly."""
+    """Round rows [n, K] to 4 bits. Blocks that were trained for 4 bits are stored exactly."""
     blocks = cut(rows, block)
     grid, usual = grid_scales(blocks), extremes(blocks) / np.float32(-8)
     scales = np.asarray(np.where(grid != 0, grid, usual), np.float32)
@@ -163,7 +163,7 @@ def _to_four_bits(rows: F32, block: int) -> Rounded:
 
 
 def _to_eight_bits(rows: F32, block: int) -> Rounded:
-    """Round rows [n, K] to 8 bits. Blocks that came from GGUF's Q8_0 are kept exactly."""
+    """Round rows [n, K] to 8 bits. Blocks that came from GGUF's Q8_0 are stored exactly."""
     blocks = cut(rows, block)
     peaks = extremes(blocks)
     theirs = np.asarray(np.abs(peaks) / np.float32(127), np.float32)

@@ -100,7 +100,7 @@ class _Walk:
         )
 
     def costs(self) -> dict[str, Cost]:
-        """Compare the models' logits; return the cost of each matrix product."""
+        """Compare logits of rounded models with exact ones; return the cost of each matrix product."""
         backbone, config = self._source.backbone, self._config
         x, _ = self._states.pop("")
         expected = exact_logits(self._source, x)

@@ -79,7 +79,7 @@ class MatrixReader:
         return values
 
     def stream(self, name: str, parts: Sequence[RowSpan], work: Callable[[F32], R]) -> Iterator[R]:
-        """Yield work(rows [n, K]) for each piece, in order. Raises CheckpointError."""
+        """Yield work(rows [n, K]) for each piece of `parts`, in order. Raises CheckpointError."""
         return self.in_order(lambda span: work(self.read(name, span)), self.spans(parts))
 
 

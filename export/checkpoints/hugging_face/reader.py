@@ -85,7 +85,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def assembled(
     decoder: Decoder, config: ModelConfig, files: TensorFiles, **described: Any
 ) -> Checkpoint:
-    """Build a Checkpoint from `files`. described: its other fields. Raises CheckpointError."""
+    """Build a Checkpoint from `files`. described: other fields of it. Raises CheckpointError."""
     path, backbone = described["path"], decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
         try:
