@@ -104,7 +104,7 @@ def _records(
 def _copied(
     plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
 ) -> U8 | None:
-    """Return records with the checkpoint's codes and scales; None if rows must be quantized."""
+    """Return records start..stop with the checkpoint's codes; None if rows must be quantized."""
     scaled = [
         codes
         for layer in layout.layers

@@ -35,7 +35,7 @@ def pad_heads(
 
 
 def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F32:
-    """Pad a vector as pad_heads pads the rows of `matrix`, which is "wq", "wk" or "wv"."""
+    """Pad a vector of layer `number` as pad_heads pads rows of `matrix`: "wq", "wk" or "wv"."""
     layer = config.layer(number)
     return _padded(layer, _parts(config, layer)[matrix], vector)
 

@@ -22,7 +22,7 @@ class ErrorMeter:
         self.parts: list[tuple[str, float, float, int]] = []
 
     def add(self, kind: str, original: F32, stored: F32) -> None:
-        """Add the errors of rows [n, K]. May be called from any thread."""
+        """Add the errors of rows [n, K] of a tensor of this kind. May be called from any thread."""
         peak = np.abs(original).max(axis=1, keepdims=True)
         error = stored - original
         np.abs(error, out=error)

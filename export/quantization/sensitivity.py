@@ -141,7 +141,7 @@ def _branch(tokens: Tokens) -> Tokens:
 
 
 def _rounded_rows(matrix: Tensor, block: int) -> Tensor:
-    """Return a matrix whose rows are rounded to 4 bits when they are read."""
+    """Return a matrix whose rows are rounded when read: 4 bits, a scale for `block` values."""
     return matrix.computed(lambda start, stop: _rounded(matrix.rows(start, stop), block))
 
 

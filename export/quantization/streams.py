@@ -59,7 +59,7 @@ class MatrixReader:
         return in_order(self._threads, work, items)
 
     def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
-        """Divide spans of rows into pieces that are small, and many enough to occupy all threads."""
+        """Divide spans of rows (`parts`) into pieces: small, and at least one for each thread."""
         for matrix, first, end in parts:
             step = min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads))
             step = -(-max(1, step) // ROWS) * ROWS
