@@ -59,7 +59,7 @@ class MatrixReader:
         return in_order(self._threads, work, items)
 
     def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
-        """Divide spans of rows (`parts`) into pieces: small, and at least one for each thread."""
+        """Divide spans of rows (`parts`) into small pieces, so that all threads have work."""
         for matrix, first, end in parts:
             step = min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads))
             step = -(-max(1, step) // ROWS) * ROWS
