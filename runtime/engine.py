@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def chunk_tokens(self) -> int:
-        """Maximum tokens per step. All distinct rows of a step must fit in the slots together."""
+        """Maximum tokens per step. All distinct rows of a step must fit in the row cache together."""
         return min(self.planned_chunk, self.rows.step_tokens)
 
     @property

@@ -126,7 +126,7 @@ def _assemble(
     options: LoadOptions,
     later: int,
 ) -> Model:
-    """Open the backbone and the tables as planned, and fill the row cache.
+    """Open the backbone and the tables as planned. With `options.resident`, read all rows into the row cache.
 
     With a memory limit, the row cache also gets the memory that is left once the backbone is open. later: bytes that
     this process will need in addition to the model.

@@ -123,10 +123,11 @@ class SamplingParams:
         return self.temperature == 0 and self.repetition_penalty == 1 and not any(changes)
 
     def resolved(self, own: Mapping[str, float] = {}, otherwise: Mapping[str, float] = {}) -> Self:
-        """Return a copy in which each None becomes the model's own value, or else a neutral value.
+        """Return a copy in which numbers replace None: the model's own values, or else neutral values.
 
-        otherwise: values for a model that has no temperature of its own. If the caller gave temperature 0,
-        all missing values become neutral. A missing temperature becomes 1 if a filter is set, else 0.
+        own: field -> the model's value. otherwise: more such values, for models without a temperature of their own.
+        If the temperature is already 0, neither is used. A temperature that is still missing becomes 1 if a filter
+        such as top_k is set, else 0.
         """
         fields = {name: getattr(self, name) for name in sampling.RANGES}
         given = {name: value for name, value in fields.items() if value is not None}

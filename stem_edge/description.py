@@ -65,8 +65,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # Per-layer embeddings: number of ids with their own rows, other ids use row 0; 0: all ids.
     ple_records: int = 0
     # AltUp (arXiv 2301.13310): a token has several hidden states. One goes through attention and
-    # FFN, and the others are predicted from it; per-layer embeddings are added to all but the
-    # first.
+    # FFN, and the others are predicted from it; all but the first get per-layer embeddings.
     streams: int = 1
     active_stream: int = 0  # index of the stream that goes through attention and FFN
     ple_gate_scale: bool = False  # True: a vector scales the active stream before the gate

@@ -23,14 +23,14 @@ PREFILL = "prefill"  # part of a bundle that quality_check may delete
 
 
 def onnx_nbytes(plan: Plan) -> tuple[int, int]:
-    """Return two sizes in bytes: weights for decoding, weights for prompts or 0. Raises GraphError."""
+    """Return the bytes of the weights for decoding, and of the weights for prompts (0: none). Raises GraphError."""
     described = plan.source.config, plan.layout, _planned_format(plan, {})
     prefill = prompts(*described).plan.nbytes if plan.prefill else 0
     return decoding(*described).plan.nbytes, prefill
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the plan's format, with the matrix products to balance, given peaks. Raises GraphError."""
+    """Return the plan's format, with the matrix products to balance. peaks: see write_onnx. Raises GraphError."""
     format = cast(BackboneFormat, plan.format)
     if not plan.prefill:
         return format

@@ -269,7 +269,11 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """List the matrix products whose input has outliers in `peaks`, and is not a norm's output."""
+    """List the matrix products to balance by a separate multiplication, because some input channels are outliers.
+
+    peaks: product -> greatest magnitude of each input channel [K]. Products after a norm are not listed: they are
+    always balanced, because the norm's weight can include the factors (graph/prompt_products.py).
+    """
     plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
     seen = {item.name: peaks[item.name] for item in plain if item.name in peaks}
     return tuple(

@@ -160,7 +160,7 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def _convert(
     config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Return backbone tensors (unknown names unchanged), and STEM layer number -> its table."""
+    """Return backbone tensors (unknown names unchanged), and index of a STEM layer -> its table."""
     backbone: dict[str, Tensor] = {}
     tables: dict[int, Tensor] = {}
     names = module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)

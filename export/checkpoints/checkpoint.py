@@ -35,7 +35,7 @@ class TokenizerSource:
 class Checkpoint:
     """Opened checkpoint: config, lazy tensors by this project's names, and the tokenizer's source.
 
-    backbone: tensors with the names and shapes of ModelConfig.backbone_shapes(). tables: number of a
+    backbone: tensors with the names and shapes of ModelConfig.backbone_shapes(). tables: index of a
     STEM layer -> its table [records, row width]. Several tokens may share a record.
     """
 
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @property
     def rows(self) -> Mapping[int, Matrix]:
-        """Number of a STEM layer -> its table with one row per token [vocab_size, row width]."""
+        """Index of a STEM layer -> its table with one row per token [vocab_size, row width]."""
         if self.index is None:
             return self.tables
         return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}

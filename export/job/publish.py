@@ -146,7 +146,7 @@ def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
 
 
 def _check_target(out: Path, force: bool, kind: str, is_ours: Callable[[Path], bool]) -> None:
-    """Raise ExportError if `out` exists, unless `force` and is_ours(out). kind: for the message."""
+    """Raise ExportError if `out` exists, unless `force` and is_ours(out). kind: what is_ours accepts, for the error."""
     if not out.exists() and not out.is_symlink():
         return
     if not force:

@@ -28,7 +28,7 @@ DAMPING = 0.01  # share of the mean importance that is added to each channel
 
 
 class HiddenStates:
-    """Hidden states [T, hidden_width] of several sequences, before layer number `layer`."""
+    """Hidden states [T, hidden_width] of several sequences, before layer `layer` (an index)."""
 
     def __init__(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], threads: int = 1

@@ -47,10 +47,10 @@ def costs(
     layer_done: Callable[[], object] = lambda: None,
     threads: int = 1,
 ) -> dict[str, Cost]:
-    """Measure the cost of 4 bits for each matrix product of the layers, the embedding and the head.
+    """Measure for each matrix product how far the model diverges on a text if only this product has 4 bits.
 
-    token_ids: text to measure on; block: largest number of values that share a scale. Products whose
-    width is not a multiple of a block are left out, and so are small ones (formats.SMALL_KINDS).
+    token_ids: the text. block: largest number of values that share a scale. Embedding and head are included.
+    Excluded are products whose width is not a multiple of a block, and small ones (formats.SMALL_KINDS).
     """
     walk = _Walk(source, token_ids, block, threads)
     for layer in range(source.config.n_layers):

@@ -127,7 +127,7 @@ class Backend(Protocol):
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step: run the layers that need no row yet.
+        """Start a step: run the layers before the first one that uses rows.
 
         contexts: B contexts of this backend; if B > 1, they have joined adjacent places (BackendPlaces) in this order.
         token_ids [B, T]: next tokens of each context. positions [B]: position of each context's first new token.

@@ -2,7 +2,7 @@
 
 A backend states its Needs: fixed bytes, bytes for each token of a prompt chunk and bytes for each slot. A device
 has separate needs, without slots. The plan takes the largest chunk that leaves room for a useful row
-cache, then as many slots as fit. plan_memory tries context lengths.
+cache, then as many slots as fit. plan_memory tries context lengths, the longest first, until such a plan fits.
 
 The plan counts anonymous memory of this process, because the system cannot reclaim it: what the process
 has taken, and what loading and generating will add if each sequence fills its context. Weights that are
@@ -116,7 +116,7 @@ class MemoryPlan:
         return replace(self, weights=weights, slots=self.slots + more, row_cache=cached)
 
     def more_slots(self, needs: Needs) -> int:
-        """Return the most slots that `measured` may add: as many as fit in the bytes planned for weights."""
+        """Return the most row cache slots that `measured` may add: those that fit if the weights take no memory."""
         left = needs.footprint.model.records - self.slots
         return max(0, min(left, self.weights // needs.footprint.slot_nbytes))
 
@@ -159,11 +159,11 @@ class MemoryPlan:
 def plan_memory(
     path: object, lengths: Sequence[int], needs_at: Callable[[int], Needs], room: Room
 ) -> MemoryPlan:
-    """Return the plan for the longest context length that fits and leaves room for cached rows.
+    """Return the plan for the longest context length that fits in memory and leaves room for cached rows.
 
-    lengths: context lengths in descending order; the last one need not leave room. needs_at: context
-    length -> needs; called last for the chosen length. Raises MemoryPlanError with the path if no length
-    fits, and InputError for an impossible number of slots.
+    lengths: context lengths in descending order. Lengths up to USUAL_CONTEXT, and the last one, need not leave
+    room. needs_at: context length -> needs; called last for the chosen length. path: for the error's message.
+    Raises MemoryPlanError if no length fits, and InputError for an impossible number of slots.
     """
     for length in lengths[:-1]:
         try:

@@ -1,4 +1,4 @@
-"""Measures multi-token steps: their times, and whether they compute the bits of single-token steps."""
+"""Measures steps of several tokens: their times, and whether they compute the bits of single-token steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MeasuredSteps:
         return self._backend.finish(self._slots[places], count if logits is None else logits)
 
     def same_bits(self) -> bool:
-        """Return True if multi-token steps give the same logits, bit for bit, as single-token steps."""
+        """Return True if steps of several tokens give the same logits, bit for bit, as single-token steps."""
         alone = [self._step(self._before + n, 1).copy() for n in range(MOST)]
         return all(
             np.array_equal(self._step(self._before, size), np.concatenate(alone[:size]))

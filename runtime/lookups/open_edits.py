@@ -1,4 +1,4 @@
-"""Edits of `with model.edited()` blocks that are running."""
+"""Holds the edits of `with model.edited()` blocks that are running."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OpenEdits:
 
     @property
     def all(self) -> tuple[Edit, ...]:
-        """The edits that apply to a call if it begins now, in order."""
+        """The edits of all running `edited()` blocks, oldest first. A call that begins now applies all of them."""
         return tuple(edit for entry in list(self._entries.values()) for edit in entry)
 
     def now(self) -> Overlay | None:

@@ -207,7 +207,7 @@ class PrefixFile:
 
 
 def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
-    """Return the tensor of a header entry. It must begin at byte `at`. data: end of the header."""
+    """Return the tensor of a header entry. It must begin at byte `at` of the file. data: where the header ends."""
     tensor = _Tensor(np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), at)
     if entry["data_offsets"] != [at - data, at - data + tensor.nbytes]:
         raise UnusableError("tensors have gaps")

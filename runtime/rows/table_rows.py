@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 
 class TableRows(Rows):
-    """The rows of a model with tables. If `overlap` is False, `expect` does nothing.
+    """The rows of a model with tables. overlap: let `expect` read the next step's rows in a thread; else do nothing.
 
     Only the thread that runs a step may use it, except for `release`. `close` also closes the store.
     """
@@ -117,7 +117,7 @@ class TableRows(Rows):
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
     def _install(self, missing: I64, records: U8, asked: Asked) -> Asked:
-        """Write records into slots, and return the updated lookup of the step."""
+        """Write the missing records into slots of the row cache; return the lookup `asked` with these slots."""
         self._asked = None
         self.cache.install(missing, records, asked.found.slots)
         asked = self._asked = asked._replace(found=self.cache.find(asked.records.ravel()))

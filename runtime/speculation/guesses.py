@@ -22,10 +22,10 @@ WORTH = 1.05  # draft only if this many tokens are expected in the time of a one
 
 
 class Costs:
-    """Relative times of steps, by number of tokens in the step. A one-token step takes 1.
+    """Times of steps, by number of tokens in the step. The unit is the time of a one-token step.
 
-    most: largest number of drafts. attention: time that a step takes longer, per token of the step and per earlier
-    token of the text. The first BEFORE earlier tokens do not count.
+    times: number of tokens -> time, measured after BEFORE earlier tokens of the text. most: largest number of
+    drafts. attention: time that each further earlier token adds for each token of the step.
     """
 
     def __init__(self, times: Mapping[int, float], most: int, attention: float = 0.0) -> None:

@@ -133,8 +133,7 @@ def _lacks_memory(error: BaseException) -> bool:
 
 def _prepare_process() -> None:
     """Escape characters that the terminal cannot show, and end cleanly on SIGTERM and SIGHUP."""
-    # Replace closed streams. Otherwise the next file that is opened gets their descriptor, and
-    # then all output.
+    # Replace closed streams. Otherwise the next opened file would get their descriptor and all output.
     sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):

@@ -66,7 +66,7 @@ def remedy_for(error: OSError) -> str:
 
 
 def open_plain(path: Path, noun: str) -> int:
-    """Open a regular file for reading. Raises BundleError. noun: for the message, like "index"."""
+    """Open a regular file for reading. Raises BundleError, which calls it `noun`, like "index"."""
     try:
         return disk.open_file(path)
     except OSError as error:
@@ -74,7 +74,7 @@ def open_plain(path: Path, noun: str) -> int:
 
 
 def read_plain(path: Path, limit: int, noun: str) -> bytes:
-    """Read at most `limit` + 1 bytes of a file. Raises BundleError. noun: for the message."""
+    """Read at most `limit` + 1 bytes of a file. Raises BundleError, which calls the file `noun`."""
     try:
         return disk.read_file(path, limit)
     except OSError as error:

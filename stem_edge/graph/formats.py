@@ -158,7 +158,7 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Draft model that reads the keys and values of its target model, and its storage format.
+    """Draft model that reads its target model's keys and values. `format`: how the draft model's weights are stored.
 
     The first layers of `model` are placeholders for the target's layers, whose keys and values the other layers
     read. Only these other layers are computed. stem_edge.graph.special.assistant builds the graph.

@@ -159,7 +159,7 @@ class Graph:
         return self.add("Reshape", [x, self.sizes(sizes)], output)
 
     def cut(self, x: str, start: int, stop: int, step: int, output: str) -> str:
-        """Add a Slice of x on its last axis, from start to stop (exclusive)."""
+        """Add the value `output`: every `step`-th element of x on its last axis, from start to stop (exclusive)."""
         bounds = [self.sizes([number]) for number in (start, stop, -1, step)]
         return self.add("Slice", [x, *bounds], output)
 

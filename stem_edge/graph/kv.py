@@ -75,7 +75,7 @@ MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
 class KvFormat(NamedTuple):
-    """Type of the KV cache, and its peaks in the weight file: (layer, KEYS or VALUES) -> tensor."""
+    """Type of the KV cache. peaks: (layer, KEYS or VALUES) -> greatest magnitudes, a tensor of the weight file."""
 
     type: KvType
     peaks: Mapping[tuple[int, str], Tensor]

@@ -171,7 +171,10 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Try inverse scales [N, G] and zero points: refine scales, and store them if better."""
+        """Try an inverse scale [N, G] and a zero point for each block. [N, G]: G blocks in each of N rows.
+
+        Each scale becomes the least-squares scale for its codes. It is stored if its gain is the greatest so far.
+        """
         codes = self._code(inverse, zero)
         weighted = codes
         if self._weights is not None:

@@ -165,8 +165,7 @@ def hash_of(model: Description) -> NgramHash:
 def input_hash(vocab_size: int, order: int, sizes: Sequence[int], end: int | None) -> NgramHash:
     """Return the hash of LongCat's n-grams, whose rows are averaged with the input embedding.
 
-    order: length of the longest n-grams. sizes: rows of each head, shorter n-grams first. end: id that ends a
-    document.
+    order: length of the longest n-grams. sizes: rows of each head, shorter n-grams first. end: end-of-text id.
     """
     each = len(sizes) // (order - 1)
     orders = tuple(length for length in range(2, order + 1) for _ in range(each))

@@ -46,7 +46,7 @@ class Memory:
         return self.anonymous + (self.swap or 0)
 
     def kinds(self) -> dict[str, int]:
-        """Return kind of memory -> bytes, without the kinds that are unknown."""
+        """Return kind of memory -> bytes, without kinds whose size the system does not report."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -103,8 +103,8 @@ class ShardGrid(msgspec.Struct, frozen=True):
     def open_shard(self, shard: int) -> int:
         """Open a shard file, and check its size and the checksum of its index. Raises BundleError.
 
-        Only the checksum of the index is read, not the index (29 MB for Gemma 3n E2B). It is compared with the checksum
-        of a dense index, because offsets of records are computed and not looked up.
+        The index itself (29 MB for Gemma 3n E2B) is not read. Offsets of records are computed, as if the records
+        followed each other without gaps. The checksum must be that of an index with these offsets.
         """
         path = self.shard_path(shard)
         check_folder(path.parents[1])

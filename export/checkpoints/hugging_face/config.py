@@ -91,7 +91,7 @@ class Decoder(msgspec.Struct, kw_only=True):
         return found | {tensor_name("head"): config.dim}
 
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, Tensor]:
-        """Take the tables from `files`; return number of a STEM layer -> its table."""
+        """Take the tables from `files`; return index of a STEM layer -> its table."""
         return {}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:

@@ -59,7 +59,7 @@ class GgmlContext(BackendContext):
         return self.kv.earliest  # because a token's position determines its cell
 
     def rest(self) -> None:
-        """Do nothing: the graphs own the logits, not the context."""
+        """Do nothing: a step's logits belong to its graph, so this context has none to free."""
 
     def kept(self, tokens: int) -> list[U8]:
         """Return views of the first `tokens` tokens' keys and values: for each layer, two [tokens, bytes per token]."""

@@ -120,9 +120,10 @@ class GgmlSteps:
         graph.run()
 
     def _spread_rows(self, slots: I32) -> tuple[I32, F32]:
-        """For rows that are means: return the slots [R] of all rows in the step, and their weights [T, R].
+        """Convert the slots of models in which a token uses the mean of several rows.
 
-        slots [T, window]: of the rows in each token's mean. weights: of each row in each token's mean.
+        slots [T, window]: row cache slots of the rows in each token's mean; -1: no row. Returns the slots [R] of the
+        rows of all tokens, in the order of the text, and the weight [T, R] of each row in each token's mean.
         """
         sequences = len(self._caches)
         line, shares = spread(slots.reshape(sequences, -1, slots.shape[-1]))

@@ -105,11 +105,11 @@ class BoundGraphs:
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step of token ids [B, T]: run the layers that need no row yet.
+        """Start a step of token ids [B, T]: run the layers before the first one that uses rows.
 
         positions [B]: position of each sequence's first token in the step. dropped [B]: how many tokens of
         each sequence have left the windows. padded: add an empty sequence. prefill, apart: use the graphs for
-        prompts, or for multi-token steps, if the backbone has them.
+        prompts, or for steps of several tokens, if the backbone has them.
         """
         (sequences, count), prefill = token_ids.shape, prefill and self._prompts()
         apart = apart and count > 1 and self._stream is None  # streams follow single-token steps

@@ -160,7 +160,7 @@ def open_sessions(
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError.
 
     sparing: take less memory (42 instead of 142 MB for a 1B model), but a third more time, because
-    the pages of one packed matrix are not reused for the next. (onnxruntime packs prepared graphs, too.)
+    the pages of one packed matrix are not reused for the next. (onnxruntime packs also matrices with a packed copy in the file.)
     """
     give_back_freed_blocks(KEPT_NBYTES if sparing else PACKED_NBYTES)
     sessions = Sessions()

@@ -47,7 +47,7 @@ def version() -> str:
 
 
 class OrtLoader:
-    """Loads the graphs for the CPU, prepared graphs if there are any; see EngineLoader."""
+    """Loads the backbone for the CPU, with weights packed in advance if the cache has them; see EngineLoader."""
 
     name = "cpu"
 

@@ -40,7 +40,7 @@ def cpu_needs(
     """Return the memory needs of a backbone on onnxruntime's CPU.
 
     prepared: weights are mapped from files. prefill: include the graph for prompts, which the first long one opens.
-    drafts: include the graphs of multi-token steps, which are opened at first use.
+    drafts: include the graphs for steps of several tokens, which are opened at first use.
     """
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
     weights = UNPREPARED_FIXED_NBYTES + data
@@ -68,7 +68,7 @@ def cpu_needs(
 
 
 def apart_nbytes(model: ModelConfig) -> int:
-    """Return the bytes of the graphs of multi-token steps, without their weights."""
+    """Return the bytes of the graphs for steps of several tokens, without their weights."""
     layer, token = APART_LAYER_NBYTES, APART_TOKEN_NBYTES
     if model.ranges:
         layer, token = RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES
@@ -100,8 +100,7 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
     Layers that reuse an earlier layer's K and V are not included: they run only for tokens with logits.
     """
     config = footprint.model
-    # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,
-    # most in prefill.
+    # The counts are measured, because onnxruntime holds more arrays than graphs need, most in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
     return FLOAT * _layer_values(config, scored, range(config.own_kv_layers), wide)
 

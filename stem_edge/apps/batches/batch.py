@@ -32,7 +32,7 @@ class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
 
 @dataclass
 class Batch:
-    """Result of `batch`: counts of results, in the output file and by this run."""
+    """Result of `batch`: how many results are in the output file, and how many rows this run answered."""
 
     results: int  # lines of the output
     errors: int  # lines of the output that are errors

@@ -13,8 +13,7 @@
 | page/ | the chat page: files for the browser |
 
 Two threads render and tokenize prompts; the compute thread gets token ids. Nothing here is needed to load
-or to run a model from Python. Formats of requests and answers are in stem_edge.apps.answers, which batches
-use, too.
+or to run a model from Python. Formats of requests and answers are in stem_edge.apps.answers.
 """
 
 from __future__ import annotations

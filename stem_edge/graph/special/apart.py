@@ -1,4 +1,4 @@
-"""Graphs for multi-token steps of one sequence that compute the same bits as single-token steps.
+"""Graphs for steps with several tokens of one sequence that compute the same bits as single-token steps.
 
 Attention kernels sum in a different order for several queries than for one. So these graphs, for a fixed number of
 tokens, have an attention node for each token; all other nodes compute the tokens together. The attention nodes of a

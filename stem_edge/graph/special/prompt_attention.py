@@ -80,7 +80,7 @@ def _codes(layer: LayerGraph, what: str, x: str) -> str:
 
 
 def _scales(layer: LayerGraph, what: str, heads: int) -> str:
-    """Emit scales of keys or values (`what`), repeated to have `heads` heads: [heads * width]."""
+    """Emit quantization scales of keys or values (`what`), repeated for `heads` heads; return their name: [heads * width]."""
     graph, own, at = layer.graph, layer.shape, f"{layer.at}{what}.scales.{heads}"
     if any(at in node.outputs for node in graph.nodes):
         return at

@@ -92,7 +92,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def pages(self) -> int:
-        """Number of pages in the table; the last page is padded with zeros."""
+        """Number of pages in the table. A page has `rows_per_page` rows; zeros pad the last page."""
         return -(-self.hash.rows // self.rows_per_page)
 
     @property

@@ -2,8 +2,7 @@
 
 A step copies ids, positions, masks, RoPE tables and its tokens' rows to the device, and requested logits to
 the host. The row cache stays on the host, because a token's rows are far smaller than the weights. Graphs
-see the filled part of the KV cache, rounded up to KV_STEP tokens: some providers compile a graph again for
-each new shape.
+see the filled part of the KV cache, rounded up to KV_STEP tokens: some providers compile a graph for each shape.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class DeviceContext:
         return ""  # the bound part of the KV cache, which may affect rounding, depends on earlier steps
 
     def rest(self) -> None:
-        """Do nothing: the caller owns the logits."""
+        """Do nothing: a step's logits belong to the caller, so this context has none to free."""
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         return []
@@ -134,7 +133,7 @@ class DeviceContext:
         return self.length - position
 
     def begin(self, token_ids: I64, position: int) -> None:
-        """Start a step of token ids [T] at `position`: run the layers that need no row yet."""
+        """Start a step of token ids [T] at `position`: run the layers before the first one with rows."""
         count = len(token_ids)
         self._memory.collect()
         if self._unsure:

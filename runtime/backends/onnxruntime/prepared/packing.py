@@ -4,7 +4,7 @@ When onnxruntime loads a graph, it packs all of its matrices, and it can save th
 all matrices in memory at once. So groups of matrices are loaded and saved as small graphs, and their packed
 forms are copied into the weight file of the whole graph.
 
-When onnxruntime loads a prepared graph, it packs each plain matrix again, and maps the packed form from the
+When onnxruntime loads the written graph, it packs each plain matrix again, and maps the packed form from the
 file only if both are the same. So the file has copies of the bundle's plain matrices, too. They come before
 the packed ones, because the system reads pages with their neighbours, and plain matrices are read only once.
 
@@ -55,7 +55,7 @@ NAME, KEY, VALUE = 8, 1, b"\x12"  # field numbers in onnx.proto, and the tag of 
 
 
 class Packer:
-    """Writes prepared graphs and packed weights to a folder; all graphs of a bundle share weights."""
+    """Writes graphs and their packed weights to a folder. All graphs of a bundle share the weights."""
 
     def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
@@ -109,7 +109,7 @@ class Packer:
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
         widened = {name for name, t in tensors.items() if t.type != graph.tensors[name].type}
-        nodes = [_widened(one) if widened & set(one.inputs) else one for one in graph.nodes]
+        nodes = [_with_u8_matrix(one) if widened & set(one.inputs) else one for one in graph.nodes]
         return replace(graph, nodes=nodes, tensors=tensors)
 
 
@@ -166,8 +166,8 @@ def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
     return made
 
 
-def _widened(node: Node) -> Node:
-    """Return a product node for a matrix that became u8: its zero point is that of the activations, 128."""
+def _with_u8_matrix(node: Node) -> Node:
+    """Convert a product node from an s8 to a u8 matrix, which gets the zero point of the u8 activations: 128."""
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 

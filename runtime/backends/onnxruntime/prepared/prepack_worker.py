@@ -114,7 +114,7 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
 
 
 def _pays_for_even_rows(bundle: Bundle) -> bool:
-    """Return True if it pays to pad single-token steps to two tokens, so that they round as multi-token steps do.
+    """Return True if it pays to pad single-token steps to two tokens, so that they round as longer steps do.
 
     Padding helps int4 products, and takes little time in large layers. With int2 products, too, it takes 7 to 21 %
     more time, which pays only with an assistant.

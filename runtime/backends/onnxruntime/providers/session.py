@@ -27,8 +27,7 @@ LOG_FATAL_ONLY = 4
 # x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate, so
 # that prompts through the int8 graph came out wrong without an error. With this setting,
 # onnxruntime converts the weights to u8 on loading and widens their products: 1.3 times the time
-# for 128 tokens. On other processors it only costs 4.5 times the time, so it must be set only where
-# they saturate.
+# for 128 tokens. On other processors it only costs 4.5 times the time, so set it only where they saturate.
 EXACT_PRODUCTS = "session.x64quantprecision"
 # Smaller tensors are written into the graph file, where shape inference needs the smallest. Scales must stay
 # outside: onnxruntime 1.31.1 loses scales in the file when it saves packed weights, and results are wrong.
@@ -67,7 +66,7 @@ def open_session(
     save_to: also write the graph there, packed for this processor, with its weights in a file of the
     same name plus .data. A session that is loaded from there maps its weights.
     whole_steps: keep products exact in models with activation scales, whose inputs are integers times a scale.
-    as_built: skip the optimization of a prepared graph, which takes time and only folds constants.
+    as_built: if the graph is a prepared file, skip its optimization, which would only fold constants.
 
     Raises BackendError, DeviceLostError, OutOfMemoryError.
     """

@@ -94,7 +94,7 @@ class Asked:
         return [choice | {"finish_reason": reason}]
 
     def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
-        """Return the choices of a response. answers: empty if max_tokens is 0."""
+        """Return the choices of a response. If max_tokens is 0, `answers` is empty, and no choice has new text."""
         pieces = [(Text(each.text, each.logprobs), each.reason) for each in answers]
         if not self.generates:
             pieces = [(Text(""), "length")] * len(self.requests)

@@ -57,7 +57,7 @@ class Subject:
         return cache_folder(self.options.get("cache_dir")) / PREPARED
 
     def files(self) -> list[Path]:
-        """Return all files that loading may read."""
+        """Return all files that loading the model may read: its own, and prepared weights of any model."""
         path = Path(self.path)
         own = [path] if path.is_file() else files_in(path)
         return [*own, *files_in(self.prepared)]
@@ -73,10 +73,7 @@ class WorkerAnswer:
 
 
 class WorkerProcess:
-    """A worker process, and a sampler of its memory.
-
-    `ask` raises the engine's error, or StemEdgeError if the process died.
-    """
+    """A worker process, and a sampler of its memory. `ask` raises its error, or StemEdgeError if it died."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self._began = subject, time.perf_counter()
