@@ -135,6 +135,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Divide an array into shards of `nbytes` bytes. Prompts read `prompt_rows` rows of each record."""
+    """Divide an array into shards of `nbytes` bytes, and records so that a piece ends after `prompt_rows` rows."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

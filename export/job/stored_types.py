@@ -91,7 +91,7 @@ def _stored_rows(source: Checkpoint) -> RowStorage | None:
 
 
 def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
-    """Return the onnxruntime format for packed matrices. bits: matrix name -> bits of a code."""
+    """Return the onnxruntime format that keeps a checkpoint's quantized codes. bits: matrix name -> bits of a code."""
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     for name, shape in config.backbone_shapes().items():
         if len(shape) != 2 or (kind := kind_of(name)) not in MATRIX_KINDS:

@@ -186,7 +186,7 @@ def _header(data: bytes) -> dict[str, _Tensor]:
 
 
 def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:
-    """Check `entry` and return its tensor, which must begin `at` bytes after the values' `start`."""
+    """Check `entry` and return its tensor. start: file offset of all values. at: expected offset after `start`."""
     shown = one_line(name)
     if entry.dtype not in VALUE_NBYTES:
         raise ValueError(f"tensor {shown} has the unknown type {one_line(entry.dtype)}")

@@ -215,7 +215,7 @@ def saved_of(
 
 
 def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
-    """Copy a file's first tokens into an empty context, which may be shorter than the file.
+    """Copy keys and values of a file's first `tokens` tokens into an empty context, which may be shorter than the file.
 
     Raises OtherFormError, UnusableError, OSError.
     """

@@ -26,7 +26,7 @@ class Loop:
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
     def run(self, request: Request, recorder: Callable[[], Recorder]) -> Generator[Chunk]:
-        """Compute an answer and yield its chunks; then raise its error. recorder: starts the count of tokens and times."""
+        """Compute an answer, yield its chunks, then raise its error if it failed. recorder: starts counting tokens."""
         self._record = recorder()
         failure: Exception | None = None
         try:

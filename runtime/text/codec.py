@@ -214,7 +214,7 @@ class TextCodec:
 
     @contextmanager
     def _native(self, what: str) -> Iterator[None]:
-        """Convert errors and panics of the library in this block to InputError about `what`."""
+        """Convert errors and panics of the tokenizers package in this block to InputError. what: noun for its input."""
         try:
             with self._lock:
                 yield

@@ -124,7 +124,7 @@ def apart_step(tokens: int) -> str:
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Return the output name of a cache after any token of step2 to step8 but the last token."""
+    """Return the name of the graph output (step2 to step8) that is a cache after the step's token at index `token`."""
     return f"{cache}.{token}"
 
 

@@ -145,7 +145,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
 
     def damage(self, checked: U8) -> str:
-        """Describe the first wrong crc32c in a record with checksums; "" if all are right."""
+        """Describe the first wrong crc32c in a record's bytes with checksums; return "" if all are right."""
         for piece in checked.reshape(-1, self.piece_stride):
             if crc32c(piece) != INTACT:
                 found, expected = crc32c(piece[:-CRC_NBYTES]), piece[-CRC_NBYTES:].tobytes()

@@ -14,7 +14,7 @@ PLACEHOLDERS_NBYTES = 32 << 20  # most bytes of their records; an expert has ten
 
 
 def placeholders(layout: RecordLayout) -> int:
-    """Return the most row cache slots that placeholder_rows fills: 16, or fewer if records are large."""
+    """Return how many row cache slots placeholder_rows fills at most: 16, or fewer if records are large."""
     return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
 
 

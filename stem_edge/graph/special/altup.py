@@ -46,7 +46,7 @@ def merged(products: Products, config: ModelConfig, x: str) -> str:
 
 
 class AltUp:
-    """AltUp around a layer: predicts all streams before the layer, and corrects them after it."""
+    """AltUp around a layer: predicts a token's hidden states (streams) before the layer, and corrects them after it."""
 
     def __init__(self, layer: LayerGraph, streams: str) -> None:
         self._layer, self._graph, self._at = layer, layer.graph, layer.at + "altup"

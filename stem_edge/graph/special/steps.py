@@ -103,7 +103,7 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _capped(self, x: str, item: Blocks, x_width: int) -> str:
-        """Emit x / step, x [B, T, x_width], cut to item.columns, with 127 at each block's end."""
+        """Emit the columns `item.columns` of x [B, T, x_width] in whole numbers of steps, with 127 ending each block."""
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
