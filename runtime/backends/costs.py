@@ -14,7 +14,7 @@ DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the
 LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
-SIZES = (2, 4, 8)  # sizes of multi-token decoding steps, in tokens: measured, and then used
+SIZES = (2, 4, 8)  # tokens in decoding steps with drafts: measured, and then used
 MOST = max(SIZES)  # tokens of the largest of these steps
 BEFORE = 64  # tokens in the context before the steps that are measured
 # Tokens of the shortest prompt that runs in the prefill graph. It is faster from 13 tokens on with SmolLM2-135M, from 8

@@ -122,6 +122,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
+        """Bytes of all parts together."""
         return sum(nbytes for _, nbytes in self.parts())
 
     @property

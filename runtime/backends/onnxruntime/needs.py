@@ -19,7 +19,7 @@ PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
 # These numbers cover so many layers; each further layer adds a few dozen nodes to each graph.
 LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
-# Memory that onnxruntime takes for a layer in each graph of multi-token steps, and for each of these tokens:
+# Memory that onnxruntime takes for a layer in each graph for steps of several tokens, and for each token:
 # measured with SmolLM2-135M, and with a model of Gemma 4 E2B's shape, whose activation ranges are nodes, too.
 APART_LAYER_NBYTES, APART_TOKEN_NBYTES = 150 << 10, 60 << 10
 RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES = 600 << 10, 100 << 10

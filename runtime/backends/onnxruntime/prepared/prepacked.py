@@ -92,7 +92,7 @@ class Prepacked(NamedTuple):
 
     @property
     def apart_steps(self) -> dict[str, Path]:
-        """Multi-token graphs that compute the bits of single-token steps: name -> prepared file."""
+        """Graphs for steps of several tokens that compute the bits of single-token steps: name -> prepared file."""
         names = map(apart_step, SIZES)
         return {name: self._file(name) for name in names if f"{name}.onnx" in self.record.files}
 
