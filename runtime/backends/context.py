@@ -74,7 +74,7 @@ class Context:
 
     @property
     def growth(self) -> int:
-        """Most bytes that the current call can still add to `nbytes`."""
+        """Most bytes that the KV cache can still add to `nbytes` until the context is full."""
         tokens = min(in_steps(self.length), self.backend.length)
         return max(0, self.backend.nbytes_of(tokens) - self.nbytes)
 
@@ -93,7 +93,7 @@ class Context:
             self.position = tokens
 
     def settle(self) -> None:
-        """Update `nbytes` to the memory that the context really uses, after the call that filled it."""
+        """Free the latest logits, and set `nbytes` to the memory that the KV cache takes now."""
         self.backend.rest()
         self.nbytes, self.reserved = self.backend.nbytes, 0
         self.reserve(self.position)

@@ -23,7 +23,7 @@ PREFILL_FROM = 8
 
 
 class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measured times of decoding steps of 1 to 8 tokens, and whether all sizes compute the same bits."""
+    """Measured times of decoding 1 to 8 tokens in one step, and whether a step's size changes a token's logits."""
 
     seconds: float  # time of a step of one token
     times: dict[int, float]  # tokens of a step -> its time as a multiple of `seconds`
@@ -74,6 +74,6 @@ class Needs:
         return 0 if tables is None else tables.records
 
     def rows(self, tokens: int) -> int:
-        """Most rows that a step of `tokens` tokens looks up; some models also need rows of earlier tokens."""
+        """Largest number of table rows that a step of `tokens` tokens looks up, including rows of earlier tokens."""
         model = self.footprint.model
         return tokens * model.lookups + max(0, model.row_window - 1)

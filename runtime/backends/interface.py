@@ -19,16 +19,16 @@ Resumes: TypeAlias = Literal["pairs", "steps", ""]
 
 
 class EngineLoader(Protocol):
-    """Loads a bundle on an engine."""
+    """Loads a bundle's backbone with one engine."""
 
     name: str  # of the engine or provider, in messages
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """Costs of decoding steps, or None if they were not measured; known after `prepare`."""
+        """Measured times of decoding steps; None if they were not measured. Call `prepare` first."""
 
     def prepare(self) -> None:
-        """Do the work that only a first load needs. It may change what `needs` returns."""
+        """Do what `open` requires, such as saving repacked weights at a bundle's first load. May change `needs`."""
 
     def needs(self, context: int) -> Needs:
         """Return the memory needed for `context` tokens; may be called before `prepare`."""
@@ -57,7 +57,7 @@ class BackendContext(Protocol):
         """Earliest position, other than 0, that a step can go back to."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where a prompt of `tokens` tokens may continue this context: "pairs", "steps" or "" (see Resumes)."""
+        """Return where `tokens`-token prompts may resume: even positions ("pairs"), step starts ("steps") or never ("")."""
 
     @property
     def settled(self) -> int:
@@ -67,7 +67,7 @@ class BackendContext(Protocol):
         """Free the logits of the latest step."""
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
-        """Return views of the first tokens' keys and values, two arrays for each layer.
+        """Return views of the keys and values of the first `tokens` tokens, two arrays for each layer.
 
         The list is empty if this context has dropped some of these tokens.
         """
@@ -76,11 +76,11 @@ class BackendContext(Protocol):
         """Fill this empty context with the arrays that `kept` returned for `tokens` tokens."""
 
     def together(self, position: int) -> int:
-        """Return the most tokens for a step at `position` that drops the same tokens as single-token steps."""
+        """Return the largest step at `position` that drops the same tokens from windows as single-token steps."""
 
 
 class BackendDrafter(Protocol):
-    """Drafts tokens with a model's own assistant, which reads the keys and values of one context."""
+    """Drafts tokens with a model's own assistant (a draft model that reads the keys and values of one context)."""
 
     def draft(self, token_id: int, position: int, count: int) -> list[int]:
         """Return `count` draft tokens to follow `token_id`, the token at `position`.
@@ -91,16 +91,16 @@ class BackendDrafter(Protocol):
 
 
 class BackendPlaces:
-    """Memory with places 0, 1, ..., each for the KV cache of one of the sequences that decode together.
+    """Shared KV memory for sequences that decode together. Each place 0, 1, ... holds the KV cache of one sequence.
 
     This base class does nothing; it serves backends that need no such memory.
     """
 
     def join(self, context: BackendContext, tokens: int) -> None:
-        """Move a context's first tokens to the next free place, or raise OutOfMemoryError and move nothing."""
+        """Move a context's first `tokens` tokens to the next free place. OutOfMemoryError: nothing was moved."""
 
     def leave(self, place: int, tokens: int) -> None:
-        """Move the first tokens at `place` back to their context's memory, and the last context to `place`."""
+        """Move the first `tokens` tokens at `place` to their context's own memory, and the last context to `place`."""
 
 
 class Backend(Protocol):
@@ -116,7 +116,7 @@ class Backend(Protocol):
         """
 
     def open_drafter(self, context: Any) -> BackendDrafter | None:
-        """Return a drafter for a context of this backend; None if no assistant is loaded."""
+        """Return a drafter for a context of this backend; None if no assistant (draft model) is loaded."""
 
     def begin(
         self,

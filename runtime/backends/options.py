@@ -104,7 +104,7 @@ class LoadOptions:
 
     @classmethod
     def public(cls, options: Mapping[str, Any]) -> Self:
-        """Make options from a caller's keywords. Raises InputError for INTERNAL and unknown keywords."""
+        """Make options from a caller's keywords. Raises InputError for unknown keywords and those in INTERNAL."""
         check_known(options, [f.name for f in fields(cls) if f.name not in INTERNAL])
         return cls(**options)
 
@@ -132,7 +132,7 @@ class LoadOptions:
 
     @property
     def grows(self) -> bool:
-        """True if the row cache gets the rest of the memory limit, measured once the backbone is open."""
+        """True if the row cache may fill the memory limit; its size is set after the loaded backbone is measured."""
         return self.memory is not None and self.slots is None and not self.resident
 
     def row_slots(self, bundle: Bundle) -> int | None:

@@ -1,4 +1,4 @@
-"""Drafts tokens on the CPU with a model's assistant, which reads the model's keys and values."""
+"""Drafts tokens on the CPU with a model's assistant (a draft model that reads the model's keys and values)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
 def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:
-    """Return the assistant's graph, which reads weight files of the assistant and of its target model."""
+    """Return the graph of the assistant (draft model), which reads its own and the main model's weight files."""
     graph, plan = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
     check_weights(bundle, plan)
     return graph_source(bundle, io.ASSISTANT, graph)

@@ -50,7 +50,7 @@ class HeadOutput:
         self._places = None
 
     def bind(self, sequences: int, places: range, to: StepOutputs) -> None:
-        """Bind the arrays of `to` as outputs for the tokens at indices `places` of a step of `sequences` sequences."""
+        """Bind the arrays of `to` as outputs. places: indices, in each sequence's step, of the tokens with logits."""
         if self._places != places:
             self._places, self._logits = None, None  # for the next step, if memory runs out here
             self._bind_places(sequences, places)

@@ -41,7 +41,7 @@ class KvWindow:
         return self._shift.base
 
     def follow(self, dropped: int, settled: int) -> None:
-        """Continue from the state of another window, after its rows have been copied here."""
+        """Take over the state (`dropped`, `settled`) of another window, whose rows have been copied here."""
         self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:

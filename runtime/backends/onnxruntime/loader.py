@@ -47,7 +47,7 @@ def version() -> str:
 
 
 class OrtLoader:
-    """Loads the backbone for the CPU, with weights packed in advance if the cache has them; see EngineLoader."""
+    """Loads the backbone for the CPU. Maps repacked weights if an earlier load saved them; see EngineLoader."""
 
     name = "cpu"
 
@@ -72,14 +72,14 @@ class OrtLoader:
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """Step costs, if preparing measured them with the number of threads of these options; else None."""
+        """Times of decoding steps with this number of threads, measured when repacked weights were saved; else None."""
         if self._prepared is None or self._streams:
             return None
         steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
     def prepare(self) -> None:
-        """Prepare a large backbone for this processor, unless it is prepared already; warn if that fails."""
+        """Save a large backbone with weights repacked for this processor, unless saved before; warn if that fails."""
         if self._obstacle:
             from stem_edge.runtime.backends.onnxruntime.prepared.preparing import warn
 
@@ -163,13 +163,13 @@ class OrtLoader:
 
     @property
     def _assistant(self) -> Assistant | None:
-        """The assistant to load; None if the model will not draft. Before preparing, speculate="auto" counts as yes."""
+        """The draft model to load; None for none. Until `prepare` has measured steps, speculate="auto" counts as True."""
         later = self._to_prepare and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None
 
     def _stream(self, graphs: Sequence[Path]) -> WeightStream | None:
-        """Return a stream that reads part of the weights in each step; None if all weights fit in memory."""
+        """Return a thread that reads some weights of `graphs` anew in each step; None if all weights fit in memory."""
         if available_memory() > ROOMY * self._footprint.step_nbytes:
             return None
         from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream

@@ -39,7 +39,7 @@ def cpu_needs(
 ) -> Needs:
     """Return the memory needs of a backbone on onnxruntime's CPU.
 
-    prepared: weights are mapped from files. prefill: include the graph for prompts, which the first long one opens.
+    prepared: weights are mapped from files. prefill: include the graph that the first long prompt opens.
     drafts: include the graphs for steps of several tokens, which are opened at first use.
     """
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
@@ -76,7 +76,7 @@ def apart_nbytes(model: ModelConfig) -> int:
 
 
 def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
-    """Return the bytes of activations that no prompt chunk changes: RoPE tables, two logit vectors, experts."""
+    """Return the bytes of activations that do not depend on chunk size: RoPE tables, two logit vectors, experts."""
     config = footprint.model
     turning = {layer.rope: head_width(layer) for layer in config.layers}
     values = context * sum(turning.values()) + 2 * config.vocab_size

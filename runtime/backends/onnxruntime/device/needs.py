@@ -28,7 +28,7 @@ ROW_ARRAYS = 4  # copies of a row while it is dequantized
 def device_needs(
     footprint: Footprint, context: int, provider: str, *, limit: int | None, shared: bool
 ) -> Needs:
-    """Return the memory needs of a backbone on a device. limit, shared: see Needs.
+    """Return the needs of a backbone on a device. limit: its most bytes. shared: it takes this process's memory.
 
     The needs include copies of one layer's keys and values, and twice the largest matrix as float32, because
     providers may dequantize a matrix before they multiply.

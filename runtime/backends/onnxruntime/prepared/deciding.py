@@ -1,4 +1,4 @@
-"""Decides if a load prepares a large backbone; estimates disk, memory and time for preparing."""
+"""Decides if a load saves weights repacked for this processor; estimates disk, memory and time for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEASURED_TOKENS = 4 * MOST  # tokens of the text whose last tokens are measured
 
 
 class Preparing(NamedTuple):
-    """Disk, memory and time for preparing a backbone in a separate process, once, at the first load."""
+    """Disk, memory and time for saving repacked weights, once, in a separate process at the first load."""
 
     disk: int  # bytes, which stay in the cache folder
     memory: int  # bytes
@@ -32,7 +32,7 @@ class Preparing(NamedTuple):
 
 
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
-    """Estimate disk, memory and time for preparing: packing groups of matrices, then measuring steps."""
+    """Estimate disk, memory and time for repacking weights in groups of matrices, and for timing decoding steps."""
     model, group = footprint.model, PACKED_AT_ONCE
     if footprint.backbone.weights == "fp32":  # in which the head is packed as a whole
         group = max(2 * group, FLOAT * model.vocab_size * model.dim)
@@ -51,7 +51,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
 
 
 def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
-    """Return an error message if memory is too small to prepare the backbone in a second process, else ""."""
+    """Return an error message if memory is too small for a second process that repacks the weights, else ""."""
     own, free = own_memory(), available_memory()
     memory, needed = options.memory, preparing_needs(footprint, options.cpus).memory
     allowed = own + free if memory is None else min(parse_size(memory), own + free)

@@ -69,5 +69,5 @@ def give_back_mapped(files: Mapping[Path, int]) -> None:
 
 
 def packed_places(graph: Path) -> list[tuple[int, int]]:
-    """Return (offset, bytes) of each packed matrix, or part of one, in order of use by `graph`. Raises OSError."""
+    """Return (offset, bytes) of each packed matrix or part of a matrix, in order of use by `graph`. Raises OSError."""
     return [(int(one[1]), int(one[2])) for one in PLACE.finditer(graph.read_bytes())]

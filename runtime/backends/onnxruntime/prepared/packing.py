@@ -88,7 +88,7 @@ class Packer:
                 raise damaged(path, f"ends before byte {end:,}")
 
     def _pack_group(self, graph: Graph, plan: WeightPlan) -> None:
-        """Pack the matrices of a small graph, and append their packed forms to the weight file."""
+        """Pack the matrices of a small graph, and append the packed weights to the plan's weight file."""
         source = GraphSource("product", encode(self._over_packed(graph)), self.folder)
         stepped = bool(self._bundle.manifest.model.ranges)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
@@ -104,7 +104,7 @@ class Packer:
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
 
     def _over_packed(self, graph: Graph) -> Graph:
-        """Return the graph with tensors of the folder instead of the bundle, in the order of use."""
+        """Return the graph with weights of this folder's files instead of the bundle's, in the order of use."""
         names = dict.fromkeys(name for node in graph.nodes for name in node.inputs)
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
@@ -114,9 +114,9 @@ class Packer:
 
 
 def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
-    """Return tensor name -> location text of its packed form, from a graph that onnxruntime saved.
+    """Return tensor name -> text "key|offset;bytes;checksum|..." that locates its packed weights in the data file.
 
-    The search relies on onnx.proto: a tensor's external_data follows its name. Raises ValueError.
+    saved: graph file from onnxruntime; a tensor's external_data follows its name. Raises ValueError for another text.
     """
     heads = {name: with_length(NAME, name.encode()) for name in names}
     starts = sorted((at, name) for name, head in heads.items() if (at := saved.find(head)) >= 0)
@@ -172,7 +172,7 @@ def _with_u8_matrix(node: Node) -> Node:
 
 
 def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
-    """Append a packed form, which `form` locates in `source`, to `file`; return the text that locates it there."""
+    """Append packed weights, which `form` locates in `source`, to `file`; return the text that locates them there."""
     key, *places = form.split("|")
     texts = [key]
     for offset, nbytes, checksum in (map(int, place.split(";")) for place in places):

@@ -1,4 +1,4 @@
-"""Worker process that prepares a backbone.
+"""Worker process that saves a backbone with weights repacked for this processor.
 
 Not a command for users: `stem-edge prepare` and the first load start it (preparing.py). It exits when its
 stdin is closed, which happens if the process that waits for it is killed.
@@ -54,7 +54,7 @@ LAYER_NBYTES = 4 << 20
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Write a prepared backbone to the folder, prepared.json last. Raises StemEdgeError, OSError."""
+    """Write graphs with repacked weights to the folder, prepared.json last. Raises StemEdgeError, OSError."""
     give_back_freed_blocks()  # because packing frees many matrices of up to 32 MB
     packer = Packer(bundle, folder, threads)
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
@@ -82,7 +82,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
-    """Return the record with step costs measured on random rows, if the context is long enough."""
+    """Return the record with times of decoding steps, measured on random rows if the context is long enough."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
     length = min(MEASURED_TOKENS, config.max_context)
     if length <= MOST:

@@ -50,7 +50,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Contents of prepared.json."""
+    """Contents of prepared.json: files with repacked weights, and measured times of decoding steps."""
 
     format: int
     bundle: str  # path of the bundle
@@ -64,7 +64,7 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class Prepacked(NamedTuple):
-    """A prepared backbone in the cache folder."""
+    """Graphs of a backbone in the cache folder, with weights repacked for this processor."""
 
     folder: Path
     record: PreparedRecord
@@ -72,7 +72,7 @@ class Prepacked(NamedTuple):
     def graph_sources(
         self, bundle: Bundle, *, prefill: bool, kv: KvType
     ) -> Mapping[str, Path | GraphSource]:
-        """Return graph name -> prepared file, or the embedding's graph, which reads the bundle's weights.
+        """Return graph name -> file with repacked weights; for the embedding, a graph that reads the bundle's weights.
 
         prefill: include the graphs that only prompts need.
         """
@@ -92,7 +92,7 @@ class Prepacked(NamedTuple):
 
     @property
     def apart_steps(self) -> dict[str, Path]:
-        """Graphs for steps of several tokens that compute the bits of single-token steps: name -> prepared file."""
+        """Graphs for steps of several tokens that compute the bits of single-token steps: name -> file."""
         names = map(apart_step, SIZES)
         return {name: self._file(name) for name in names if f"{name}.onnx" in self.record.files}
 
@@ -110,14 +110,14 @@ class Prepacked(NamedTuple):
 
 
 def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> Prepacked | None:
-    """Return the backbone as prepared on this machine for keys and values of type `kv`; None if it is not prepared."""
+    """Return the graphs that this machine saved with repacked weights, for KV cache type `kv`; None without them."""
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     record = read_prepared(folder)
     return None if record is None else Prepacked(folder, record)
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) -> Path:
-    """Return the folder of the prepared backbone for this bundle, processor and onnxruntime version."""
+    """Return the folder for repacked weights of this bundle, for this processor and onnxruntime version."""
     manifest = encode_manifest(bundle.manifest)  # with the checksums of the weights
     return root / PREPARED / digest(FORMAT, _builders(), onnxruntime, cpu_digest(), manifest, kv)
 
@@ -132,7 +132,7 @@ def _builders() -> str:
 
 
 def read_prepared(folder: Path) -> PreparedRecord | None:
-    """Return a prepared backbone's record; None if it is missing, damaged or of another format."""
+    """Return the folder's prepared.json; None if it is missing or of another format, or if any file is damaged."""
     try:
         data = disk.read_file(folder / RECORD, MAX_NBYTES)
         record = msgspec.json.decode(data, type=PreparedRecord)

@@ -1,4 +1,4 @@
-"""Prepares a backbone in a child process, at its first load or by `stem-edge prepare`."""
+"""Saves a backbone with weights repacked for this processor, at its first load or by `stem-edge prepare`."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ TEMPORARY = ".making-"  # prefix of folders that are being filled, or were until
 
 
 class NotPrepared(RuntimeWarning):
-    """Warning: the backbone could not be prepared, so loading takes more time and memory."""
+    """Warning: repacked weights could not be saved, so each load takes more time and memory."""
 
 
 def warn(why: str) -> None:
-    """Warn that a backbone is loaded unprepared."""
+    """Warn that a backbone is loaded without repacked weights in files. why: the reason."""
     warnings.warn(NotPrepared(why), stacklevel=5)
 
 
 def make_or_warn(bundle: Bundle, options: LoadOptions, kv: KvType) -> Prepacked | None:
-    """Prepare a backbone; if that fails, warn and return None."""
+    """Save a backbone with repacked weights, as `make` does; if that fails, warn and return None."""
     try:
         return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
     except BackendError as error:
@@ -57,7 +57,7 @@ def make(
     progress: bool | None = None,
     kv: KvType = "fp32",
 ) -> Prepacked:
-    """Prepare a backbone, or wait for another process that prepares the same one. Raises BackendError."""
+    """Save a backbone with repacked weights, or wait for another process that saves it. Raises BackendError."""
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     needed = preparing_needs(footprint_of(bundle.manifest).with_kv(kv), threads).disk
     room = format_size(needed, up=True)
@@ -87,7 +87,7 @@ def make(
 
 
 def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Fill the folder in a child process. The caller has locked the folder. Raises BackendError, OSError."""
+    """Save repacked weights to the folder by a child process; the caller locks it. Raises BackendError, OSError."""
     made = folder.with_name(TEMPORARY + folder.name)
     for path in (folder, made):
         remove(path)  # damaged, or left by a process that was killed
@@ -116,6 +116,6 @@ def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a prepared backbone, if it is there."""
+    """Delete the folder of a backbone's repacked weights, if it exists."""
     with contextlib.suppress(OSError):
         remove_tree(folder, folder.parent)
