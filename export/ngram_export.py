@@ -111,7 +111,7 @@ def _write(
 
 
 def _pages(out: Output, source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:
-    """Return pages start..stop, each some rows and zeros to the end, as bytes [n, page_nbytes]."""
+    """Return pages start..stop as bytes [n, page_nbytes]; zeros fill the end of each page after its rows."""
     first = start * table.rows_per_page
     last = min(stop * table.rows_per_page, table.hash.rows)
     rows = source.read(first, last)

@@ -105,7 +105,7 @@ def _check_divergence(plan: Plan, found: float, tokens: int) -> None:
 
 @contextmanager
 def _loaded(plan: Plan, out: Output, format: Format, tokens: int) -> Iterator[Model]:
-    """Load the bundle for `tokens` tokens. Large weights are mapped from a file, to save memory."""
+    """Load the bundle with a context of `tokens` tokens. Large weights are mapped from a file, to save memory."""
     # Imported only here, because an export needs nothing else of the runtime.
     from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.loading import load_with

@@ -50,7 +50,7 @@ def write_gguf(
 
 
 def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator[U8]:
-    """Yield the encoded bytes of a tensor, piece by piece in file order."""
+    """Yield the encoded bytes of a tensor in file order, some rows at a time."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
         weights.count(tensor.name, values.nbytes)
@@ -65,7 +65,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
 
 
 def _copied(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
-    """Yield a matrix's `stored` bytes unchanged from a GGUF checkpoint, piece by piece in order."""
+    """Yield the bytes of a matrix of a GGUF checkpoint (`stored`) unchanged, some rows at a time in order."""
 
     def read(span: RowSpan) -> U8:
         codes = stored.read(*span[1:])

@@ -23,14 +23,14 @@ PREFILL = "prefill"  # part of a bundle that quality_check may delete
 
 
 def onnx_nbytes(plan: Plan) -> tuple[int, int]:
-    """Return the bytes of the weights for decoding, and of the weights for prompts (0: none). Raises GraphError."""
+    """Return the bytes of the weight file for decoding, and of the one for prompts (0: none). Raises GraphError."""
     described = plan.source.config, plan.layout, _planned_format(plan, {})
     prefill = prompts(*described).plan.nbytes if plan.prefill else 0
     return decoding(*described).plan.nbytes, prefill
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the plan's format, with the matrix products to balance. peaks: see write_onnx. Raises GraphError."""
+    """Return the plan's format, completed by the list of products that need SmoothQuant factors. Raises GraphError."""
     format = cast(BackboneFormat, plan.format)
     if not plan.prefill:
         return format
@@ -42,7 +42,7 @@ def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat
     """Write the weights for decoding, an ONNX graph for other tools, and the weights for prompts.
 
     Returns the format of the backbone. It records whether there are weights for prompts.
-    peaks: name of a matrix input -> greatest magnitude of each channel [K] (calibration.observe).
+    peaks: name of a matrix input -> greatest magnitude of each channel [K], for SmoothQuant factors.
     """
     format = _planned_format(plan, peaks)
     described = plan.source.config, plan.layout, format

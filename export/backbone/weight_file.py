@@ -72,8 +72,8 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """Writer of a weight file. It quantizes matrices while it writes them.
 
-    peaks: name of a matrix product -> greatest magnitude of each input channel [K], for balancing; other
-    names (KV-cache scales, an assistant's token order) -> array to write unchanged. keeps_blocks: copy
+    peaks: name of a matrix product -> greatest magnitude of each input channel [K], for SmoothQuant; other
+    names (KV-cache scales, a draft model's token order) -> array to write unchanged. keeps_blocks: copy
     quantized blocks of a GGUF checkpoint, because the quantizer would return the same codes.
     """
 
@@ -119,7 +119,7 @@ class WeightFile:
                 self._columns(item)
 
     def _put(self, tensor: Tensor, pieces: Sequence[Array] | Iterator[Array]) -> None:
-        """Write zeros up to the tensor's offset, then its values in C order."""
+        """Write zeros up to the tensor's offset, then its values (`pieces`) in C order."""
         self._file.write(bytes(tensor.offset - self._file.nbytes))
         for piece in pieces:
             self._file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
@@ -140,7 +140,7 @@ class WeightFile:
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, product: str) -> F32:
-        """Return the balancing factors [K] of the input channels of a matrix product."""
+        """Return the SmoothQuant factors [K] by which the input channels of a matrix product are divided."""
         if product not in self._balances:
             matrices = [self._tensors[part] for part in self._consumed[product]]
             self._balances = {product: _balance(self._peaks.get(product), matrices)}
@@ -182,7 +182,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
-        """Return the item's matrices, with GGUF codes, if all their codes can be copied; else ()."""
+        """Return the item's matrices if the GGUF codes of all of them can be copied; () if they must be quantized."""
         parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
         same = [
             part
@@ -250,14 +250,14 @@ class WeightFile:
 
 
 def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:
-    """Yield the codes of each piece; append its scales, zero points and offsets to `made`."""
+    """Yield the codes of each quantized run of rows; append its scales, zero points and offsets to `made`."""
     for blocks in stream:
         made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
         yield blocks.codes
 
 
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
-    """Return balancing factors [K]: sqrt(input peak / matrix peak); all 1 without input peaks."""
+    """Return SmoothQuant factors [K]: sqrt(greatest input / greatest weight) of each channel; all 1 without peaks."""
     width = matrices[0].shape[1]
     if peaks is None or len(peaks) != width:
         return np.ones(width, np.float32)
@@ -269,10 +269,10 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """List the matrix products to balance by a separate multiplication, because some input channels are outliers.
+    """List the products with outlier input channels that need an extra multiplication by SmoothQuant factors.
 
-    peaks: product -> greatest magnitude of each input channel [K]. Products after a norm are not listed: they are
-    always balanced, because the norm's weight can include the factors (graph/prompt_products.py).
+    peaks: product -> greatest magnitude of each input channel [K]. Products whose input is a norm's output are not
+    listed: the norm's weight is divided by the factors, so they need no extra multiplication.
     """
     plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
     seen = {item.name: peaks[item.name] for item in plain if item.name in peaks}

@@ -24,10 +24,10 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
-    """Build one ONNX graph that computes logits from token ids, with the weight file for decoding.
+    """Build one ONNX graph from token ids to logits. It refers to the bundle's weight file for decoding.
 
-    Every value has a shape. The graph has no operators that onnxruntime adds to the default domain,
-    because other tools lack them. Experts' weights are graph inputs: arrays with one expert per cache slot.
+    layout: of the table records; None for a dense model. Operators that onnxruntime adds to the default domain are
+    not used, because other tools lack them. Experts' weights are inputs: arrays with one expert per cache slot.
     """
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format)
@@ -51,7 +51,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 
 
 def _separate(graph: Graph, layout: RecordLayout | None, rows_per_token: int) -> None:
-    """Adapt the graph to other tools: table rows become inputs, norms become standard operators."""
+    """Change a graph in place for other tools: table rows become inputs, norms become standard operators."""
     nodes, graph.nodes = graph.nodes, []
     # Value gathered from slots -> the input that replaces it; cache -> cache after its update.
     other: dict[str, str] = {}

@@ -22,7 +22,7 @@ COST_TOKENS, PIECE_TOKENS = 128, 8
 
 
 def choose_types(plan: Plan) -> Plan:
-    """Return the plan with each matrix's type: the recipe's, else 4 or 8 bits by the divergence that 4 bits cause."""
+    """Return the plan with 8 bits for matrices that change logits too much at 4 bits, unless the recipe sets types."""
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
         format = cast(BackboneFormat, format)  # `nats` is None for ggml

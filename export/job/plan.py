@@ -137,7 +137,7 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
 
 
 def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
-    """Start a progress bar labelled `what` for all layers. Each value counts as 4 bytes."""
+    """Start a progress bar labelled `what` whose total is the layers' weights, counted as 4 bytes each."""
     shapes = config.backbone_shapes().items()
     values = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
     bar.begin(what, 4 * values, layers=config.n_layers)

@@ -68,7 +68,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
-    """Return the ggml format for tensor name -> type: llama.cpp's mixture with these types, if any."""
+    """Return the ggml format for tensor name -> type: as a llama.cpp mixture such as q4_k_m if it has these types."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):

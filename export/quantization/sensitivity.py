@@ -134,7 +134,7 @@ class _Walk:
 
 
 def _branch(tokens: Tokens) -> Tokens:
-    """Return a copy of a model's keys and values, for a model that differs from this layer on."""
+    """Return a copy of `tokens`, to which a differently rounded model can add its own keys and values."""
     other = copy(tokens)
     other.kv = dict(tokens.kv)
     return other

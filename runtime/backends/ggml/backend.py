@@ -59,7 +59,7 @@ class GgmlContext(BackendContext):
         return self.kv.earliest  # because a token's position determines its cell
 
     def rest(self) -> None:
-        """Do nothing: a step's logits belong to its graph, so this context has none to free."""
+        """Do nothing. Other engines free the last step's logits here; on ggml, logits belong to a graph."""
 
     def kept(self, tokens: int) -> list[U8]:
         """Return views of the first `tokens` tokens' keys and values: for each layer, two [tokens, bytes per token]."""
@@ -88,7 +88,7 @@ class GgmlBackend:
         return GgmlContext(self._steps.model, length)
 
     def open_places(self, size: int, length: int) -> BackendPlaces:
-        """Return a BackendPlaces that does nothing: ggml decodes contexts together wherever their KV caches are.
+        """Return an object without memory: ggml decodes sequences in a batch without a shared KV cache.
 
         ggml chooses kernels by the number of tokens, so a batch can round logits differently than a
         single-token step. On x86 with AVX-512, the bits were the same with Q8_0, Q5_0 and Q4_0 weights,
@@ -97,7 +97,7 @@ class GgmlBackend:
         return BackendPlaces()
 
     def open_drafter(self, context: GgmlContext) -> None:
-        """Return None, because the ggml engine loads no assistants."""
+        """Return None, because ggml runs no draft model that a bundle contains (Gemma 4's assistant)."""
 
     def begin(
         self,
@@ -108,7 +108,7 @@ class GgmlBackend:
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step; `prefill` and `apart` change nothing, because ggml has no special graphs for them."""
+        """Start a step. ggml ignores `prefill` (use a graph for prompts) and `apart` (same bits as single-token steps)."""
         places = np.add.outer(positions, np.arange(token_ids.shape[1]))
         self._steps.begin([context.kv for context in contexts], token_ids.ravel(), places.ravel())
 

@@ -17,7 +17,7 @@ from stem_edge.runtime.backends.ggml.weights import Weights
 
 
 def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return W_down (activation(gate) * up) of x [dim, T]; FFN_TERMS says what gate and up are."""
+    """Return W_down (activation(gate) * up) for x [dim, T]; gate and up are each W x, the token's row, or their sum."""
     if layer.kind == "hash-moe":
         return _expert(layer, x)
     sums: dict[str, Tensor] = {}
