@@ -71,7 +71,7 @@ class Footprint:
 
     @property
     def prepared_nbytes(self) -> int:
-        """Approximate bytes of the prepared (prepacked) backbone; 0 if a load saves none."""
+        """Approximate bytes of the weights that a load repacks for this processor and saves, or 0."""
         own = self.backbone_nbytes + self.prefill_nbytes
         prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0

@@ -39,7 +39,7 @@ def blob_of(link: Path) -> Path | None:
 
 
 def _shared(blob: Path) -> Path | None:
-    """Return the file in the shared store that a link in `blobs/` is to; None for other links."""
+    """Return the target of a link in `blobs/` to a file that repositories share, else None."""
     found, store = _TO_SHARED.fullmatch(_target(blob)), blob.parents[2] / BLOBS
     if found is None or not _is_folder(store) or not _is_folder(store / found[1]):
         return None

@@ -1,4 +1,4 @@
-"""The user's cache folder, and the length of hashes in file names."""
+"""The user's cache folder, and the length of the hashes in names of cached files."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def foreign_parts(config: ModelConfig) -> list[str]:
 def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, TensorType]:
     """Return backbone tensor name -> type. weights: a mixture such as q4_k_m, or OwnTypes.
 
-    llama.cpp's rules choose the types of a mixture. OwnTypes name each matrix's type; raises ValueError if
-    they do not fit the model.
+    llama.cpp's rules choose the types of a mixture. OwnTypes map names of matrices, like "wq", to types. Raises
+    ValueError if a matrix has no type or does not consist of whole blocks, or if a name is unknown.
     """
     if not isinstance(weights, str):
         return _own_types(config, weights)
@@ -163,7 +163,7 @@ def _floats(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def short_types(by_tensor: Mapping[str, TensorType]) -> OwnTypes:
-    """Return the usual type of each part of a layer, such as wq, and of tensors that differ."""
+    """Shorten name -> type: a type for all layers' tensors like "wq"; full names for exceptions."""
     parts: dict[str, Counter[str]] = {}
     for name, kind in by_tensor.items():
         parts.setdefault(name.rpartition(".")[2], Counter())[kind.name] += 1

@@ -59,7 +59,7 @@ def corrected(
 def laurel(
     config: ModelConfig, at: str, weights: Mapping[str, Matrix], x: F32, observe: Observer
 ) -> F32:
-    """Return LAuReL of attention's input x [T, dim]: x + norm(low-rank projection of x)."""
+    """Return x + norm(low-rank projection of attention's input x). at: name prefix for `observe`."""
     observe(at + "laurel_in", x)
     low = linear(x, weights, "laurel_in")
     observe(at + "laurel_out", low)

@@ -22,7 +22,7 @@ Observer = Callable[[str, F32], None]
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     """Return x [T, K] times the transpose of the matrix `name` [N, K], plus its bias, if any.
 
-    If `weights` has `name`.range, x is rounded to multiples of its first value, the result of its second.
+    If `weights` has two quantization steps as `name`.range, x is rounded to the first, the result to the second.
     """
     matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
     if (ranged := weights.get(name + ".range")) is not None:

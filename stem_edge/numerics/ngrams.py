@@ -22,7 +22,7 @@ def with_ngrams(
     rows: F32,
     observe: Observer,
 ) -> F32:
-    """Return a layer's input x [T, dim], combined with n-gram rows [T * lookups, width]."""
+    """Return a layer's input x [T, dim], with n-gram rows [T * lookups, width] added or averaged in."""
     rows = rows.reshape(len(x), -1)
     if config.stem_ffn == "engram":
         of_layers = np.split(rows, len(config.stem_layers), axis=1)

@@ -187,7 +187,7 @@ def head_forward(
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:
-    """Return (input step, output step) of a matrix with static activation ranges, for `linear`."""
+    """Return the activation quantization steps (input, output) of a matrix from the checkpoint."""
     return ArrayMatrix(np.array(config.ranges[name], np.float32))
 
 

@@ -1,4 +1,4 @@
-"""The processor's features, and a hash of them that names files prepared for this processor."""
+"""The processor's features, and their hash, which names cached files that fit only this processor."""
 
 from __future__ import annotations
 

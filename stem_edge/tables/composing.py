@@ -1,4 +1,4 @@
-"""Records of edits, composed from records of the table store each time they are read.
+"""Builds the records of edited tokens, which use other tokens' table rows or new rows, at each read.
 
 A composed record has the layout of a stored record, so row cache and graphs treat both alike.
 """
@@ -17,10 +17,10 @@ from stem_edge.tables.rows import RecordLayout, RowLookup
 
 
 def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
-    """Compose the packed record [record_nbytes] of a lookup. records: token id -> stored record.
+    """Build an edited token's record [record_nbytes]: its row in each layer is copied or averaged.
 
-    For each STEM layer, a lookup contains token ids or a packed row. The row of a single token id is copied. The rows
-    of several token ids are averaged in float32, and packed like any other row of the table store.
+    lookup: for each STEM layer, a packed row or token ids. The packed row, or the row of a single id, is copied.
+    Rows of several ids are averaged in float32 and packed again. records: token id -> stored record.
     """
     record = np.empty(layout.record_nbytes, np.uint8)
     for index, row in enumerate(lookup):
@@ -60,7 +60,7 @@ def is_row(layout: RecordLayout, row: bytes) -> bool:
 
 
 def token_of(lookup: RowLookup) -> int | None:
-    """Return the token whose stored record a lookup reads; None if a record must be composed."""
+    """Return the token id, if a lookup uses the row of the same token in every layer, else None."""
     first = lookup[0]
     if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
         return first[0]
@@ -68,5 +68,5 @@ def token_of(lookup: RowLookup) -> int | None:
 
 
 def tokens_of(lookup: RowLookup) -> list[int]:
-    """Return the token ids whose records are needed to compose a lookup, ascending."""
+    """Return the ids of all tokens whose stored rows a lookup copies or averages, ascending."""
     return sorted({token for row in lookup if isinstance(row, tuple) for token in row})

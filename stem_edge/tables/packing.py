@@ -18,7 +18,7 @@ Scaling: TypeAlias = Callable[[F32, int], F32]
 
 
 def range_scales(blocks: F32, bits: int) -> F32:
-    """Return a scale per block for `bits`-bit codes; its value of greatest magnitude is exact."""
+    """Return scales for `bits`-bit codes, so that the greatest magnitude in each block is exact."""
     return np.asarray(extremes(blocks) / -np.float32(1 << (bits - 1)), np.float32)
 
 
@@ -46,7 +46,7 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
 
 
 def keep_records(layout: RecordLayout, rows: Sequence[tuple[U8, F32]]) -> U8:
-    """Pack each layer's codes [n, row_width] and scales [n, 1] into records [n, record_nbytes]."""
+    """Pack quantized rows, codes [n, row_width] and scales [n, 1] per layer, into records."""
     records = np.empty((len(rows[0][0]), layout.record_nbytes), np.uint8)
     for index, (codes, scales) in enumerate(rows):
         layout.row_codes(records, index)[:] = pack_codes(codes, layout.bits)

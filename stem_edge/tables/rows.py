@@ -149,7 +149,7 @@ class RecordLayout(
         return math.prod(self.scales_shape(part)) if self.quantized else 0
 
     def zero_points(self, rows: int) -> U8:
-        """Return zero points [rows, bytes] to dequantize the first arrays of `rows` rows."""
+        """Return packed zero points [rows, bytes] for the first arrays of `rows` quantized rows."""
         return zero_points(rows, self.part_groups(), self.bits)
 
     def row_codes(self, records: U8, index: int) -> Codes:

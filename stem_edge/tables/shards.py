@@ -48,13 +48,13 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return how many equal pieces a record has, so that a piece ends after `prompt_rows` rows."""
+    """Return into how many equal pieces to cut a record to have a cut after `prompt_rows` rows."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
 
 class ShardGrid(msgspec.Struct, frozen=True):
-    """The shards of an array of records, and the place of each record in them."""
+    """Shard files of an array of records: their paths, sizes, indexes and checksums."""
 
     root: Path  # of the array
     layout: RecordLayout
@@ -139,7 +139,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Remove the crc32c after each piece of records. checked: all pieces, or only the first."""
+        """Return records without the crc32c after each piece. checked: all pieces, or some first ones."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
@@ -155,7 +155,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
 
 def _index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes]:
-    """Yield an index of `entries` entries in byte blocks, then a crc32c. Only `pieces` are used."""
+    """Yield a shard's index as blocks of bytes. Entries after the first `pieces` are empty."""
     crc = 0
     for start in range(0, entries, INDEX_PIECE_ENTRIES):
         stop = min(start + INDEX_PIECE_ENTRIES, entries)

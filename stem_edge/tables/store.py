@@ -85,7 +85,7 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return 4 * self.tokens if self.indexed else 0
 
     def nbytes(self, prompt_rows: int = 0) -> int:
-        """Return the bytes of all arrays on flash. prompt_rows: ModelConfig.prompt_rows."""
+        """Return the bytes of all arrays on flash. prompt_rows: rows per record that prompts read."""
         overhead = pieces_for(self.stored, prompt_rows) * (CRC_NBYTES + INDEX_ENTRY_NBYTES)
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)

@@ -27,7 +27,7 @@ def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
 
 
 def counts_of_records(counts: Counts, index: I32 | I64 | None, records: int) -> Counts:
-    """Return the sum of the counts of each record's tokens. index: token -> record; None: equal."""
+    """Sum each record's token counts. index: token -> record; None: token t has record t."""
     if index is None:
         return counts
     sums = np.bincount(index, weights=counts, minlength=records)

@@ -1,4 +1,4 @@
-"""Converts records of rare tokens, which have fewer bits, to the layout of other records."""
+"""Converts rare tokens' records, which have fewer bits, to the layout of frequent tokens' records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
 
 @cache
 def _of_bytes(stored: RowType, form: Form) -> tuple[npt.NDArray[np.uint], np.dtype[np.generic]]:
-    """Return a table [256] from a stored byte to its converted codes, and the codes' dtype."""
+    """Return a table [256]: byte of type `stored` -> its codes in `form`; and the codes' dtype."""
     every = np.arange(256, dtype=np.uint8)[:, None]
     wide = CODECS[form].pack(CODECS[stored].unpack(every))
     return wide.view(f"u{wide[0].nbytes}")[:, 0], wide.dtype

@@ -82,7 +82,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError if two objects differ as JSON text, because in Python 3 == 3.0."""
+    """Raise ValueError if two objects differ as JSON text, where 3 and 3.0 are not equal."""
     for field in sorted(found.keys() | expected.keys()):
         texts = [
             msgspec.json.encode(side.get(field), order="sorted").decode()

@@ -190,7 +190,7 @@ def _tool(where: str, tool: object) -> Object:
 def _function(
     where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
 ) -> tuple[Object, Object]:
-    """Return an object and its "function" with `needed` and `optional` fields. form: for errors."""
+    """Check a tool or call; return it and its "function". where, form: for error messages."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {shown(given['type'])}, expected 'function'")
@@ -213,7 +213,7 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Return an object's fields that are not null: `needed` and `optional`. form: for errors."""
+    """Return an object without nulls. Raises InputError, which names `form`, for wrong fields."""
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}
@@ -231,7 +231,7 @@ def _listed(where: str, value: object, least: int, most: int) -> Sequence[object
 
 
 def _copied(where: str, value: object, depth: int = 0) -> Any:
-    """Copy a JSON value. Raises InputError for other values, and for too deep nesting."""
+    """Copy a JSON value. Raises InputError, which names `where`, if not JSON or nested too deep."""
     if depth > MAX_DEPTH:
         raise InputError(f"{where} is nested more than {MAX_DEPTH} deep; make it flatter")
     if value is None or isinstance(value, str | bool | int):
@@ -246,7 +246,7 @@ def _copied(where: str, value: object, depth: int = 0) -> Any:
 
 
 def _check_texts(what: str, values: Iterable[tuple[str, object]], remedy: str) -> None:
-    """Raise InputError for invalid or too long texts in (place, value). what: noun for errors."""
+    """Raise InputError if texts in the (place, value) pairs are invalid, or too long in sum."""
     count = 0
     for place, text in (found for where, value in values for found in texts(where, value)):
         count += len(text)

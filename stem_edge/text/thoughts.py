@@ -30,7 +30,7 @@ KNOWN = (
 
 
 def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> Thoughts | None:
-    """Return the known thought markers that a chat template contains; None if it contains none."""
+    """Return a chat template's thought markers, or None. special_tokens: all of the tokenizer."""
     for known in KNOWN:
         if known.end in template_source:
             names = (n for n in special_tokens if n == known.end or known.begin.startswith(n))

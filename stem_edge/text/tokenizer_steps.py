@@ -58,7 +58,7 @@ FIXED_GROWTH = {"ByteLevel": 2, "Metaspace": 3}
 
 
 def check_model(model: Mapping[str, msgspec.Raw]) -> None:
-    """Raise ValueError for a tokenizer model of an unknown kind, or with too long a setting."""
+    """Raise ValueError if a tokenizer's model has an unknown kind, or a field that is too long."""
     kind = msgspec.json.decode(model["type"], type=str) if "type" in model else None
     if kind is not None and kind not in MODELS:
         raise ValueError(f"model.type is {kind[:80]!r}, expected {' or '.join(MODELS)}")

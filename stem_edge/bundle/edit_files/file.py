@@ -59,7 +59,7 @@ Change: TypeAlias = Replacement | NewRows
 
 
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Edit of a bundle's knowledge, made by stem_edge.make_edit."""
+    """Change of the table rows that tokens use, made for one bundle by stem_edge.make_edit."""
 
     made_for: Annotated[
         str, msgspec.Meta(pattern="^[0-9a-f]{64}$")
@@ -232,7 +232,7 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
 
 
 def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
-    """Return the token ids that a change contains, with their new rows: () for a padding token."""
+    """Return token id -> new rows, for all ids in a change. A padding token has no new rows: ()."""
     if isinstance(change, NewRows):
         return change.rows
     return {} if change.pad is None else {change.pad: ()}

@@ -70,8 +70,8 @@ def align(
 ) -> list[Lookup]:
     """Return, for each of the `source_length` source tokens, the token ids whose rows it looks up.
 
-    target: ids of the target. pad: id of the padding token. subset: indices in target,
-    ascending, for the scheme subset; default: the last ones. Raises InputError if lengths or options do not fit.
+    target: ids of the target. pad: id of the padding token. subset: for the scheme subset, ascending indices
+    in `target`; default: its last tokens. Raises InputError if lengths or options do not fit the scheme.
     """
     count = len(target)
     if not source_length or not count:

@@ -47,7 +47,7 @@ class QwenConfig(msgspec.Struct):
     seed: int = 1234
 
     def tables(self) -> list[NgramTable]:
-        """Return the model's tables. Raises ValueError."""
+        """Return the model's tables. Raises ValueError if config.json has impossible values."""
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         orders = _orders(self.ngram_size, self.heads_per_ngram)
         heads, found = len(orders), list[NgramTable]()
@@ -198,7 +198,7 @@ def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[in
 
 
 def _bound(n_ids: int) -> int:
-    """Return the limit on m: the multiplier 2m + 1 times an id below `n_ids` must fit in int64."""
+    """Return a limit: for each m below it, 2m + 1 times an id below `n_ids` fits in int64."""
     return max(1, INT64_MAX // n_ids // 2)
 
 

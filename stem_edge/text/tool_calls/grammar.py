@@ -83,7 +83,7 @@ def literal(text: str) -> str:
 
 
 def _marks(family: Family, text: str) -> str:
-    """Return the Lark grammar of `text`: markers, matched as tokens if special, and white space."""
+    """Convert a text to Lark: special tokens in it match as tokens, the other parts as strings."""
     marks = "|".join(map(re.escape, family.special))
     parts = re.split(f"({marks})", text) if marks else [text]
     special = {part for part in family.special if SPECIAL.fullmatch(part)}
