@@ -1,7 +1,7 @@
 """Links in a model hub's cache: the only links that are followed when a bundle is read.
 
     <repository>/snapshots/<commit>/<name> -> ../../blobs/<etag>   one more .. for each folder in <name>
-    <repository>/blobs/<etag> -> ../../blobs/<2 digits>/<digest>   beside the repository: shared files
+    <repository>/blobs/<etag> -> ../../blobs/<2 digits>/<digest>   next to <repository>: files of all repositories
 
 Our code reads these two forms itself, because the system would follow a link to any file.
 """

@@ -121,7 +121,7 @@ class ChatTemplate:
 
         messages, tools and arguments: results of the functions in stem_edge.text.messages.
         Raises InputError if the template refuses the messages, fails, takes too long or does not support tools.
-        Raises BundleError if its process ends, or if it fails and had also failed for a sample when it was loaded.
+        Raises BundleError if the process ends, or if the template fails and already failed on a sample at loading.
         """
         source = self.tool_source if tools else self.source
         if tools and not re.search(r"\btools\b", source):

@@ -88,7 +88,7 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def save(self, path: str | Path) -> None:
         """Write the edit to a file atomically, replacing an older one.
 
-        Raises InputError if the file cannot be written, or if read_edit would refuse its size.
+        Raises InputError if the file cannot be written, or would be larger than read_edit accepts.
         """
         path, data = Path(path), encode_edit(self)
         if len(data) > MAX_NBYTES:
