@@ -92,7 +92,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Descriptions of all layers. Raises ValueError if a layer has no K and V to use."""
+        """All layers. Raises ValueError if a layer has no own K and V, nor an earlier layer's."""
         layers, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
         for number in range(self.n_layers):
             layer = self._own_layer(number)
@@ -155,7 +155,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def prompt_rows(self) -> int:
-        """Number of a record's rows that a prompt token needs to fill K and V, without logits."""
+        """Number of rows that a prompt token reads: only layers with their own K and V run."""
         return sum(layer < self.own_kv_layers for layer in self.row_layers)
 
     @cached_property

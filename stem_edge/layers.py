@@ -74,7 +74,7 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes and RoPE of layers that differ from the rest. A field of 0 has the model's value."""
+    """Sizes and RoPE of some layers, where they differ from the model's; 0: as in the model."""
 
     layers: tuple[int, ...]  # ascending
     head_dim: int = 0

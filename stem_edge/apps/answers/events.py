@@ -34,7 +34,7 @@ AnswerEvent: TypeAlias = Thought | Text | Call | End
 
 
 class AnswerEvents:
-    """Converts chunks of one answer to events: only `Text` and `End` if there are no parsers."""
+    """Converts chunks of an answer to events; parsers find reasoning and tool calls in it."""
 
     def __init__(
         self, thoughts: ThoughtParser | None = None, calls: CallParser | None = None

@@ -22,7 +22,7 @@ KINDS = {
 
 
 class RefusalError(StemEdgeError):
-    """A request is refused. param: the field at fault. retry: the client may retry in a moment."""
+    """An HTTP error for the client. param: the wrong field. retry: adds the header Retry-After."""
 
     def __init__(
         self, message: str, param: str | None = None, *, status: int = 400, retry: bool = False

@@ -27,7 +27,7 @@ class TokenTexts:
         return self._token(token_id)[0]
 
     def _read(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        """Return a token's text as in the middle of a longer text, and the token's bytes."""
+        """Return a token's text, decoded after another token so that spaces stay, and its bytes."""
         text = self._model.detokenize([*self._before, token_id], skip_special_tokens=False)
         return text[self._start :], tuple(self._model.token_bytes(token_id))
 

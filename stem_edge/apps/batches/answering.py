@@ -42,7 +42,7 @@ class Settings:
         params_of(None, {**self.options, "seed": self.seed})
 
     def params(self, row: Row, given: dict[str, Any]) -> SamplingParams:
-        """Return a row's sampling params: `given` by the row, else defaults. Raises InputError."""
+        """Return sampling params: values `given` in the row, else the batch's. Raises InputError."""
         own = {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in own:
             own["logit_bias"] = biases(own["logit_bias"])
@@ -107,7 +107,7 @@ def _failed(row: Row, error: StemEdgeError) -> Result:
 
 
 def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEvents]:
-    """Create the request of a row. Raises InputError or RefusalError if the row is wrong."""
+    """Create the request of a row. Raises InputError or RefusalError if its fields are invalid."""
     if row.wrong is not None:
         raise RefusalError(row.wrong)
     given = dict(row.fields)

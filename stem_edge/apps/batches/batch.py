@@ -119,7 +119,7 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return how many full contexts to plan memory for; by default, 8 short answers fit."""
+    """Return `sequences`; default: how many full contexts 8 answers of 128 tokens fill."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
     opened = options.open(bundle)  # always, so that errors of the bundle come first

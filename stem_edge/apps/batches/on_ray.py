@@ -73,9 +73,9 @@ def _model(bundle: str, keywords: tuple[tuple[str, object], ...]) -> Model:
 
 
 def _places(ray: Any, nbytes: int) -> tuple[int, int]:
-    """Return CPUs per task, and how many tasks the cluster can run at a time. Raises StemEdgeError.
+    """Return CPUs per task, and how many tasks the cluster can run at a time.
 
-    nbytes: memory of a task. Machines with less memory are not used.
+    nbytes: memory of a task. Raises StemEdgeError if no machine has this much memory and a CPU.
     """
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fit = [int(has["CPU"]) for has in alive if has.get("CPU") and has.get("memory", 0) >= nbytes]

@@ -26,7 +26,7 @@ AFTER_ID = b',"text":', b',"line":'
 
 
 class _Line(msgspec.Struct):
-    """Fields of a result line that are read again: the row's id or line, and how the row ended."""
+    """Fields of a result line that a resumed batch reads: the row's id or line, and how it ended."""
 
     id: Id | None
     line: int = 0

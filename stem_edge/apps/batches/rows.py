@@ -21,7 +21,7 @@ Result: TypeAlias = Mapping[str, Any]  # JSON object of a row's answer or error
 
 
 class _Named(msgspec.Struct):
-    """Schema of a row's id. A class, because Ctrl-C is lost while msgspec hashes a union type."""
+    """Schema of "id" in a row. A class, because msgspec swallows Ctrl-C when it hashes a union."""
 
     id: (
         Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]

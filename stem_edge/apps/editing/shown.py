@@ -44,7 +44,7 @@ def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
 
 
 def _looked_up(codec: TextCodec, change: Replacement, source: Sequence[int], before: str) -> str:
-    """Describe which rows each token of `source` looks up. before: text before the source."""
+    """Describe which table rows `change` assigns to each source token. before: text before them."""
     found = lookups(codec, change, len(source), before)
     pairs = [
         (_names(codec, [token]), _names(codec, each))

@@ -116,7 +116,7 @@ def _is_ours(host: str, names: tuple[str, ...]) -> bool:
 
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
-    """Return True if an Origin header names this server (`host`) or one of `origins`."""
+    """Return True if pages of `origin` may send requests: this server's own, or in `origins`."""
     try:
         page = urlsplit(origin)
         own = page.netloc == host and page.scheme in ("http", "https")

@@ -90,7 +90,7 @@ class Compute:
         return len(self._deliver)
 
     def check(self, more: int) -> tuple[Model, Scheduler]:
-        """Return (model, scheduler) if there is room for `more` requests, else raise RefusalError.
+        """Return model and scheduler. Raises RefusalError if the queue cannot hold `more` answers.
 
         Routes also call it before they tokenize, so that no client can cause too much work.
         """

@@ -57,7 +57,7 @@ class Connection(H11Protocol):
             longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; close the connection if headers and chunk sizes are too long."""
+        """Parse bytes from the client; abort if a request's headers and chunk sizes exceed 1 MiB."""
         self._received += len(data)
         before = len(self.cycle.body) if self.cycle else 0
         super().data_received(data)
@@ -78,7 +78,7 @@ class Connection(H11Protocol):
         self._moved = self._received - self.transport.get_write_buffer_size()
 
     def look(self) -> None:
-        """Close the connection if its client has been idle for too long."""
+        """Close the connection if it has waited for its client too long. The server calls it often."""
         moved = self._received - self.transport.get_write_buffer_size() - self._moved
         if not self.waits or moved >= WAIT_NBYTES:
             self._wait()
@@ -87,7 +87,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn with limits on connections. most: their largest number; default: see `room`."""
+    """uvicorn with limits on connections. most: their largest number; default: `room()`."""
 
     def __init__(self, program: ASGIApp, most: int | None = None) -> None:
         most = most or room()

@@ -52,7 +52,7 @@ async def read(request: Request, kind: type[T]) -> T:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Decode JSON into a struct; 40.0 counts as 40. Raises RefusalError for the field at fault."""
+    """Decode JSON into a struct; integer fields accept 40.0. RefusalError names the wrong field."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -75,7 +75,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 async def respond(
     request: Request, service: Service, asked: AskedChat | Asked, replies: Replies
 ) -> Response:
-    """Respond with the answers: as a stream of events if the client asks for it, else as JSON."""
+    """Respond with the answers: as server-sent events if the request has "stream", else as JSON."""
     if asked.body.stream:
         return EventStream(_chunks(service, asked, replies), replies)
     with closing(replies):
@@ -120,7 +120,7 @@ async def _chunks(
 async def _choices(
     service: Service, asked: AskedChat | Asked, number: int, piece: AnswerEvent
 ) -> list[dict[str, Any]]:
-    """Convert an event of answer `number` to choices, in a thread if with log probabilities."""
+    """Convert an event of answer `number` to choices; log probabilities are formatted in a thread."""
     if asked.body.logprobs is None or asked.body.logprobs is False:
         return asked.choices(number, piece)
     return await service.answers.run(lambda: asked.choices(number, piece))

@@ -65,7 +65,7 @@ class Service:
     created: int = field(default_factory=unix_time)
 
     def __post_init__(self) -> None:
-        """Create worker threads. After each `run`, freed memory is returned to the system."""
+        """Create threads that tokenize and format; near the memory limit, each call frees memory."""
         after = self.compute.give_back
         self.prompts = RequestThreads(2, 64, after)
         # Answers are never refused for waiting: Compute limits their number.

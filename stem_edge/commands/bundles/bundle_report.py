@@ -134,7 +134,7 @@ def _storage(manifest: Manifest) -> Rows:
 
 
 def _weights(backbone: BackboneFormat) -> str:
-    """Describe the types of the layers' matrices, and the quantizer."""
+    """Describe how the layers' matrices are stored: types, block size, and quantizer (like GPTQ)."""
     types: list[str] = [backbone.weights]
     types += [f"{k} {t}" for k, t in backbone.kinds.items() if k not in VOCABULARY_KINDS]
     named = Counter(backbone.matrices.values())

@@ -1,4 +1,4 @@
-"""The command `stem-edge edit`."""
+"""The command `stem-edge edit`: replace the table rows that tokens of a text look up."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
-    """Raise InputError if an edit must not be written to `path`. force: a file may be replaced."""
+    """Raise InputError if `path` has a wrong suffix, is in the bundle, or exists without `force`."""
     if path.suffix != SUFFIX:
         raise InputError(f"{path}: the name of an edit file ends in {SUFFIX}; add it")
     if path.parent.resolve().is_relative_to(bundle.path.resolve()):

@@ -1,4 +1,4 @@
-"""The command `stem-edge export`."""
+"""The command `stem-edge export`: convert a checkpoint to a bundle."""
 
 from __future__ import annotations
 

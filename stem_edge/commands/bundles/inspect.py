@@ -1,4 +1,4 @@
-"""The command `stem-edge inspect`."""
+"""The command `stem-edge inspect`: show a bundle's architecture, sizes and files."""
 
 from __future__ import annotations
 

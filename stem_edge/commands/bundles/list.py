@@ -1,4 +1,4 @@
-"""The command `stem-edge list`."""
+"""The command `stem-edge list`: list the bundles on this machine."""
 
 from __future__ import annotations
 

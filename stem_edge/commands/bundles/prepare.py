@@ -1,4 +1,4 @@
-"""The command `stem-edge prepare`."""
+"""The command `stem-edge prepare`: repack the weights for this processor, for faster loads."""
 
 from __future__ import annotations
 

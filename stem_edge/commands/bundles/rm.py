@@ -1,4 +1,4 @@
-"""The command `stem-edge rm`."""
+"""The command `stem-edge rm`: delete bundles and their cached weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> Kept:
-    """Find a bundle by its short name, its folder, or its name on a hub with a commit."""
+    """Find a bundle by short name, folder, or hub name with commit. Raises InputError if unknown."""
     place = str(Path(name).absolute())
     for kept in kept_bundles():
         if kept.place in (name, place):
@@ -63,7 +63,7 @@ def _find(name: str) -> Kept:
 
 
 def _remove(kept: Kept) -> None:
-    """Delete a bundle and its prepared backbones. Raises StemEdgeError, OSError."""
+    """Delete a cached bundle and its repacked weights. Raises StemEdgeError if it is being made."""
     within = f"{kept.folder.resolve()}{os.sep}"
     if kept.place.startswith(PREFIX):
         from huggingface_hub import scan_cache_dir

@@ -1,4 +1,4 @@
-"""The command `stem-edge verify`."""
+"""The command `stem-edge verify`: check whether a bundle is safe to load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `stem-edge eval`."""
+"""The command `stem-edge eval`: perplexity of bundles, and divergence from a reference."""
 
 from __future__ import annotations
 

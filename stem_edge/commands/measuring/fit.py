@@ -1,4 +1,4 @@
-"""The command `stem-edge fit`."""
+"""The command `stem-edge fit`: plan whether a bundle fits into memory, without running it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _planned(path: str, memory: str | None, load_options: LoadOptions) -> tuple[Needs, MemoryPlan]:
-    """Plan a load. Mapped weights count against the limit `memory`. Raises MemoryPlanError."""
+    """Plan the memory of a load; `memory` must hold mapped weights, too. Raises MemoryPlanError."""
     allowed = available_memory() + own_memory() if memory is None else parse_size(memory)
     bundle = open_or_make(path)
     engine = choose_engine(bundle, load_options.engine)

@@ -1,4 +1,4 @@
-"""The command `stem-edge measure`."""
+"""The command `stem-edge measure`: time and memory of bundles and GGUF files."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
 
 
 def sampled(params: SamplingParams) -> str:
-    """Describe in words how tokens are sampled. params: as returned by Model.chosen."""
+    """Describe how tokens are sampled, like "greedy" or "temperature 0.7", without neutral values."""
     values = {name: getattr(params, name) for name in sampling.RANGES}
     if not values["temperature"]:
         del values["temperature"], values["top_k"], values["top_p"], values["min_p"]

@@ -1,4 +1,4 @@
-"""The command `stem-edge batch`."""
+"""The command `stem-edge batch`: run every prompt of a file."""
 
 from __future__ import annotations
 

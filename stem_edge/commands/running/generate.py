@@ -1,4 +1,4 @@
-"""The command `stem-edge generate`."""
+"""The command `stem-edge generate`: continue a text."""
 
 from __future__ import annotations
 

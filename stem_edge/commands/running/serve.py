@@ -1,4 +1,4 @@
-"""The command `stem-edge serve`."""
+"""The command `stem-edge serve`: a server with OpenAI's interface and a chat page."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _for_model(memory: str | None) -> int | None:
-    """Return --memory minus the memory for requests. Raises InputError if nothing is left."""
+    """Return --memory (None: not given) minus memory for requests. Raises InputError if too small."""
     if memory is None:
         return None
     left = parse_size(memory) - REQUESTS_NBYTES

@@ -47,7 +47,7 @@ class ChatBody(Options, kw_only=True):
         return AskedChat(self, texts, requests, reader)
 
     def _most(self, model: Model) -> int:
-        """Return the limit of answer tokens; default: the context length. Raises RefusalError."""
+        """Return the limit of answer tokens: at most the context. Raises RefusalError if below 1."""
         most, name = self.max_completion_tokens, "max_completion_tokens"
         if most is None:
             most, name = self.max_tokens, "max_tokens"

@@ -29,7 +29,7 @@ class CompletionBody(Options, kw_only=True):
     best_of: int | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, as texts or token ids. Raises RefusalError."""
+        """Return prompts: texts or token ids. Raises RefusalError if empty, or a mixed list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = [each for each in self.prompt if isinstance(each, int)]
@@ -43,7 +43,7 @@ class CompletionBody(Options, kw_only=True):
         return [ids] if ids else others
 
     def sampling(self, model: Model) -> SamplingParams | None:
-        """Return the sampling params; None if max_tokens is 0. Raises RefusalError."""
+        """Return sampling params; None if max_tokens is 0. Raises RefusalError for invalid fields."""
         if self.suffix:
             raise RefusalError("suffix is not supported: this model continues texts", "suffix")
         if self.best_of is not None and self.best_of > max(1, self.count):
@@ -94,7 +94,7 @@ class Asked:
         return [choice | {"finish_reason": reason}]
 
     def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
-        """Return the choices of a response. If max_tokens is 0, `answers` is empty, and no choice has new text."""
+        """Return a choice for each request; without new text if max_tokens is 0 (`answers` empty)."""
         pieces = [(Text(each.text, each.logprobs), each.reason) for each in answers]
         if not self.generates:
             pieces = [(Text(""), "length")] * len(self.requests)

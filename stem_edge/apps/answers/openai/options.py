@@ -93,7 +93,7 @@ class Options(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """Number of answers to each prompt. Raises RefusalError."""
+        """Number of answers to each prompt (`n`). Raises RefusalError if it is out of range."""
         count = 1 if self.n is None else self.n
         if not 1 <= count <= MOST_ANSWERS:
             raise RefusalError(f"n is {count}; expected 1 to {MOST_ANSWERS}", "n")
@@ -136,12 +136,12 @@ class Options(msgspec.Struct):
 
     @property
     def grammar_field(self) -> str:
-        """Name of the field that contains the grammar, if any."""
+        """Name of the field that restricts the answer's format; default: response_format."""
         given = (name for name in GRAMMARS if getattr(self, name) not in (None, ""))
         return next(given, "response_format")
 
     def answer_grammar(self) -> Grammar | None:
-        """Return the grammar that the answer must follow, if any. Raises RefusalError."""
+        """Return the grammar that answers must follow, if any. Raises RefusalError if two are given."""
         found = {
             "response_format": _schema_of(self.response_format or {}),
             **{name: getattr(self, name) for name in GRAMMARS},
@@ -157,14 +157,14 @@ class Options(msgspec.Struct):
 
 
 def biases(given: Mapping[str, float]) -> dict[int, float]:
-    """Convert the keys of a logit_bias from strings to token ids. Raises RefusalError."""
+    """Convert keys of a logit_bias from str to token ids. Raises RefusalError for other strings."""
     if wrong := [key for key in given if not key.isdecimal() or len(key) > MOST_DIGITS]:
         raise RefusalError(f"logit_bias has {wrong[0][:80]!a}; expected token ids", "logit_bias")
     return {int(key): value for key, value in given.items()}
 
 
 def _schema_of(given: Mapping[str, Any]) -> object:
-    """Return a response_format's JSON Schema; None if any text is allowed. Raises RefusalError."""
+    """Return a response_format's JSON Schema; None for plain text. Raises RefusalError if unknown."""
     match given:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return schema
@@ -194,7 +194,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return token counts in OpenAI's form. `count` requests share a prompt, which counts once."""
+    """Return token counts in OpenAI's form; a prompt counts once for its `count` requests."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)

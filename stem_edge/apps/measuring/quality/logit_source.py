@@ -43,8 +43,8 @@ def open_sources(
     """Load a bundle and its reference, if any; return the engine and the logit source of each.
 
     The engine of a checkpoint is None. stack: closes the models. options: for loading the bundle; a
-    reference bundle gets half of the memory. edits: of the bundle only. Both models compute prompts with
-    their decode graphs. Raises what stem_edge.load raises.
+    reference bundle gets half of the memory. edits: knowledge edits of the bundle only. Both models
+    compute prompts with the graph for decoding, not for prefill. Raises what stem_edge.load raises.
     """
     engines, references = list[str | None](), list[Logits]()
     if isinstance(reference, Bundle):

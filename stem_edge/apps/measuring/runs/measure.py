@@ -100,7 +100,7 @@ def measure(
 
 
 def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str], None]) -> None:
-    """Load once before measuring: this prepares the weights. sizes: context length, threads."""
+    """Load once, so that measured loads find repacked weights. sizes: context length, threads."""
     if subject.kind != "stem-edge" or subject.options.get("resident"):
         return
     notify(f"preparing {subject.name}")

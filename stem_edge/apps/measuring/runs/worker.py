@@ -20,7 +20,7 @@ KINDS = {
 
 
 def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[float]]:
-    """Carry out request `do`; return the model (None: not loaded) and seconds of decode steps."""
+    """Import, load or run a model, as `do` says; return it, and seconds of each decode step."""
     steps = list[float]()
     match do:
         case "import":  # a request of its own, to time it apart from loading

@@ -32,7 +32,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: an engine, the bundle or file that it loads, and its options."""
+    """A bundle or GGUF file to measure, its name in the report, and its options for loading."""
 
     name: str
     kind: str  # key of KINDS
@@ -53,11 +53,11 @@ class Subject:
 
     @property
     def prepared(self) -> Path:
-        """Folder of weights prepared for engines, whose files the worker may map into memory."""
+        """Folder that caches weights repacked for this processor; loads map its files into memory."""
         return cache_folder(self.options.get("cache_dir")) / PREPARED
 
     def files(self) -> list[Path]:
-        """Return all files that loading the model may read: its own, and prepared weights of any model."""
+        """Return all files that a load may read: the model's, and all files of the weight cache."""
         path = Path(self.path)
         own = [path] if path.is_file() else files_in(path)
         return [*own, *files_in(self.prepared)]

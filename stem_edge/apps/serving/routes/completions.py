@@ -51,7 +51,7 @@ def _add(
 
 
 def _prepare(service: Service, body: CompletionBody) -> Asked:
-    """Tokenize the prompts unless too many answers wait. Raises InputError, RefusalError."""
+    """Tokenize the prompts. Raises RefusalError if the queue is full, InputError for bad prompts."""
     params, prompts = body.sampling(service.model), body.prompts()
     answers = len(prompts) * body.count
     service.compute.check(answers)

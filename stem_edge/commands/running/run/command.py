@@ -1,4 +1,4 @@
-"""The command `stem-edge run`."""
+"""The command `stem-edge run`: chat with a model."""
 
 from __future__ import annotations
 
