@@ -54,7 +54,7 @@ class BackendContext(Protocol):
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, that a step can go back to."""
+        """Earliest position, other than 0, where a step still finds all tokens of its sliding windows."""
 
     def resumes(self, tokens: int) -> Resumes:
         """Return where `tokens`-token prompts may resume: even positions ("pairs"), step starts ("steps") or never ("")."""

@@ -139,7 +139,7 @@ class OrtContext:
         return self._window.dropped if self._window else 0
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where prompts may resume: step starts ("steps") with full windows or experts, else "pairs" (even)."""
+        """Return where prompts may resume: "steps" (step starts) with full windows or experts, else "pairs" (even)."""
         capacity = self._window.capacity if self._window else tokens
         steps = self.settled or tokens > capacity or self._rounds_by_step
         return "steps" if steps else "pairs"

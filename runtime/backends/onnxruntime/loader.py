@@ -163,7 +163,7 @@ class OrtLoader:
 
     @property
     def _assistant(self) -> Assistant | None:
-        """The draft model to load; None for none. Until `prepare` has measured steps, speculate="auto" counts as True."""
+        """The draft model to load, or None. Until `prepare` has measured steps, speculate="auto" counts as True."""
         later = self._to_prepare and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None

@@ -43,7 +43,7 @@ def mappings() -> Iterator[MappedPart]:
 def is_written(pagemap: int, start: int, stop: int) -> bool:
     """Return True if a page between two addresses was written to, so that dropping this page would lose data.
 
-    pagemap: descriptor of PAGEMAP. Raises OSError.
+    pagemap: file descriptor of /proc/self/pagemap. Raises OSError.
     """
     first, count = start // mmap.PAGESIZE, -(-(stop - start) // mmap.PAGESIZE)
     data = os.pread(pagemap, ENTRY_NBYTES * count, ENTRY_NBYTES * first)

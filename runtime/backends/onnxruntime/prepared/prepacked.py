@@ -1,4 +1,4 @@
-"""The prepared backbone in the cache folder: graphs whose weights are packed for this processor.
+"""The prepared backbone in the cache folder: graphs saved with weights repacked for this processor.
 
 Without it, each load packs matrices into anonymous memory, which the system cannot reclaim. A prepared
 backbone is mapped, so a loaded model's weights are pages of a file. A child process packs

@@ -45,7 +45,7 @@ def reason(error: Exception) -> str:
 
 
 def check_lost(error: Exception, doing: str) -> None:
-    """Raise DeviceLostError if an engine's error means that the device is gone. doing: see check_device."""
+    """Raise DeviceLostError if `error` means that the device is gone. doing: what failed, such as "to load x"."""
     if any(words.lower() in str(error).lower() for words in LOST):
         raise DeviceLostError(
             f"the device was lost {doing} ({reason(error)}); close the model and load it again"
@@ -63,7 +63,7 @@ def check_device(error: Exception, doing: str) -> None:
 
 
 def raise_error(error: Exception, doing: str) -> NoReturn:
-    """Raise onnxruntime's error as OutOfMemoryError, DeviceLostError or BackendError. doing: see check_device."""
+    """Raise `error` as OutOfMemoryError, DeviceLostError or BackendError. doing: what failed ("to load x")."""
     check_device(error, doing)
     raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
 

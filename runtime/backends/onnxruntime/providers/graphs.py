@@ -28,7 +28,7 @@ def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[st
 
 
 def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
-    """Return the graphs of `cpu_graphs`, not yet encoded. Raises BundleError for weight files of wrong size."""
+    """Return the graphs of `cpu_graphs`, not yet encoded. Raises BundleError if a weight file has a wrong size."""
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     try:
         built = [one(*described, kv=kv) for one in (decoding, *((prompts,) if prefill else ()))]

@@ -1,4 +1,4 @@
-"""All layers and the head in one graph, for prepared backbones."""
+"""All layers and the head in one graph, for backbones that are saved with repacked weights."""
 
 from __future__ import annotations
 
