@@ -42,7 +42,7 @@ def decoding(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build a model's decoding graphs, and their weight file's layout. Raises GraphError."""
+    """Build the decoding graphs and their weight file's layout. Raises GraphError if `format` or `kv` is unusable."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
     begin = Start()
@@ -87,7 +87,7 @@ def prompts(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graph for prompts. It has the layers that compute their own K and V."""
+    """Build the graph `prefill`, for prompts: all layers except any last ones that borrow K and V."""
     from stem_edge.graph.prompt_products import PromptProducts  # only for long prompts
 
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
@@ -119,7 +119,7 @@ def embedding(products: Products, config: ModelConfig, result: str) -> str:
 
 
 def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
-    """Emit the last norm and the head: x [B, tokens, hidden_width] -> logits [B, tokens, V]."""
+    """Emit the last norm and the head: x [B, tokens, hidden_width] -> logits [B, tokens, V]. tokens: an axis' name."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
     if config.streams > 1:
         from stem_edge.graph.special.altup import merged

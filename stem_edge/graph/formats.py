@@ -31,8 +31,7 @@ MatrixKind = Literal[
 ]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
 PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
-# Kinds that have 8 bits if `weights` is int4: the matrices are small, and 4 bits would cost more quality
-# than in other matrices.
+# Small matrices, which have 8 bits if `weights` is int4: 4 bits would cost more quality than in others.
 SMALL_KINDS: tuple[MatrixKind, ...] = (
     *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out", "assistant",
 )  # fmt: skip
@@ -66,8 +65,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     offsets: bool = False
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether prompts have separate int8 matrices
-    # Products for prompts with balanced input channels but no norm before them, so that the balance
-    # needs an extra multiplication.
+    # Products for prompts whose SmoothQuant factors need an extra multiplication: no norm is before them.
     balanced: tuple[str, ...] = ()
     kv_peaks: bool = False  # whether the weight file has peaks of keys and values (graph.kv)
 
@@ -124,7 +122,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
-    """Return the default type of a kind of matrix, from a format's `weights` and `head`."""
+    """Return a default: `head` for embedding and head; int8 for small kinds if `weights` is int4; else `weights`."""
     if kind in VOCABULARY_KINDS:
         return head
     return "int8" if kind in SMALL_KINDS and weights == "int4" else weights

@@ -133,7 +133,7 @@ class Graph:
         return self.node(op, inputs, [output], "", **attributes)
 
     def fill(self, shape: str, output: str, value: Array) -> str:
-        """Add a node that fills a tensor with `value` [1]. `shape` names a value: the shape."""
+        """Add the tensor `output`, filled with `value` [1]. shape: name of the graph value that is its shape."""
         return self.add("ConstantOfShape", [shape], output, value=inline("value", value))
 
     def constant(self, name: str, array: Array) -> str:

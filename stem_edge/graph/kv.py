@@ -68,9 +68,8 @@ def kv_obstacle(format: BackboneFormat, kv: KvType) -> str:
     )
 
 
-# Peaks are multiplied by these factors: later text can have greater values than the exporter saw, but few
-# values come near a peak. In a real model (SmolLM2-135M-Instruct), these factors had the least total loss
-# by coarse scales and by values that are cut off.
+# Peaks are multiplied by these factors: later text can have greater values than the exporter saw, but few values
+# come near a peak. In SmolLM2-135M-Instruct, they had the least loss by coarse scales and cut-off values.
 MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
@@ -87,7 +86,7 @@ class KvFormat(NamedTuple):
         return CACHES[self.type]
 
     def scales(self, graph: Graph, layer: int, what: str) -> str:
-        """Emit the scales of a layer's quantized keys or values (`what`), once per graph."""
+        """Emit scales of a layer's quantized keys or values (`what`), if not yet in the graph; return their name."""
         name = f"layers.{layer}.{what}.scales"
         if any(name in node.outputs for node in graph.nodes):
             return name
@@ -98,7 +97,7 @@ class KvFormat(NamedTuple):
 def place_peaks(
     plan: WeightPlan, config: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> KvFormat:
-    """Reserve space in the weight file for peaks of keys and values, if the format has peaks.
+    """Reserve space in the weight file for peaks (greatest magnitudes) of keys and values, if the format has peaks.
 
     Raises GraphError if the KV cache type needs peaks and the format has none.
     """

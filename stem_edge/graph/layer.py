@@ -102,7 +102,7 @@ class LayerGraph:
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
         """Emit the RMS norm of residual + delta; return (normed sum, sum).
 
-        delta may be "". consumer: the only product that reads the norm; "" if anything else reads it, too.
+        delta may be "". consumer: matrix product that alone reads the normed sum; "" if other nodes read it, too.
         """
         full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
         if consumer:

@@ -36,7 +36,7 @@ class Products:
         self._sums: dict[tuple[str, int], str] = {}  # (x, block size) -> sums of the blocks
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Reserve space for a norm's weight; return its name. Product `consumer` reads the norm."""
+        """Reserve space for a norm's weight [size]; return its name. consumer: matrix product that reads the norm."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
@@ -46,7 +46,7 @@ class Products:
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit the product of x with tensors `parts`, stacked to `shape` [N, K]; return its result.
+        """Emit the product of x with tensors `parts`, stacked to `shape` [N, K]; return its name.
 
         The operator is FusedMatMul or MatMulNBits. A matrix with very many rows gets several nodes.
         """
@@ -57,7 +57,7 @@ class Products:
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
     def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
-        """Reserve space in the weight file for a quantized matrix; emit its product with x."""
+        """Emit x times the quantized matrix `item` of `shape` [N, K]; reserve the matrix's space in the weight file."""
         (rows, width), name, bits, block = shape, item.name, item.bits, item.block
         if self.format.tied and item.kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
@@ -73,7 +73,7 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Reserve space for a tied head; return [the whole matrix], and [its ranges of rows]."""
+        """Reserve space for a tied head; return [the matrix], and the row ranges that are multiplied separately."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, width * bits // 8)  # for mappable pieces
@@ -131,7 +131,7 @@ class Products:
         *,
         points: bool = False,
     ) -> RowRange:
-        """Reserve space for rows `span` of a matrix. points: with zero points even if symmetric."""
+        """Reserve space for rows `span` (start, stop) of a quantized matrix. points: with zero points in any case."""
         rows, groups = span[1] - span[0], width // block
         place, name = self.plan.place, name + ".weight"
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
@@ -146,7 +146,7 @@ class Products:
         return RowRange(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
-        """Return the rows `span` of the matrix `whole`, as tensors over its bytes in the file."""
+        """Return rows `span` (start, stop) of the matrix `whole`, as tensors over its bytes in the file."""
 
         def part(tensor: Tensor) -> Tensor:
             row = tensor.dims[0] // whole.stop  # values per row, in flat tensors
@@ -159,7 +159,7 @@ class Products:
         return RowRange(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: RowRange, width: int, bits: int, block: int) -> str:
-        """Emit the product of x with one piece of a matrix; the result has the piece's name."""
+        """Emit the product of x with a range of matrix rows (`piece`) of `width` columns; return its name."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
         name = piece.codes.name.removesuffix(".weight.codes")
         product = self.graph.node(
@@ -190,7 +190,7 @@ class Products:
 
 
 def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]:
-    """Divide rows into named spans of `step` rows; up to 2 * step rows stay one span."""
+    """Divide rows into spans (name, (start, stop)) of `step` rows; up to 2 * step rows stay one span."""
     if rows <= 2 * max(1, step):
         return [(name, (0, rows))]
     starts = range(0, rows, step)

@@ -15,9 +15,9 @@ read from flash. A step runs the graphs in this order:
 tokens and slower for one. All graphs share one KV cache. `assistant` drafts the next token of one
 sequence from that cache (graph.special.assistant).
 
-A prepared backbone runs early, late, rest and head as one graph, `step`, which has all of their inputs
-except `embedded`. So the early layers wait for the read of rows, too: each separate run wakes
-onnxruntime's threads again, which would cost more than the overlap saves.
+A prepared backbone (saved with matrices repacked for one processor) runs early, late, rest and head as
+one graph, `step`, which has all of their inputs except `embedded`. So the early layers wait for the read of
+rows, too: each separate run wakes onnxruntime's threads again, which would cost more than the overlap saves.
 
 B sequences can take a step of one token together. Each sequence attends to its own part of the KV cache,
 whose length seqlens_k contains. In steps of several tokens, and in prefill, B is 1.

@@ -26,7 +26,7 @@ class PromptProducts(Products):
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         super().__init__(graph, plan, format)
         self._balanced = frozenset(format.balanced)  # a set, because the list may be long
-        self._normed: set[str] = set()  # products whose balance divides a norm's weight
+        self._normed: set[str] = set()  # products whose SmoothQuant factors divide a norm's weight
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
     def values_apart(self, layer: int) -> bool:
@@ -34,18 +34,21 @@ class PromptProducts(Products):
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Reserve space for a norm's weight, divided by the SmoothQuant factors of `consumer`."""
+        """Reserve space for a norm's weight [size]; return its name.
+
+        consumer: matrix product that reads the norm. The stored weight is divided by its SmoothQuant factors.
+        """
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit the product of x, quantized to int8, with `parts`. Each x is quantized once."""
+        """Emit x, quantized to int8, times tensors `parts`, stacked to `shape` [N, K]; return the product's name."""
         if kind in SMALL_KINDS:
             return super().product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
-        # gate and up have the same input, so they must share a balance.
+        # gate and up have the same input, so they must share SmoothQuant factors.
         consumer = name.replace(".up", ".gate")
         if consumer not in self._normed:
             consumer = name if name in self._balanced else ""
@@ -67,7 +70,7 @@ class PromptProducts(Products):
         return graph.add("Mul", [raw, scale], name)
 
     def _quantize(self, x: str) -> tuple[str, str]:
-        """Quantize x [1, T, K] per token; return the names of codes uint8 and scales [1, T, 1]."""
+        """Emit codes (uint8) and scales [1, T, 1] of x [1, T, K], once for each x; return their names."""
         if x in self._quantized:
             return self._quantized[x]
         graph = self.graph

@@ -23,7 +23,7 @@ def rest(
     start: Start,
     cache: KvFormat,
 ) -> str:
-    """Emit the layers that borrow K and V, for n wanted tokens: [B, T, ...] -> [B, n, ...]."""
+    """Emit the layers that borrow K and V, for n tokens whose logits are requested; return their states [B, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
     start = wanted_start(graph, config, layers, start)
     result = layers_in_order(products, config, layout, cache, layers, start)

@@ -80,7 +80,7 @@ def layers_in_order(
 def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
     """Emit a layer over residual + delta [B, T, dim]; return two values whose sum is the result."""
     config = layer.config
-    # A norm that LAuReL or a router reads, too, must not be divided by the balance of one product.
+    # A norm that LAuReL or a router reads, too, must not be divided by one product's SmoothQuant factors.
     x, residual = layer.add_norm(
         "attention_norm", residual, delta, "" if config.laurel_rank else "qkv"
     )

@@ -1,7 +1,6 @@
 """Layout of weight files for onnxruntime, computed from the model and its storage format.
 
-Weights are in the order in which a graph builder places them. So the layout is known without the file,
-and the file needs no header.
+Weights are in the order in which a graph builder adds them. So the file needs no header.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import numpy.typing as npt
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import ElementType, Tensor
 
-# Large weights are mapped in place, so they must begin at a unit of mapping (up to 64 KiB). Small
-# ones are copied anyway, so a cache line is enough.
+# Large weights are mapped, so they begin at a unit of mapping (up to 64 KiB); small weights are copied.
 LARGE_NBYTES = 1 << 20
 LARGE_ALIGNMENT = 1 << 16
 SMALL_ALIGNMENT = 64
@@ -28,19 +26,19 @@ class Vector:
 
     tensor: Tensor
     parts: tuple[str, ...]  # names in ModelConfig.backbone_shapes; an absent bias is zeros
-    divided_by: str = ""  # graph for prompts: the product whose balance divides the values
+    divided_by: str = ""  # graph for prompts: product whose SmoothQuant factors divide the values
 
 
 @dataclass(frozen=True)
 class Named:
-    """Item of a weight file whose values the exporter finds by name, such as peaks (graph.kv)."""
+    """Item of a weight file whose values the exporter finds by name: greatest magnitudes of keys or values."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Item of a weight file: 1 / s [K], where factors s balance a product's input channels."""
+    """Item of a weight file: 1 / s [K], where s are the SmoothQuant factors of the product `consumer`."""
 
     tensor: Tensor
     consumer: str
@@ -88,7 +86,7 @@ class Columns:
 
     name: str
     parts: tuple[str, ...]
-    consumer: str  # the product whose balance multiplies the input channels; empty: none
+    consumer: str  # product whose SmoothQuant factors multiply the input channels; empty: none
     codes: Tensor
     scales: Tensor
 
@@ -106,7 +104,7 @@ class WeightPlan:
     nbytes: int = 0
 
     def place(self, name: str, dtype: npt.DTypeLike, dims: tuple[int, ...]) -> Tensor:
-        """Reserve the next aligned place in the file for a tensor, and return the tensor."""
+        """Reserve aligned space at the end of the file for a tensor, and return the tensor."""
         kind = ElementType.of(dtype)
         nbytes = prod(dims) * kind.bits // 8
         alignment = LARGE_ALIGNMENT if nbytes >= LARGE_NBYTES else SMALL_ALIGNMENT

@@ -5,11 +5,11 @@ holds the whole context, too. stem_edge.graph.names lists graphs, inputs and out
 
 | input or output on accelerators | type, shape | meaning |
 |---|---|---|
-| rope_cos, rope_sin, rope_cos.1 ... | float32 [T, head_width/2] | cosines and sines at the step's positions; in graph rest [n, ...], only of the wanted tokens |
+| rope_cos, rope_sin, rope_cos.1 ... | float32 [T, head_width/2] | cosines and sines at the step's positions; in graph rest [n, ...], only of the n tokens whose logits are requested |
 | places | int64 [T, 1] | graphs early and late only: positions of the step's tokens |
 | mask.<w> | float32 [T, P]; in graph rest [n, P] | added to the scores of the first P tokens: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
 | keys.<l>, values.<l> | float32 [P, kv heads * head_width] | first P rows of the KV cache; layers with their own K and V have outputs new_keys.<l>, new_values.<l> in the same memory |
-| slot_ids | int64 [1, T] | slots of the tokens' rows; in graph rest [1, n], only of the wanted tokens. Slots hold only the rows of the current step |
+| slot_ids | int64 [1, T] | slots of the tokens' rows; in graph rest [1, n], only of the n tokens whose logits are requested. Slots hold only the rows of the current step |
 """
 
 PLACES = "places"

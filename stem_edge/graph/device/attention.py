@@ -42,7 +42,7 @@ def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
 
 
 def _projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tuple[str, str, str]:
-    """Return layer `number`'s q, k and v [1, T, heads * width]; split them if joined."""
+    """Return the names of layer `number`'s q, k and v [1, T, heads * width]; split them if joined."""
     if node.inputs[1]:
         return node.inputs[0], node.inputs[1], node.inputs[2]
     own = config.layer(number)

@@ -54,7 +54,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Return name -> decoding graph for accelerators, of a model whose `obstacle` is ""."""
+    """Return name -> decoding graph for accelerators. `obstacle` must have returned "" for the model."""
     made = dict[str, Graph]()
     for name, graph in decoding(config, layout, format).graphs.items():
         lowering = _Lowering(graph, config, layout)
@@ -68,7 +68,7 @@ def graphs(
 def _declare(
     name: str, source: Graph, graph: Graph, config: ModelConfig, layout: RecordLayout | None
 ) -> None:
-    """Declare the inputs and outputs of `graph`, which was translated from the graph `source`."""
+    """Add inputs and outputs to `graph`, translated from the decoding graph `source`. name: name of both."""
     kept = (io.TOKEN_IDS, io.HIDDEN, io.EMBEDDED, io.WANTED)
     graph.inputs = {n: source.inputs[n] for n in kept if n in source.inputs}
     results = (io.NEW + io.HIDDEN, io.LOGITS)
@@ -161,13 +161,13 @@ class _Lowering:
         nodes.reshape(values, [0, 0, width], name)
 
     def _row_sizes(self) -> tuple[int, int, int]:
-        """Return three sizes of a row in the row cache: values, scales, and bytes of its codes."""
+        """Return a cached row's number of values, number of scales, and number of bytes of codes."""
         if self._layout is None:
             raise ValueError("a graph gathers rows, but there is no layout of rows")
         return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
-        """Unpack rows `ids` of the codes `packed` [_, nbytes] to float32 [1, T, values]."""
+        """Emit the rows `ids` of `packed` codes [_, nbytes], unpacked to float32 [1, T, values]; return their name."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
@@ -200,7 +200,7 @@ class _Lowering:
         nodes.add("MatMul", [x, turned], node.outputs[0])
 
     def _padded(self, points: str, rows: int, groups: int) -> str:
-        """Unpack 4-bit zero points to [rows, groups], without the half byte that pads a row."""
+        """Emit 4-bit zero points, unpacked to [rows, groups], without the half byte that pads a row."""
         nodes, nbytes = self.made, -(-groups // 2)
         low = nodes.add("BitwiseAnd", [points, nodes.constant("nibble", LOW)], points + ".low")
         bits = nodes.constant("nibble.bits", SHIFT)
@@ -212,7 +212,7 @@ class _Lowering:
         return nodes.add("Cast", [values], points + ".4", to=int(ElementType.UINT4))
 
     def _middle(self, scales: str, shape: tuple[int, int], bits: int) -> str:
-        """Emit the zero points of symmetric blocks: the middle code, in the shape of the scales."""
+        """Emit zero points `shape` of symmetric blocks: each is the middle code, 8 of 4 bits or 128 of 8 bits."""
         nodes, name = self.made, scales + ".middle"
         middle = np.array([1 << (bits - 1)], np.uint8)
         zeros = nodes.fill(nodes.sizes(shape), name, middle)
@@ -238,7 +238,7 @@ class _Lowering:
     def _keep(
         self, name: str, kind: ElementType | None = None, dims: tuple[int, ...] | None = None
     ) -> str:
-        """Copy a weight into the new graph; return `name`. kind, dims: its new type and shape."""
+        """Copy the weight `name` into the new graph; return `name`. kind, dims: new type and shape; None: as before."""
         if name in self._stored and name not in self.made.tensors:
             stored = self._stored[name]
             self.made.tensors[name] = replace(

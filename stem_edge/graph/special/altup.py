@@ -60,7 +60,7 @@ class AltUp:
     def corrected(self, computed: str, context: str) -> str:
         """Emit the predicted streams, corrected by the layer's result `computed` [B, T, dim].
 
-        context: from `ple.contexts`, or "". With a context, per-layer embeddings are added to streams 1, 2, ...
+        context: the layer's name in `ple.contexts`, to add per-layer embeddings to streams 1, 2, ...; "": add none.
         """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")
@@ -79,7 +79,7 @@ class AltUp:
         return graph.add("Add", [self._streams, changes], at + ".corrected")
 
     def _gated(self, factors: str, change: str) -> str:
-        """Emit active stream + its factor * change, scaled: input of the gate in `ple`."""
+        """Emit active stream + its factor * change, times a trained scale if the model has it; `ple` reads this."""
         graph, at, config = self._graph, self._at, self._layer.config
         place = graph.sizes([config.active_stream])
         own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
@@ -90,7 +90,7 @@ class AltUp:
         return graph.add("Mul", [active, self._layer.vector("ple_gate_scale")], at + ".scaled")
 
     def _with_ones(self, columns: str) -> str:
-        """Emit `columns` [B, T, streams, 1] and a second column: 0 for the first stream, else 1."""
+        """Append a column to `columns` [B, T, streams, 1]: 0 for the first stream, else 1 (weights of `ple`'s term)."""
         left, right = np.zeros((1, 2), np.float32), np.zeros((self._count, 2), np.float32)
         left[0, 0], right[1:, 1] = 1, 1
         graph, at = self._graph, self._at

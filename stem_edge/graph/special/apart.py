@@ -62,7 +62,7 @@ class _Tokens:
         self._graph, self._count, self._parts = graph, count, dict[str, list[str]]()
 
     def of(self, name: str) -> list[str]:
-        """Split a value by token and return the names. An empty value is repeated instead."""
+        """Split a value by token and return the parts' names. For a value without tokens, repeat its name."""
         if not name or name.startswith(NOTHING):
             return [name] * self._count
         if name not in self._parts:
@@ -71,7 +71,7 @@ class _Tokens:
         return self._parts[name]
 
     def lengths(self, name: str) -> list[str]:
-        """Emit the input `name`, seqlens_k or total_length, as it would be after each token."""
+        """Emit the input `name`, seqlens_k or total_length, as it would be after each token; return names."""
         if name not in self._parts:
             fewer = range(self._count - 1, 0, -1)
             less = [self._graph.constant(f"int32.{n}", np.array(n, np.int32)) for n in fewer]

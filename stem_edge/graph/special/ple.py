@@ -15,9 +15,9 @@ from stem_edge.graph.linear import Products, vector
 def contexts(
     products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
 ) -> dict[int, str]:
-    """Emit each layer's context, to which the tokens' rows are added; return layer -> name.
+    """Emit for each layer a projection of `embedded` that `ple` adds to the tokens' rows; return layer -> name.
 
-    Contexts [B, T, ple_width] are projections of embedded [B, T, dim], normed and divided by sqrt(2).
+    Projections [B, T, ple_width] of embedded [B, T, dim] are normed and divided by sqrt(2).
     """
     graph, width = products.graph, config.ple_width
     at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]
@@ -36,7 +36,7 @@ def contexts(
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """Emit the term [B, T, dim] that is added to a layer's result x; context: from `contexts`."""
+    """Emit the term [B, T, dim] that is added to a layer's result x. context: from `contexts`, for this layer."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

@@ -40,7 +40,7 @@ class SteppedProducts(Products):
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit the product of x with `parts`; x and result are rounded, each to its own step."""
+        """Emit x times stacked `parts` [N, K]; x and the product are rounded to multiples of their own steps."""
         ranges = [self._ranges.get("head" if kind == "head" else part) for part in parts]
         if not any(ranges):
             return super().product(name, kind, x, parts, shape)
@@ -67,7 +67,7 @@ class SteppedProducts(Products):
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
 
     def _in_parts(self, x: str, whole: Blocks, shape: tuple[int, int]) -> str:
-        """Emit the product of x with a matrix, as a sum over its column ranges (see `apart`)."""
+        """Emit x times the matrix `whole` of `shape` [N, K]: the sum of products over the column ranges of `apart`."""
         made = list[str]()
         for item in apart(whole, shape[1]):
             laid = self._capped(x, item, shape[1])
@@ -78,7 +78,7 @@ class SteppedProducts(Products):
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit `result`: rows `ids` of a matrix, without the zero columns that a tied head adds."""
+        """Emit `result`: rows `ids` of a matrix, without the zero columns that are stored for a tied head."""
         step, _ = self._ranges.get("head", (0.0, 0.0))
         if not (self.format.tied and step) or self.format.bits(kind) == 32:
             return super().rows(name, kind, ids, result, shape)
@@ -144,7 +144,7 @@ class SteppedProducts(Products):
 
 
 def apart(whole: Blocks, width: int) -> list[Blocks]:
-    """Divide a 2-bit matrix of `width` columns: whole blocks, and leftover columns in 4 bits.
+    """Divide a 2-bit matrix of `width` columns: full blocks stay 2-bit, the few columns after them get 4 bits.
 
     Other matrices are returned undivided. 2-bit kernels read four blocks at a time and would pad 1536 columns to
     2048. In 4 bits, 1536 columns become 1664, and a second product would slow prompts by an eighth.
