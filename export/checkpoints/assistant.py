@@ -75,7 +75,7 @@ def shapes_of(config: ModelConfig, main_dim: int, clusters: int) -> dict[str, tu
 
 
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return Hugging Face's name of a tensor. Its layer numbers start at 0, ours at own_kv_layers."""
+    """Return Hugging Face's name of a tensor; there, layer config.own_kv_layers is layer 0."""
     if name.startswith("layers."):
         _, number, part = name.split(".", 2)
         name = f"layers.{int(number) - config.own_kv_layers}.{part}"
@@ -83,7 +83,7 @@ def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
 
 
 def _order(path: Path, files: TensorFiles, vocab_size: int, clusters: int) -> npt.NDArray[np.int32]:
-    """Read the token ids in each cluster: [clusters, n]. Raises CheckpointError."""
+    """Read each cluster's token ids [clusters, n]. Raises CheckpointError unless each id occurs once."""
     if not clusters:
         return np.empty((0, 0), np.int32)
     given = whole(files.take(TOKENS, INTEGERS)) if TOKENS in files else np.empty(0)

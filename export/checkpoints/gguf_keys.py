@@ -92,7 +92,7 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
         return self.attention__key_length_swa or self.head_dim
 
     def each(self, given: Any) -> Sequence[Any]:
-        """Return one value per layer. given: a list, or one value for all. Raises ValueError."""
+        """Return `given` as a list with one value per layer. Raises ValueError if its length is wrong."""
         if not isinstance(given, list):
             return [given] * self.block_count
         if len(given) != self.block_count:
@@ -102,7 +102,7 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
         return given
 
     def rope(self) -> dict[str, Any]:
-        """Return rope_scaling as in config.json; {} for plain RoPE. Raises ValueError."""
+        """Return config.json's rope_scaling; {} for plain RoPE. Raises ValueError if unsupported."""
         kind, given = self.rope__scaling__type, self.rope__scaling__factor
         factor = (self.rope__scale_linear if given is None else given) or 1.0
         if kind == "yarn":
@@ -141,7 +141,7 @@ def _dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 def _llama3(keys: Keys, tensor: Tensor, other_scaling: dict[str, Any]) -> dict[str, Any]:
-    """Return Llama 3's rope_scaling if `tensor` has its RoPE factors. Raises ValueError if not."""
+    """Return rope_scaling if `tensor` has Llama 3's factors. Raises ValueError if not, or with other_scaling."""
     width = keys.head_dim
     if tensor.shape != (width // 2,) or other_scaling:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")
@@ -182,7 +182,7 @@ def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:
 
 
 def _of_full(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """Return rope_parameters of config.json for layers with full attention. Raises ValueError."""
+    """Return config.json's rope_parameters for full attention. Raises ValueError if unsupported."""
     factors, scaling = tensors.pop(ROPE_FACTORS, None), keys.rope()
     if factors is None:
         return scaling
@@ -250,7 +250,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Keys, Tensors], dict[str, Any]]]] 
 
 
 def described(architecture: str, keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """Return key -> value as in the config.json of the same model. Raises ValueError."""
+    """Return the model's config.json as a dict. Raises ValueError for missing or unsupported values."""
     said = {
         "vocab_size": _found(tensors, gguf_name("embedding")).shape[0],
         "hidden_size": keys.embedding_length,

@@ -168,7 +168,7 @@ def _read_tables(folder: Path, order: list[int]) -> dict[int, Tensor]:
 
 
 def _table_shards(path: Path, count: int) -> list[Tensor]:
-    """Open a file that holds `count` tables, each with all columns or one shard of them."""
+    """Return the `count` tables in a file. In a shard's file, they have only some columns."""
     found = named_tensors(path, load_tensors(path))
     names = [f"stem_embeddings.{number}.weight" for number in range(count)]
     if missing := [name for name in names if name not in found or len(found[name].shape) != 2]:

@@ -103,7 +103,7 @@ class _Header:
         return bytes(self._data[start:end])
 
     def check(self, count: int, nbytes: int) -> None:
-        """Raise ValueError if `count` items of `nbytes` bytes are too much for the file or a header."""
+        """Raise ValueError if the next `count` items of `nbytes` pass the file's end or a size limit."""
         end = self.at + count * nbytes
         if end > self._file.nbytes:
             raise ValueError(
@@ -117,7 +117,7 @@ class _Header:
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
     def count(self, what: str, most: int, nbytes: int) -> int:
-        """Read how many `what` follow. Raises ValueError if over `most`, or too many for the file."""
+        """Read a count of `what`. Raises ValueError if over `most`, or if `nbytes` each do not fit."""
         found: int = self.number("<Q")
         if found > most:
             raise ValueError(f"{found} {what}; expected at most {most}")

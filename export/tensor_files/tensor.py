@@ -86,7 +86,7 @@ class Tensor:
         return found
 
     def computed(self, rows: Read[F32], shape: tuple[int, ...] | None = None) -> Tensor:
-        """Return a tensor whose float32 rows the function `rows` computes; it has no codes."""
+        """Return a copy with float32 rows from the function `rows`. shape: of the copy; None: unchanged."""
         shape = self.shape if shape is None else shape
         return replace(self, shape=shape, rows=rows, raw=None, codes=None, stored=None)
 
@@ -121,7 +121,7 @@ class Tensor:
     def columns(self, width: int) -> list[Tensor]:
         """Divide the matrix into matrices of `width` columns. They share one read of each row.
 
-        Raises CheckpointError if a group of columns with one scale would be divided.
+        Raises CheckpointError if columns that share a scale would be separated.
         """
         count, total = self.shape
         shared = self.reread(count, remembering)
@@ -175,7 +175,7 @@ def _cut(read: Read[F32], total: int, first: int, width: int) -> Read[F32]:
 
 
 def bytes_of(tensor: Tensor, start: int, stop: int) -> U8:
-    """Read rows start..stop of a matrix as bytes [n, bytes of a row]."""
+    """Read rows start..stop of a matrix as bytes of the file's dtype [n, bytes of a row]."""
     return np.ascontiguousarray(tensor.numbers(start, stop)).view(np.uint8)
 
 
@@ -226,7 +226,7 @@ def file_tensor(
 
 
 def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
-    """Return a shape from a file's header. Raises ValueError if it is impossible."""
+    """Return a header's `shape` as a tuple. Raises ValueError for invalid or too large sizes."""
     sizes = tuple(size for size in shape if type(size) is int and 0 <= size <= MAX_VALUES)
     shown = f"[{', '.join(str(size)[:24] for size in shape[:MAX_AXES])}]"
     if len(sizes) != len(shape) or len(sizes) > MAX_AXES:

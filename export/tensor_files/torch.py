@@ -81,7 +81,7 @@ def load_tensors(path: Path) -> dict[Any, Any]:
 def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """Return name -> tensor of a state dict `state`, without prefixes such as "module." in names.
 
-    skipped: prefixes of tensors to leave out. Raises CheckpointError.
+    skipped: prefixes of names to leave out. Raises CheckpointError for values that are not tensors.
     """
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}; expected a dict of tensors")

@@ -108,7 +108,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
 
 
 def _tokens(keys: Mapping[str, Value]) -> tuple[list[str], list[int]]:
-    """Return the name and the type of each token. Raises ValueError."""
+    """Return the name and the type of each token. Raises ValueError if a name occurs twice."""
     names = _texts(keys, "tokens")
     types = keys.get(AT + "token_type", [NORMAL] * len(names))
     if not isinstance(types, list) or len(types) != len(names):

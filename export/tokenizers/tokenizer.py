@@ -94,7 +94,7 @@ def _file(kind: str, path: Path | None) -> Path:
 
 @contextmanager
 def _reading(path: Path, expected: str) -> Iterator[None]:
-    """Convert any error in the `with` block to a CheckpointError; libraries raise many types."""
+    """Convert any error in the `with` block to a CheckpointError that says what was `expected`."""
     try:
         yield
     except (CheckpointError, KeyboardInterrupt, SystemExit):
@@ -175,7 +175,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _adds(path: Path, tokenizer: Tokenizer, bos: str | None) -> bool:
-    """Return True if the tokenizer puts its BOS token before a text. Raises CheckpointError."""
+    """Return True if the tokenizer puts `bos` before text. Raises CheckpointError for other tokens."""
     with _reading(path, "a tokenizer that puts nothing or its bos_token before a text"):
         added = tokenizer.encode("a")
         pairs = zip(added.tokens, added.special_tokens_mask, strict=True)

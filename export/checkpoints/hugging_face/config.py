@@ -95,7 +95,7 @@ class Decoder(msgspec.Struct, kw_only=True):
         return {}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        """Return the record number of each token [V]; None if token i has record i."""
+        """Return the row number of each token in the tables [V]; None if token i has row i."""
         return None
 
     def unused(self, name: str) -> bool:

@@ -127,11 +127,11 @@ class Gemma(Windowed, kw_only=True, dict=True):
                 yield LayerKind(layers=those, d_ff=width)
 
     def own_heads(self) -> Mapping[tuple[int, int], Sequence[int]]:
-        """Return (head_dim, n_kv_heads) -> layers of these sizes. Size 0 is the model's default."""
+        """Return (head_dim, n_kv_heads) -> numbers of layers with these. Size 0 is the model's default."""
         return {}
 
     def ffn_widths(self) -> Sequence[int]:
-        """Return the width of each layer's FFN. Raises ValueError."""
+        """Return the width of each layer's FFN. Raises ValueError for a list of the wrong length."""
         given = self.intermediate_size
         if isinstance(given, list):
             return self.for_each("intermediate_size", given)

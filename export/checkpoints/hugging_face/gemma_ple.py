@@ -1,6 +1,6 @@
-"""Reads what Gemma 3n and 4 share: per-layer embeddings, and layers without own K and V.
+"""Reads what Gemma 3n and 4 share: per-layer embeddings (PLE), and reuse of earlier layers' K and V.
 
-The checkpoint has one table of per-layer embeddings. A token's row holds the rows of all layers.
+The checkpoint has one PLE table. A token's row in it holds the token's vectors for all layers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BORROWED = (
 
 
 class GemmaPle(Gemma, kw_only=True):
-    """Keys of config.json, or of its text_config, that Gemma 3n and 4 share."""
+    """Keys of config.json that Gemma 3n and 4 share, such as those of per-layer embeddings (PLE)."""
 
     packable = True
     MODULES = Names(TOP, PLE_LAYER)
@@ -105,14 +105,14 @@ class GemmaPle(Gemma, kw_only=True):
         return dict(zip(config.stem_layers, table.columns(width), strict=True))
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        """Return the record number of each token [V]; tokens beyond the table use record 0."""
+        """Return each token's row number in the tables [V]: 0 if missing; None if all are there."""
         if not config.ple_records:
             return None
         ids = np.arange(config.vocab_size, dtype=np.int32)
         return np.where(ids < config.ple_records, ids, np.int32(0))
 
     def unused(self, name: str) -> bool:
-        """Return True for unneeded tensors, such as K and V where an earlier layer's are used."""
+        """Return True for unneeded tensors: for example, k_proj where an earlier layer's K is used."""
         found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
         own = self.num_hidden_layers - self.num_kv_shared_layers
         borrowed = found is not None and own <= int(found[1]) < self.num_hidden_layers

@@ -27,7 +27,7 @@ UNUSED = re.compile(r".*\.[kv]_cache_scale")
 
 
 class PackedFiles(TensorFiles):
-    """Tensors of a folder with packed matrices. widths: matrix name -> its number of columns."""
+    """Tensors of a folder with packed 2-, 4- or 8-bit matrices. widths: name -> number of columns."""
 
     def __init__(self, folder: Path, widths: Mapping[str, int]) -> None:
         super().__init__(folder, open_folder(folder))
@@ -60,6 +60,6 @@ class PackedFiles(TensorFiles):
 
 
 def stores_codes(given: Mapping[str, Any]) -> bool:
-    """Return True if a config.json describes quantized matrices in a form that PackedFiles reads."""
+    """Return True if a config.json (`given`) says that its matrices have gemma quantization."""
     found = given.get(QUANTIZED)
     return isinstance(found, dict) and found.get("quant_method") == GEMMA

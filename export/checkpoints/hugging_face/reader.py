@@ -85,7 +85,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def assembled(
     decoder: Decoder, config: ModelConfig, files: TensorFiles, **described: Any
 ) -> Checkpoint:
-    """Build a Checkpoint from `files`. described: other fields of it. Raises CheckpointError."""
+    """Build a Checkpoint from `files`. described: its other fields. Raises CheckpointError."""
     path, backbone = described["path"], decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
         try:
@@ -108,7 +108,7 @@ def assembled(
 def _ranges(
     backbone: Mapping[str, Tensor], decoder: Decoder, files: PackedFiles
 ) -> dict[str, tuple[float, float]]:
-    """Return matrix name -> input and output activation scales, where stored. Raises ValueError."""
+    """Return matrix -> activation scales (input, output). Raises ValueError if rows have groups."""
     modules = dict[str, str]()
     for name, matrix in backbone.items():
         if len(matrix.shape) != 2 or name == "embedding":
@@ -130,7 +130,7 @@ def _check_rest(
     files: TensorFiles,
     embedding: Tensor,
 ) -> None:
-    """Raise CheckpointError for unread tensors, except unneeded ones and a tied head."""
+    """Raise CheckpointError for unknown tensors, or if a tied head differs from `embedding`."""
     head, where = tensor_name("head"), CONFIG if folder.is_dir() else "its header"
     for name in files.names:
         if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):

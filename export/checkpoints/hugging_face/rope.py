@@ -23,7 +23,7 @@ CONTEXT = "original_max_position_embeddings"
 def read_rope(
     theta: float | None, older: dict[str, Any] | None, newer: dict[str, Any] | None, context: int
 ) -> tuple[float, RopeScaling | None]:
-    """Return theta and scaling of RoPE from keys of a config.json. Raises ValueError.
+    """Return theta and scaling of RoPE from keys of a config.json. Raises ValueError if unsupported.
 
     older: rope_scaling; newer: rope_parameters; context: max_position_embeddings.
     """
@@ -47,7 +47,7 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
     """Return the RopeScaling of rope_type `kind`; None for "default".
 
     given: options beside the type; context: max_position_embeddings. A missing option gets transformers'
-    default. Raises ValidationError, TypeError.
+    default. Raises ValidationError or TypeError for unknown or wrong options.
     """
     fields = dict(given)
     if kind in ("llama3", "yarn"):
@@ -70,5 +70,5 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
 
 
 def _growth(factor: float, mscale: float) -> float:
-    """Return YaRN's factor of cosines and sines for a context that is `factor` times as long."""
+    """Return YaRN's factor of sines and cosines: 1 + 0.1 * mscale * ln(factor); 1 if factor <= 1."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0

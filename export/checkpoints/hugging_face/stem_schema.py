@@ -119,7 +119,7 @@ def _ngrams(files: TensorFiles, part: str, shapes: Sequence[tuple[int, ...]]) ->
 
 
 def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Tensor]:
-    """Take an Engram layer's tensors from `files`; return this project's name -> tensor."""
+    """Take a layer's Engram (n-gram memory) from `files`; return this project's name -> tensor."""
     shapes, at = config.layer_shapes(layer), f"layers.{layer}."
 
     def take(part: str, shape: tuple[int, ...]) -> Tensor:
