@@ -83,7 +83,7 @@ def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
 
 
 def _order(path: Path, files: TensorFiles, vocab_size: int, clusters: int) -> npt.NDArray[np.int32]:
-    """Read each cluster's token ids [clusters, n]. Raises CheckpointError unless each id occurs once."""
+    """Read each cluster's token ids [clusters, n]. Raises CheckpointError if ids are missing."""
     if not clusters:
         return np.empty((0, 0), np.int32)
     given = whole(files.take(TOKENS, INTEGERS)) if TOKENS in files else np.empty(0)

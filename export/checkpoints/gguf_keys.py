@@ -141,7 +141,7 @@ def _dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 def _llama3(keys: Keys, tensor: Tensor, other_scaling: dict[str, Any]) -> dict[str, Any]:
-    """Return rope_scaling if `tensor` has Llama 3's factors. Raises ValueError if not, or with other_scaling."""
+    """Return rope_scaling for Llama 3. Raises ValueError if `tensor` has other RoPE factors."""
     width = keys.head_dim
     if tensor.shape != (width // 2,) or other_scaling:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")

@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Divide rows [heads * head_dim, ...] into `parts`; append zeros to each, for head_width rows a head."""
+    """Divide rows into `parts` equal parts; append zeros to each. A head gets head_width rows."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

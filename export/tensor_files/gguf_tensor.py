@@ -88,7 +88,7 @@ def with_codes(matrix: Matrix) -> Tensor | None:
 
 
 def coded_rows(table: Tensor, width: int) -> Tensor:
-    """Return a Q4_0 or Q8_0 table as codes if a layer's `width` is a multiple of 32; else unchanged."""
+    """Return a table as codes if it is Q4_0 or Q8_0 and `width` is a multiple of 32; else unchanged."""
     codes = None if (coded := with_codes(table)) is None else coded.codes
     fits = codes is not None and codes.offsets is None and width % codes.group_size == 0
     return coded if fits and coded is not None else table

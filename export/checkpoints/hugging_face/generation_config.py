@@ -16,7 +16,7 @@ GGUF_KEYS = {"temp": "temperature", "penalty_repeat": PENALTY} | {name: name for
 
 
 def of_folder(folder: Path) -> Sampling | None:
-    """Return sampling options from generation_config.json; None if it has none. Raises CheckpointError."""
+    """Return sampling options from generation_config.json; None if none. Raises CheckpointError."""
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         return None
@@ -34,7 +34,7 @@ def of_folder(folder: Path) -> Sampling | None:
 
 
 def of_gguf(path: Path, keys: Mapping[str, object]) -> Sampling | None:
-    """Return sampling options from a GGUF file's keys; None if it has none. Raises CheckpointError."""
+    """Return sampling options from a GGUF file's keys; None if none. Raises CheckpointError."""
     found = {ours: keys.get(f"general.sampling.{theirs}") for theirs, ours in GGUF_KEYS.items()}
     return _checked(path, found)
 
