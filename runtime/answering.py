@@ -1,4 +1,4 @@
-"""Calls on a loaded bundle that run one sequence at a time: logits, text generation, and edits."""
+"""Calls on a loaded bundle, one sequence at a time: logits, text generation, edits of table lookups."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Answering(ModelText):
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
         """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.
 
-        edits: results of stem_edge.make_edit, or paths of edit files. They apply in the given order, after
-            the edits of an enclosing `edited`. Each edit copies the bundle's original rows, not edited rows.
-            If two edits change the same row, the later edit wins.
+        edits: results of stem_edge.make_edit, or paths of edit files. An edit makes tokens look up other tokens'
+            table rows. Edits apply in the given order, after the edits of an enclosing `edited`. Each edit copies
+            the bundle's original rows, not edited rows. If two edits change the same row, the later edit wins.
 
         A call keeps the edits that are in effect when it begins. If edits have scope "positions", the prompt
         must contain the source text of at least one of these edits.
@@ -88,7 +88,7 @@ class Answering(ModelText):
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The edits that the next call applies, in the order of application."""
+        """Edits of table lookups (see edited) that the next generate or logits call applies, in order."""
         return () if self._open_edits is None else self._open_edits.all
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
@@ -205,7 +205,7 @@ class Answering(ModelText):
     def _lookups(
         self, prompt: list[int], stem_ids: Sequence[StemId] | None, edits: Overlay | None
     ) -> Lookups | None:
-        """Return the table lookups of one call; None if all tokens look up their own rows."""
+        """Return which table rows the tokens of one call look up; None if all look up their own rows."""
         if edits is None and stem_ids is None:
             return None
         from stem_edge.runtime.lookups.lookups import Lookups

@@ -135,9 +135,9 @@ class Engine:
     ) -> F32:
         """Process one step, which has tokens for each context; return logits [step.logits, V].
 
-        A step has at most chunk_tokens tokens. contexts, apart: see Backend.begin. following: the next step,
-        whose rows may be read while this step computes. prefill: the tokens are part of a prompt.
-
+        A step has at most chunk_tokens tokens. Several contexts must be adjacent in the backend's batch. following:
+        the next step, whose rows may be read while this step computes. prefill: the tokens are part of a prompt.
+        apart: give each token the same bits as a single-token step, if the backend can.
         The next step of these contexts overwrites the logits. If a step raises an error, the contexts are
         unchanged, and the caller can try the step again.
         """
@@ -168,7 +168,7 @@ class Engine:
         self.rows.expect(step.row_ids, step.later)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Return row ids, int64 [n], that stand for lookups [n]. They are valid until `release`."""
+        """Return row ids, int64 [n], for lookups [n] (the rows that a token uses). Valid until `release`."""
         return self.in_turn(lambda: self.rows.make(lookups))
 
     def release(self, row_ids: Sequence[int]) -> None:
@@ -186,7 +186,7 @@ class Engine:
         """Split a prompt into steps that return the last token's logits, or those of all tokens.
 
         row_ids [T]: rows that the tokens look up; default: the tokens' own rows. all_logits: True for logits of all tokens.
-        computed: number of leading ids that the context already holds. The other ids are split as in an empty context.
+        computed: number of leading ids already in the context. Steps begin where they would in an empty context.
         """
         tokens = np.asarray(token_ids, np.int64)
         own = tokens if row_ids is None else np.asarray(row_ids)
@@ -250,7 +250,8 @@ def starts_of(tokens: int, size: int) -> list[int]:
 def _not_finite(logits: F32, positions: Sequence[int], tokens: int) -> BackendError:
     """Return an error that names the first token whose logits are not all finite.
 
-    logits [B * n, V]: of the last n of the step's `tokens` tokens in each of B contexts. positions [B]: of the first ones.
+    logits [B * n, V]: logits of the last n tokens in each of B contexts. tokens: number of tokens per context
+    in the step. positions [B]: position of each context's first token in the step.
     """
     wrong = ~np.isfinite(logits)
     place, wanted = int(wrong.any(axis=1).argmax()), len(logits) // len(positions)

@@ -62,7 +62,7 @@ def load(
         another by its onnxruntime name. It must run every operator. Default: cpu.
     device_memory: limit on the memory of the provider's device, in bytes or like 2GB. With the CPU as provider,
         a part of main memory stands in for the device. Default: no limit.
-    speculate: speculative decoding, with drafts from the text so far and from the bundle's own assistant, as long
+    speculate: speculative decoding, with drafts from the text so far and from the bundle's draft model, as long
         as it is faster. True drafts even if rounding may change answers (docs/python.md). So does a number, which
         limits the drafts in a step. A function is called with all token ids so far and the largest number of
         drafts; it returns drafts. Default: auto, only if the tokens stay those of plain decoding.
@@ -71,11 +71,12 @@ def load(
     resident: read all tables into memory while loading.
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
-    cache_dir: folder for prepared backbones and tokenizers. Default: the user's cache folder.
+    cache_dir: folder where a first load saves weights packed for this processor, and the tokenizer in a form
+        that loads faster. Default: the user's cache folder.
     prompt_cache: also save the KV caches of prompts in files, for later runs: a folder, or True for one in the
         user's cache folder. The files contain the prompts. Not on accelerators.
-    progress: show a progress bar on stderr while fetching and preparing. Default: a bar if stderr is a
-        terminal, else a line of text every 10 seconds of long work.
+    progress: show a progress bar on stderr while downloading files or packing weights. Default: a bar if
+        stderr is a terminal, else a line of text every 10 seconds of long work.
 
     Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; for a checkpoint
     also CheckpointError, ExportError.

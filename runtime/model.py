@@ -31,7 +31,7 @@ class Model(Answering):
     def conversation(
         self, messages: Messages = (), *, template_arguments: Mapping[str, Any] | None = None
     ) -> Conversation:
-        """Start a conversation, or continue from messages. Arguments: see chat_prompt. Raises InputError."""
+        """Start a conversation, or continue `messages`. Arguments: see chat_prompt. Raises InputError for bad messages."""
         from stem_edge.runtime.conversations.conversation import Conversation
 
         length = self.plan.context_length
@@ -57,8 +57,8 @@ class Model(Answering):
         params: for all prompts, or one for each.
         options: as for generate, for all prompts.
         sequences: most sequences that decode together; fewer do if memory is short.
-        exact: compute the same bits as `generate`. Sequences then decode one by one, unless preparing the
-            bundle found that batches compute the same bits. Default: `exact` of load.
+        exact: compute the same bits as `generate`. Sequences then decode one by one, unless the first
+            load measured that batches compute the same bits. Default: `exact` of load.
         stem_ids: for each prompt, the stem_ids of generate, or None.
 
         A sequence that fails ends with a chunk that has finish_reason "error" and its `error`; the other
@@ -100,10 +100,10 @@ class Model(Answering):
     ) -> Scheduler:
         """Make a Scheduler. The caller makes requests with `request`, submits them, and calls `step`.
 
-        Model.stats has the metrics of all requests together. Raises InputError, OutOfMemoryError.
+        Model.stats has the metrics of all requests together. Raises InputError for a bad `sequences`, OutOfMemoryError.
 
         sequences, exact: see generate_many.
-        steady: tokens do not depend on how many requests run; nothing is drafted.
+        steady: decode a single request like a batch, without drafts, so that tokens do not depend on batch size.
         """
         from stem_edge.bundle.footprint import footprint_of
         from stem_edge.runtime.backends.options import check_sequences

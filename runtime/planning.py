@@ -23,7 +23,7 @@ def memory_plan(
 ) -> MemoryPlan:
     """Plan memory as `load` would with these keywords, without loading anything.
 
-    It plans for a prepared backbone, even if no load has prepared the backbone yet.
+    It assumes that the first load's work is done: packing weights for this processor into cached files.
     """
     options = LoadOptions.public({"memory": memory, **more})
     bundle = options.open(path)

@@ -1,7 +1,4 @@
-"""Chooses the next token from logits, as SamplingParams say.
-
-A `Sampler` chooses the tokens of one answer.
-"""
+"""Chooses the next token from logits, as SamplingParams say."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ class Conversation:
     def retry(
         self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Generator[Chunk]:
-        """Answer the last user message again. Arguments and errors are those of `send`.
+        """Generate another answer to the last user message; yield each chunk. Options and errors: see `send`.
 
-        The first chunk of the new answer replaces the old answer.
+        The first chunk replaces the old answer in `messages`. Raises InputError if there is no user message.
         """
         return self._begin(self.messages[: self._last_question() + 1], params, options)
 
@@ -116,7 +116,7 @@ class Conversation:
             chunks.close()
 
     def prompt(self, messages: list[Object]) -> list[int]:
-        """Render messages as token ids, which end with the template's start of an answer, if any."""
+        """Return the token ids of messages, rendered by the chat template up to the start of an answer."""
         model = self._text
         self._engine.check_usable()
         if model.has_chat_template:

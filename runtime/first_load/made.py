@@ -116,7 +116,7 @@ def made_of(root: Path) -> Source | None:
 
 
 def remove(root: Path) -> bool:
-    """Delete the folder of a made bundle; False if a process is making it now. Raises OSError."""
+    """Delete the cached bundle in folder `root`; False if a process is making it now. Raises OSError."""
     making = disk.update(_lock(root))
     try:
         if not lock(making):

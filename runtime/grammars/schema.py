@@ -24,7 +24,7 @@ _JSON = re.compile(r"%json\s*+")
 
 
 def prepared(text: str) -> str:
-    """Check a JSON Schema; return it as JSON text, with a bool wrapped in an object.
+    """Check a JSON Schema; return it as JSON text. A schema that is a bool becomes {"allOf": [bool]}.
 
     Raises InputError, naming the keyword, for keywords that llguidance enforces wrongly or too slowly.
     """
@@ -36,7 +36,7 @@ def prepared(text: str) -> str:
 
 
 def check_lark(lark: str) -> None:
-    """Check a Lark grammar's length and its embedded JSON Schemas. Raises InputError."""
+    """Raise InputError if a Lark grammar is too long, or a JSON Schema in it is refused or malformed."""
     at = size = 0
     while found := _JSON.search(lark, at):
         size += found.end() - at

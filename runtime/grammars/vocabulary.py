@@ -73,8 +73,8 @@ class _Tokens:
 def vocabulary_of(codec: TextCodec, eos_ids: Collection[int], vocab_size: int) -> LLTokenizer:
     """Return a bundle's vocabulary of `vocab_size` ids in the form that llguidance needs.
 
-    eos_ids: tokens that end an answer. Raises InputError if eos_ids is empty, or if the bytes of a text are
-    not those of its tokens.
+    eos_ids: tokens that end an answer. Raises InputError if eos_ids is empty, or if the bytes of
+    a text's tokens, joined, are not the bytes of the text.
     """
     if not eos_ids:  # llguidance would guess one
         raise InputError(

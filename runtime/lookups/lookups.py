@@ -14,10 +14,10 @@ from stem_edge.tables.rows import RowLookup
 
 
 class Lookups:
-    """The row ids of one call. A context manager: makes edit records, and releases them at the end.
+    """The row ids of one call. A context manager, because row ids of edits must be released at the end.
 
     changes: the edits in effect. given: lookups of the prompt's tokens, made from stem_ids. If it is given, edits
-    apply to generated tokens only. Raises the errors of Overlay.of_prompt.
+    apply to generated tokens only. Raises InputError if the prompt lacks the text to edit.
     """
 
     def __init__(

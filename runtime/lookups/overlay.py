@@ -30,7 +30,7 @@ from stem_edge.tables.rows import Row, RowLookup
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
-    """Convert a caller's stem_ids for `length` tokens to lookups. Raises InputError."""
+    """Convert a caller's stem_ids for `length` tokens to lookups. Raises InputError for a wrong count or id."""
     if not isinstance(stem_ids, Sequence | np.ndarray):
         raise InputError("stem_ids must be a sequence; give one id, or several, for each token")
     if len(stem_ids) != length:
@@ -49,7 +49,7 @@ def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) 
 
 
 def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
-    """Raise InputError if a token has no row, or if `lookup` averages rows that are experts."""
+    """Raise InputError if a token has no row, or if `lookup` averages rows of a model of experts."""
     greatest = max(tokens_of(lookup), default=0)
     if greatest >= config.vocab_size:
         raise InputError(
@@ -71,7 +71,7 @@ ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 
 
 class Overlay:
-    """An immutable stack of edits on a bundle.
+    """An immutable stack of edits on a bundle: which tokens look up which other tokens' rows.
 
     Raises InputError for an edit that cannot be applied: see `everywhere` and `check_lookup`.
     """
@@ -103,7 +103,7 @@ class Overlay:
         return found
 
     def _placed(self, token_ids: Sequence[int]) -> list[dict[int, ByLayer]]:
-        """Return, for each edit, a map from positions of a prompt to the rows that it sets there."""
+        """Return, for each edit, a map from positions of a prompt to the rows that the edit sets there."""
         placed: list[dict[int, ByLayer]] = []
         absent: list[AbsentError] = []
         text = None
@@ -131,7 +131,7 @@ class Overlay:
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
     """Map token ids to the rows that an edit gives them in every text; empty for scope "positions".
 
-    An edit's source text has several tokenizations (after a space or not). Only the shortest ones count,
+    An edit's source text has several tokenizations (after a space or not). Only the shortest tokenizations count,
     because pieces of words occur in many other words. Raises InputError if one token would have to look up
     two different rows.
     """
@@ -193,7 +193,7 @@ def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> 
 
 
 def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
-    """Return the shortest tokenization of `change.target` that `change.scheme` allows, if any does.
+    """Return the shortest tokenization of `change.target` that `change.scheme` allows, else the shortest.
 
     The target is tokenized after the text `before` and after a space. length: number of source tokens.
     Models know a name better by one whole token than by pieces that other names share.

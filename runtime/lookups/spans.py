@@ -79,7 +79,7 @@ def find_spans(
 
 
 def tokens_after(codec: TextCodec, before: str, text: str) -> list[int]:
-    """Return the token ids of `text` when it follows the text `before`. Raises InputError."""
+    """Return the token ids of `text` after the text `before`. Raises InputError if no tokens stand for it."""
     ids = codec.encode(before + text, add_special_tokens=False)
     whole, starts, ends = text_of(codec, ids)
     # Searched from the end, because a decoder may drop a space at the beginning.

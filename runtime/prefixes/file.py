@@ -1,7 +1,7 @@
-"""Prefix files: token ids, their keys and values, and a fingerprint of what these depend on.
+"""Prefix files: a prompt's token ids, their keys and values, and a fingerprint of model and options.
 
-The format is safetensors. The first tensors are the token ids, the positions where steps began, and
-`messages`, always empty. The last tensor is the CRC-32C of all bytes before it. Only tokens that look up
+The format is safetensors. The first tensors are the token ids, the positions where steps began, and an
+empty tensor named `messages`. The last tensor is the CRC-32C of all bytes before it. Only tokens that look up
 their own rows are written, so ids and fingerprint determine the keys and values.
 Only the user who wrote a file may read it, because it contains prompts.
 """

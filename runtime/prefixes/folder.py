@@ -1,7 +1,7 @@
-"""The folder of prefix files, which outlast a loaded model. Evicts the oldest files.
+"""The prefix cache on disk: a folder of files with the KV caches of prompts, for later runs.
 
-Any fault of the folder or of a file is a cache miss: the prompt is computed. Several processes may share
-a folder, because files appear whole, under a name that is a digest of their contents.
+The least recently used files are evicted. If the folder or a file is faulty, the prompt is computed instead.
+Several processes may share a folder: a file gets its name, a digest of fingerprint and token ids, when complete.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OtherFormError(UnusableError):
 
 
 class PrefixFolder:
-    """The prefix files that a loaded model can use: the files with its fingerprint (opening.py).
+    """The prefix files that a loaded model can use: those with its fingerprint of model and options.
 
     The size limit covers prefix files of all fingerprints. Other files are neither counted nor touched.
     """
@@ -64,7 +64,8 @@ class PrefixFolder:
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
         """Return the file with most reusable tokens of a prompt, and their number; None if too few.
 
-        A file needs at least `more_than` + LEAST_TOKENS reusable tokens. resumes: see BackendContext.
+        A file needs at least `more_than` + LEAST_TOKENS reusable tokens. resumes: "pairs" if reuse
+        may end at any even position, "steps" if only where a step begins, "" if nothing can be reused.
         """
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
@@ -151,7 +152,7 @@ class PrefixFolder:
                     yield path, PromptKey(saved.token_ids, {}, saved.starts)
 
     def _is_private(self, *, make: bool = False) -> bool:
-        """True if only this user can write to the folder, which `make` creates. Raises OSError."""
+        """True if only this user can write to the folder. make: create it if missing. Raises OSError."""
         if make and not self._path.exists():
             make_folders(self._path.parent)
             with suppress(FileExistsError):
@@ -192,7 +193,7 @@ def is_unfinished(temporary: os.stat_result) -> bool:
 
 
 def _has(longer: PromptKey, prompt: PromptKey) -> bool:
-    """True if `longer` begins with all tokens of `prompt`, in the same steps except the last one."""
+    """True if `longer` begins with the tokens of `prompt`, in the same steps up to the last step."""
     count = len(prompt.token_ids)
     steps = sum(at < count for at in prompt.starts) - 1
     alike = same_start(longer.starts, prompt.starts) >= steps
@@ -202,7 +203,7 @@ def _has(longer: PromptKey, prompt: PromptKey) -> bool:
 def saved_of(
     prompt: PromptKey, computed: int, fingerprint: str, context: BackendContext
 ) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
-    """Return what to save of a prompt's first tokens; None if they are few or partly dropped.
+    """Return the file contents for a prompt's first tokens; None if they are too few or were dropped.
 
     computed: number of tokens in `context`, whose sliding window may have dropped the first. The saved part ends
     before the first token that does not look up its own rows.

@@ -66,7 +66,7 @@ class Prefixes:
     ) -> Context:
         """Return a context for up to `length` tokens. It may already have the prompt's first tokens.
 
-        Its `position` is their number. Call `give_back` later. whole: reserve memory for all `length` tokens now.
+        `position` counts these tokens. Call `give_back` later. whole: reserve memory for all `length` tokens now.
         """
         if not self._keeps:
             return self.empty(length)
@@ -146,7 +146,7 @@ class Prefixes:
         return context
 
     def _copy(self, context: Context) -> None:
-        """Copy its prompt's keys and values to `context` from the context that has most of them."""
+        """Fill `context` with keys and values of its prompt, from the context with most of its tokens."""
         with self._lock:
             others = [one for one in (*self._kept, *self._calls()) if one is not context]
         if others:  # while no call computes

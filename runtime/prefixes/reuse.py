@@ -28,13 +28,13 @@ def reusable(
 ) -> int:
     """Return how many leading tokens of the cached prompt `kept` a call for `prompt` can reuse.
 
-    computed: number of tokens of `kept` with keys and values. resumes, settled: see BackendContext.
-
+    computed: number of tokens of `kept` with keys and values. settled: least number that can be reused.
+    resumes: where reuse may end: "pairs" and "steps" are explained below, "" allows no reuse.
     Reuse must not change a bit of the results. So n tokens can be reused only if:
     - both prompts have the same first n token ids and lookups, and use the same graph;
     - two or more tokens of `prompt` remain, because kernels round an unpaired token differently;
     - if `resumes` is "pairs" and all steps begin at even positions: n is even, so that pairs stay the same;
-    - otherwise: in both prompts a step begins at n, and all steps before n are the same. Kernels may depend
+    - otherwise ("steps"): in both prompts a step begins at n, and all steps before n are the same. Kernels may depend
       on all tokens of a step, and on tokens that a window has dropped.
     """
     if not resumes or not prompt.token_ids or kept.prefill != prompt.prefill:

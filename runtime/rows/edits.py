@@ -81,7 +81,7 @@ class EditedStore:
         self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
 
     def unused(self) -> I64:
-        """Return the numbers of edit records without users. They are valid until `forget`."""
+        """Return the numbers of edit records that all users have released. Valid until `forget`."""
         if not self._released:
             return np.empty(0, np.int64)
         while self._released:
@@ -89,7 +89,7 @@ class EditedStore:
         return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
 
     def forget(self, numbers: I64) -> None:
-        """Delete the lookups of numbers without users. A concurrent read of these numbers fails."""
+        """Delete edit records that all users have released. A concurrent read of these numbers fails."""
         for number in numbers.tolist():
             lookup = self._lookups.get(number)
             if lookup is not None and self._numbers.get(lookup) == number:

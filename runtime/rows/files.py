@@ -59,7 +59,7 @@ class ShardFiles:
         return self._paths[shard]
 
     def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
-        """Read each piece into its buffer [nbytes]; return a number of bytes or an error per piece.
+        """Read each range into its buffer [nbytes]; return the bytes read, or an error, for each range.
 
         The number is less than the buffer's size only at the end of a shard.
         """
@@ -77,13 +77,13 @@ class ShardFiles:
             return error
 
     def ahead(self, pieces: Sequence[ByteRange]) -> None:
-        """Ask the OS to start reading these pieces. Returns immediately; guarantees nothing."""
+        """Ask the OS to start reading these byte ranges. Returns immediately; guarantees nothing."""
         if hasattr(os, "posix_fadvise"):
             for piece in pieces:
                 self._advise(piece, os.POSIX_FADV_WILLNEED)
 
     def forget(self, piece: ByteRange) -> None:
-        """Drop a damaged piece from the OS's page cache, so that the next read goes to the disk."""
+        """Drop a damaged byte range from the OS's page cache, so that the next read goes to the disk."""
         if hasattr(os, "posix_fadvise"):  # elsewhere its cached copy is read again
             self._advise(piece, os.POSIX_FADV_DONTNEED)
 

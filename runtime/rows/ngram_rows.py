@@ -51,7 +51,7 @@ class NgramRows:
         return max(table.hash.memory for table in self.tables)
 
     def keys(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> I64:
-        """Return the row numbers that `rows` reads, int64 [T, hash heads]. Raises InputError."""
+        """Return the row numbers that `rows` reads for these arguments, with the same errors: int64 [T, heads]."""
         return self._table(table)[0].hash.keys(ids, before, self._class_of)
 
     def prefetch(self, ids: npt.ArrayLike, before: npt.ArrayLike = ()) -> None:
@@ -64,7 +64,7 @@ class NgramRows:
         """Return, for each position, one row per hash head, concatenated: [T, heads * width].
 
         ids [T]: token ids. before: the ids that precede them in the text, at least the last `memory` ids.
-        table: number or name of a table. Raises InputError, RowReadError.
+        table: number or name. Raises InputError for an unknown table or bad ids, RowReadError for a failed read.
         """
         described, store = self._table(table)
         keys = described.hash.keys(ids, before, self._class_of)

@@ -35,7 +35,7 @@ URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error message
 
 
 class RemoteShards:
-    """The shards of a table store below a URL. Same methods as ShardFiles. Raises InputError."""
+    """Table shards below a URL. Same methods as ShardFiles. Raises InputError if fsspec cannot open it."""
 
     distant = True
     if_unreadable = "check the network and the address; credentials are those that fsspec finds"
@@ -130,7 +130,7 @@ def reading_nbytes(layout: RecordLayout) -> int:
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it. Raises InputError."""
+    """Return fsspec's file system for a URL, and the path in it. Raises InputError if fsspec cannot."""
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError as error:

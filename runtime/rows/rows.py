@@ -35,7 +35,7 @@ Keys: TypeAlias = Callable[[I64, I64, int], I64]
 
 @dataclass(frozen=True)
 class RowCounters:
-    """Row counters since the model was loaded."""
+    """Counts of row cache hits, misses and reads since the model was loaded."""
 
     hits: int = 0  # uses of records that were in the row cache
     misses: int = 0
@@ -124,7 +124,7 @@ class Rows:
         return np.zeros(len(row_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Return row ids, int64 [n], for lookups [n]; valid until released. Raises InputError."""
+        """Return row ids of lookups [n], valid until released. Raises InputError if rows cannot be edited."""
         if lookups:
             raise InputError("this model is dense: it has no rows to edit; load one with tables")
         return NO_IDS

@@ -63,7 +63,7 @@ class ArraySlots(Slots):
 
 
 def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:
-    """Write rows [n, columns] to slots [n]. Each array of `parts` gets the row's next columns."""
+    """Write rows [n, columns] to slots [n]. Each array in `parts` holds some of the columns, in order."""
     start = 0
     for part in parts:
         stop = start + part.shape[1]

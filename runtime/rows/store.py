@@ -81,7 +81,7 @@ class RowStore:
         return f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
 
     def _read(self, numbers: list[int], pieces: Sequence[ByteRange], buffers: U8) -> None:
-        """Read pieces into buffers; retry failed reads. numbers: record numbers for messages."""
+        """Read byte ranges into buffers; retry failed reads. numbers: record numbers for messages."""
         grids = [self._grids[piece.shard] for piece in pieces]
         plain = [g.pieces == 1 and g.layout.row_type == self.layout.row_type for g in grids]
         read = [
@@ -112,7 +112,7 @@ class RowStore:
         return damage and f"{damage}; {self._shards.if_damaged}"
 
     def _converted(self, grid: ShardGrid, read: U8) -> U8:
-        """Remove a record's checksums, and convert it to this store's layout."""
+        """Return the record in bytes `read` without checksums, converted to this store's layout."""
         record = grid.without_checksums(read[None])
         if grid.layout.row_type == self.layout.row_type:
             return record.reshape(-1)

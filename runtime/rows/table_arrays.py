@@ -74,7 +74,7 @@ class Tables:
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
-        """Return packed records [n, record_nbytes] of ids [n], in the layout that graphs read."""
+        """Return records [n, record_nbytes] of token ids [n], as bytes in the layout that graphs read."""
         tokens = self._store.tokens
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < tokens:
             raise InputError(

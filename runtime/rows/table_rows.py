@@ -124,7 +124,7 @@ class TableRows(Rows):
         return asked
 
     def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the read that `expect` started; write the records that are asked for to slots."""
+        """Wait for the read begun by `expect`; write records that `asked` needs to slots; return the lookup."""
         if self._reading is None:
             return asked
         read, call = self._reading
@@ -166,7 +166,7 @@ class TableRows(Rows):
         return made
 
     def _forget_unused(self, edits: EditedStore) -> None:
-        """Empty the slots of edit records without users. An interrupt may stop it at any point."""
+        """Empty the slots of edit records that all users have released. An interrupt may stop it at any point."""
         gone = edits.unused()
         if not len(gone):
             return

@@ -26,7 +26,7 @@ class Loop:
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
     def run(self, request: Request, recorder: Callable[[], Recorder]) -> Generator[Chunk]:
-        """Compute an answer, yield its chunks, then raise its error if it failed. recorder: starts counting tokens."""
+        """Yield an answer's chunks, then raise its error if it failed. recorder: makes the answer's Recorder."""
         self._record = recorder()
         failure: Exception | None = None
         try:
@@ -60,7 +60,7 @@ class Loop:
     def _process_chunk(self, request: Request, running: Sequence[Request] = ()) -> bool:
         """Process the next chunk of a prompt; return True if it was the last and decoding follows.
 
-        running: sequences that decode in the next step.
+        running: sequences that decode in the next step, whose rows are read meanwhile.
         """
         step = request.steps[0]
         rest = request.steps[1] if len(request.steps) > 1 else None

@@ -233,7 +233,7 @@ class Request:
             self.last = self._next()
 
     def hand_out(self) -> Chunk | None:
-        """Return a chunk if there is final text, or if the answer ends; None otherwise."""
+        """Return a chunk if some text can no longer change, or if the answer ends; None otherwise."""
         now = time.perf_counter()
         self._first = self._first or now
         self.new_tokens, self.decode_seconds = self.new_tokens + 1, now - self._first

@@ -106,10 +106,10 @@ class Scheduler(Loop):
         return self.size - taken
 
     def step(self) -> list[tuple[Request, Chunk]]:
-        """Run one step: a prompt chunk or a decode step. Return the new chunks with their requests.
+        """Compute a prompt chunk, or decode all running sequences once; return (request, new chunk) pairs.
 
-        If a request fails, its error is in its last chunk. Raises InputError once the model is closed, and
-        exceptions other than StemEdgeError; call `close` then.
+        If a request fails with a StemEdgeError, its last chunk has the error. Raises InputError once the model
+        is closed, and exceptions that are not a StemEdgeError. After either, call `close`.
         """
         self._chunks = []
         self._drop_cancelled()
@@ -170,7 +170,7 @@ class Scheduler(Loop):
         return self._nbytes_of(min(in_steps(tokens), self._length))
 
     def _fits(self, request: Request) -> bool:
-        """True if memory suffices for a request, or if no request runs that could free any."""
+        """True if memory suffices for a request, or if nothing runs, so that waiting would free none."""
         return self._idle or self._prefixes.fits(self._nbytes(request.length))
 
     def _began(self, request: Request) -> None:

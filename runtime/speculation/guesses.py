@@ -24,8 +24,8 @@ WORTH = 1.05  # draft only if this many tokens are expected in the time of a one
 class Costs:
     """Times of steps, by number of tokens in the step. The unit is the time of a one-token step.
 
-    times: number of tokens -> time, measured after BEFORE earlier tokens of the text. most: largest number of
-    drafts. attention: time that each further earlier token adds for each token of the step.
+    times: number of tokens -> time, measured with BEFORE tokens in the context. most: largest number of drafts.
+    attention: time that each context token above BEFORE adds, per token of the step.
     """
 
     def __init__(self, times: Mapping[int, float], most: int, attention: float = 0.0) -> None:
@@ -54,7 +54,7 @@ class Costs:
 
 
 class BestGuesses:
-    """Makes the drafts of one answer, by the draft source and in the number expected to be fastest.
+    """Drafts for one answer. Each step uses the source and number of drafts expected to be fastest.
 
     seconds: time of a one-token step.
     """

@@ -12,7 +12,7 @@ EXPECTED, TRUST, MEMORY, FADING = 0.75, 3.0, 0.95, 0.995
 class ModelDrafts:
     """Drafts from a draft model for one answer, and an estimate of how often they are right.
 
-    draft: function (token ids so far, number of drafts) -> drafts. It raises errors of steps. seconds: time per draft.
+    draft: function (token ids so far, number of drafts) -> drafts. May raise a step's errors. seconds: time per draft.
     """
 
     def __init__(

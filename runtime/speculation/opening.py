@@ -38,7 +38,7 @@ def open_speculation(
     """Return a function that makes the source of drafts for a context; None if drafting is off.
 
     It is off if it saves no time, or if options.exact is set and drafting may change bits.
-    costs: times of steps; measured now if None.
+    footprint: sizes of the model's weights and KV cache. costs: times of steps; measured now if None.
     """
     if options.exact and not (costs is not None and costs.same_bits):
         return None
@@ -72,7 +72,7 @@ def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
 
 
 def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
-    """Measure step times with the first tokens of the vocabulary, before the engine is in use.
+    """Measure how long steps of several sizes take, before the engine is in use.
 
     Returns None if context, slots or planned memory are too small. Raises the errors of a step.
     """
@@ -90,7 +90,7 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
 
 
 def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDrafts | None] | None:
-    """Return a function that starts the bundle's draft model for a context; None without one."""
+    """Return a function that opens the draft model for a context; None without a usable draft model."""
     if plan.context_length < MOST:
         return None
     context, times, opened = engine.open_context(MOST), list[float](), engine.backend.open_drafter

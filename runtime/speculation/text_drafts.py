@@ -23,7 +23,7 @@ class TextDrafts:
         self._doubt: float = DOUBT
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Add the new tokens of `seen`. drafts: the last step's drafts if made here, else []."""
+        """Add the new tokens of `seen`. drafts: the last step's drafts if made by this object, else []."""
         known, ids, places, key = len(self._ids), self._ids, self._places, self._key
         if drafts:
             doubt = self._doubt / 2 if drafts[0] == seen[known] else self._doubt * 2

@@ -72,7 +72,7 @@ class Chat:
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> ChatPrompt:
-        """Render a conversation as text. Raises the errors of ChatTemplate.
+        """Render a conversation as text. Raises BundleError for a broken template, InputError for none.
 
         Raises InputError if messages, tools or arguments contain the name of a special token, because
         it could end a message and begin a forged one. special_tokens_in_text allows such names.

@@ -83,7 +83,7 @@ class TextCodec:
         return self._checked.memory.kept if self._kept is not None else 0
 
     def read_whole(self, limit: int) -> None:
-        """Read the parts of the tokenizer that are not in memory. Raises MemoryPlanError."""
+        """Read the rest of the tokenizer. Raises MemoryPlanError if this process would exceed `limit` bytes."""
         if self._kept is not None:
             self._checked.memory.check(self._path, limit)
             self._tokenizer, self._kept = self._kept.whole(), None

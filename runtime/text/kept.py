@@ -184,7 +184,7 @@ def pair_key(first: int, second: int) -> int:
 
 
 def _find(wanted: Keys, among: Keys) -> I64:
-    """Return the index of each key in a sorted array; -1 if it is absent."""
+    """Return the index in `among`, which is sorted, of each key in `wanted`; -1 for absent keys."""
     if not len(among):
         return np.full(len(wanted), -1, np.int64)
     places = np.searchsorted(among, wanted).clip(max=len(among) - 1)
