@@ -65,7 +65,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
 
 
 def _copied(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
-    """Yield the bytes of a matrix of a GGUF checkpoint (`stored`) unchanged, some rows at a time in order."""
+    """Yield a matrix's bytes just as a GGUF checkpoint has them, some rows at a time. stored: reads them."""
 
     def read(span: RowSpan) -> U8:
         codes = stored.read(*span[1:])

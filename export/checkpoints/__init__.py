@@ -1,4 +1,4 @@
-"""Readers of checkpoints, one for each trainer. They return the model's config and tensors.
+"""Readers of checkpoints in the formats of Hugging Face, Meta Lingua, BlaGPT and llama.cpp.
 
-tensor_files reads the file formats, such as safetensors.
+They return the model's config and tensors. tensor_files reads the file formats, such as safetensors.
 """

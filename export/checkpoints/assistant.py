@@ -37,9 +37,9 @@ class AssistantCheckpoint(NamedTuple):
 
 
 def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantCheckpoint:
-    """Open the folder of an assistant. Raises CheckpointError.
+    """Open the checkpoint folder of an assistant, which is a draft model. Raises CheckpointError.
 
-    dim: hidden width of the main model; format: how the bundle stores the assistant.
+    dim: hidden width of the main model. format: how the bundle stores the assistant's weights.
     """
     config, decoder, _, packed = read_config(path / CONFIG, {KIND: Gemma4Assistant})
     files = TensorFiles(path, open_folder(path))

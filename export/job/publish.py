@@ -38,9 +38,8 @@ def publish(
 
     is_ours: returns True for a folder that `force` may replace. Default: for bundles only.
 
-    Raises ExportError if `out` exists and `force` is not set, if `out` is not a bundle (it is then not
-    deleted, even with force), if another export to it is running, or if the disk is full or fails.
-    `out` is then unchanged.
+    Raises ExportError if `out` exists and `force` is not set, if `out` is not a bundle (it is then not deleted, even
+    with force), if another export to it is running, or if the disk is full or fails. `out` is then unchanged.
     """
     kind = "a bundle" if is_ours is None else "a folder of tables"
     ours = is_ours or _is_bundle

@@ -1,11 +1,10 @@
 """GPTQ (arXiv 2210.17323): rounds a matrix column by column, and corrects the columns that follow.
 
-Let H be the sum of x x^T over typical inputs, L its lower Cholesky factor, and e the rounding errors of
-a row. The output error is then |L^T e|^2. Columns are rounded from the last to the first. Before column
-j is rounded, the errors of the columns k > j are added to it, times L[k, j] / L[j, j]; this minimizes
-entry j of L^T e. It is the paper's method without an inverse (arXiv 2507.18553). Columns with large
-inputs are rounded first, because the other columns can then correct their errors. Scales are not changed:
-they are computed from the blocks of the original matrix.
+Let H be the sum of x x^T over typical inputs, L its lower Cholesky factor, and e the rounding errors of a row. The
+output error is then |L^T e|^2. Columns are rounded from the last to the first. Before column j is rounded, the errors
+of the columns k > j are added to it, times L[k, j] / L[j, j]; this minimizes entry j of L^T e. It is the paper's
+method without an inverse (arXiv 2507.18553). Columns with large inputs are rounded first, because the other columns
+can then correct their errors. Scales are not changed: they are computed from the blocks of the original matrix.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def solve(
 
 
 class _Scales(NamedTuple):
-    """Scales and zero points of a matrix's blocks; each array is [G, n], for G blocks in n rows."""
+    """Scales and zero points of a matrix of n rows with G blocks each. Each array is [G, n]."""
 
     scales: F32
     inverse: F32

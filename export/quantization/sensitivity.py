@@ -166,7 +166,7 @@ def _has_choice(name: str, matrix: Matrix, max_block: int) -> bool:
 
 
 def _products(names: Sequence[str]) -> dict[str, list[str]]:
-    """Group names of matrices by matrix product: product -> names of its matrices."""
+    """Return matrix product -> names of its matrices. For example, product qkv stacks wq and wk."""
     found: dict[str, list[str]] = {}
     for name in names:
         at, _, part = name.rpartition(".")

@@ -1,8 +1,7 @@
 """Opens the safetensors files of a folder; rows of tensors are read from the file when needed.
 
-A folder has model.safetensors, or model.safetensors.index.json and the files that the index names. A
-file consists of eight bytes with the header's length, the header in JSON, and the values. The tensors
-must fill the file without gaps.
+A folder has model.safetensors, or model.safetensors.index.json and the files that the index names. A file consists of
+eight bytes with the header's length, the header in JSON, and the values. The tensors must fill the file without gaps.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class TensorFiles:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors that have not been taken."""
+        """Names of the tensors that `take` has not removed yet."""
         return sorted(self._left)
 
     def own(self, name: str) -> str:

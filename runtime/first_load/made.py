@@ -106,7 +106,7 @@ def name_of(source: Source) -> str:
 
 
 def made_of(root: Path) -> Source | None:
-    """Return the source of the bundle in a folder; None if the folder has no complete bundle."""
+    """Return what the bundle in a cache folder was made from; None if no complete bundle is there."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         data = disk.read_file(root / RECORD, MAX_RECORD_NBYTES)
         found = msgspec.json.decode(data, type=Source)

@@ -62,7 +62,7 @@ class Grammar:
 
 
 def grammar_of(grammar: Grammar | str | None, schema: object, regex: str | None) -> Grammar | None:
-    """Convert the only option that is set to a Grammar; None without any. Raises InputError for two."""
+    """Return the Grammar that one of the options sets; None if all are None. Raises InputError for two."""
     options = {"grammar": grammar, "schema": schema, "regex": regex}
     named = [name for name, value in options.items() if value is not None]
     if len(named) > 1:

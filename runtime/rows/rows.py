@@ -95,7 +95,7 @@ class Rows:
 
     @property
     def step_tokens(self) -> int:
-        """Maximum number of tokens in a step, whichever tokens they are."""
+        """Maximum number of tokens in a step. A dense model has no limit, because it reads no rows."""
         return ANY_NUMBER
 
     @property

@@ -79,9 +79,8 @@ class Request:
     scheduler writes its metrics; other threads may read them.
 
     lookups: rows that tokens look up in place of their own. length: most tokens of prompt and answer that are
-    processed. constraint: restricts the answer's text.
-    score: function that gets the logits [n, V] of each step of the prompt. With it, each such step gives a chunk
-    without text, and nothing is generated.
+    processed. constraint: restricts the answer's text. score: function that gets the logits [n, V] of each step of
+    the prompt. With it, each such step gives a chunk without text, and nothing is generated.
     """
 
     context: Context  # once it has begun

@@ -23,7 +23,10 @@ class ModelDrafts:
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Compare `drafts`, which followed the last call's `seen`, with the tokens added to `seen`."""
+        """Update `chance`: compare the draft model's latest drafts with the tokens that the answer got.
+
+        seen: token ids of prompt and answer so far. drafts: for the tokens added to `seen` since the previous call.
+        """
         if not drafts:
             self._right, self._all = FADING * self._right, FADING * self._all
         for draft, token in zip(drafts, seen[self._known :], strict=False):

@@ -1,10 +1,9 @@
 """File system calls for every file that must not be lost or damaged; tests replace them.
 
-The exporter writes bundles, and the runtime reads them, only through these functions, called as
-`disk.write(...)`. Tests can put another disk in their place: it fails at call k, reads fewer
-bytes, or forgets unsynced data in a power cut. All functions raise OSError as the system calls
-do; callers convert it to an error that names the file and a remedy. Signals do not interrupt the
-functions, because Python repeats interrupted calls.
+The exporter writes bundles, and the runtime reads them, only through these functions, called as `disk.write(...)`.
+Tests can put another disk in their place: it fails at call k, reads fewer bytes, or forgets unsynced data in a power
+cut. All functions raise OSError as the system calls do; callers convert it to an error that names the file and a
+remedy. Signals do not interrupt the functions, because Python repeats interrupted calls.
 """
 
 from __future__ import annotations

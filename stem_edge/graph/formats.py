@@ -96,7 +96,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def for_prompts(self) -> bool:
-        """True if additional int8 matrices, which speed up prompts, are worth their size."""
+        """True if a second copy of the matrices in int8, which speeds up prompts, is worth its size."""
         return self.weights != "fp32"
 
     def stored_once(self, shared: bool) -> BackboneFormat:

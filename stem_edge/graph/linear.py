@@ -36,7 +36,7 @@ class Products:
         self._sums: dict[tuple[str, int], str] = {}  # (x, block size) -> sums of the blocks
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Reserve space for a norm's weight [size]; return its name. consumer: matrix product that reads the norm."""
+        """Place a norm's weight [size] in the weight file; return its name. consumer: product that reads the norm."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
@@ -226,7 +226,10 @@ def matrix(
 def gather_blocks(
     graph: Graph, tensors: list[str], ids: str, name: str, bits: int, block: int
 ) -> str:
-    """Emit the rows `ids` of a quantized matrix as float32. tensors: codes, scales, zero points."""
+    """Emit the rows `ids` of a quantized matrix as float32; return `name`, the name of the output.
+
+    tensors: names of the codes, scales and zero points. block: number of values that share a scale.
+    """
     codes, scales, points = tensors
     return graph.node(
         "GatherBlockQuantized",

@@ -1,7 +1,7 @@
 """Names of the backbone's graphs, and of their inputs and outputs.
 
-The backbone is split at the first layer that needs rows, so that earlier layers run while records are
-read from flash. A step runs the graphs in this order:
+The backbone is split at the first layer that needs rows, so that earlier layers run while records are read from
+flash. A step runs the graphs in this order:
 
 | graph | computes |
 |---|---|
@@ -11,19 +11,20 @@ read from flash. A step runs the graphs in this order:
 | rest | the layers that borrow K and V, if any, for the requested positions only |
 | head | the final norm and the logits, for the requested positions only |
 
-`prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
-tokens and slower for one. All graphs share one KV cache. `assistant` drafts the next token of one
-sequence from that cache (graph.special.assistant).
+`prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many tokens and slower
+for one. All graphs share one KV cache. `assistant` drafts the next token of one sequence from that cache
+(graph.special.assistant).
 
-A prepared backbone (saved with matrices repacked for one processor) runs early, late, rest and head as
-one graph, `step`, which has all of their inputs except `embedded`. So the early layers wait for the read of
-rows, too: each separate run wakes onnxruntime's threads again, which would cost more than the overlap saves.
+A prepared backbone (saved with matrices repacked for one processor) runs early, late, rest and head as one graph,
+`step`. It has all of their inputs except `embedded`, because its `hidden` is the output of embed. The early layers
+wait for the read of rows, too, because each separate run wakes onnxruntime's threads again, which would cost more
+than the overlap saves.
 
-B sequences can take a step of one token together. Each sequence attends to its own part of the KV cache,
-whose length seqlens_k contains. In steps of several tokens, and in prefill, B is 1.
+B sequences can take a step of one token together. Each sequence attends to its own part of the KV cache, whose length
+seqlens_k contains. In steps of several tokens, and in prefill, B is 1.
 
-`step2`, `step4` and `step8` are `step` for 2, 4 and 8 tokens of one sequence. Each token gets the same
-bits as in single-token steps (graph.special.apart).
+`step2`, `step4` and `step8` are `step` for 2, 4 and 8 tokens of one sequence. Each token gets the same bits as in
+single-token steps (graph.special.apart).
 
 | input | type, shape | meaning |
 |---|---|---|
@@ -33,7 +34,7 @@ bits as in single-token steps (graph.special.apart).
 | state | float32 [1, 1, dim] | assistant only: norm.out at the position whose logits the last token was sampled from, or new_state of the last draft |
 | wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
 | slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows; [B, T + window - 1] if rows are averaged over a window, [B, T, lookups] for n-gram rows |
-| row_shares | float32 [B, T + 1, T + window - 1] | if rows are averaged over a window: weight of each row for each token; then a line of zeros, because kernels round a single line differently |
+| row_shares | float32 [B, T + 1, T + window - 1] | if rows are averaged over a window: weight of each row for each token. All weights at index T are 0: with them, a matrix product never has just one row, which kernels would round differently |
 | seqlens_k | int32 [B] | tokens in the context after this call, minus one |
 | total_length | int32 scalar | tokens in the longest context after this call |
 | window_seqlens_k, window_total_length | as the two above | in layers with a window: the same numbers without tokens that the layer's cache has dropped |
@@ -43,7 +44,7 @@ bits as in single-token steps (graph.special.apart).
 | conv.<l> | float32 with float32 keys and values, else float16 [B, 1, capacity, dim] | Engram: inputs of the layer's convolution, a row for each token; also an output, new_conv.<l> |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
-| row_codes.<l>.1, row_scales.<l>.1 | as above, [slots, rows, ...] | an expert's second matrix |
+| row_codes.<l>.1, row_scales.<l>.1 | as above, [slots, rows, ...] | if a token's table row is an expert FFN: the expert's down matrix, with `rows` rows; row_codes.<l> then contains gate and up |
 | row_zero_points | uint8 [slots, groups*bits/8] | shared by all layers, quantized rows only |
 
 | output | type, shape | meaning |
@@ -54,7 +55,7 @@ bits as in single-token steps (graph.special.apart).
 | logits | float32 [B, n, V] | head; and assistant, for the tokens that it scores |
 | norm.out | float32 [B, n, dim] | head only, in bundles with an assistant: the input of the head's matrix product |
 | new_state | float32 [1, 1, dim] | assistant only: the state for its next draft |
-| scored | int32 [1, n] | assistant only, with clusters: ids of the tokens that it scores |
+| scored | int32 [1, n] | assistant only, if it scores only the tokens in the most likely clusters of the vocabulary: ids of these tokens |
 """
 
 from __future__ import annotations

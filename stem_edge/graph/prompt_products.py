@@ -30,13 +30,13 @@ class PromptProducts(Products):
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
     def values_apart(self, layer: int) -> bool:
-        """Return False: all matrices have the same type here, so v needs no separate product."""
+        """Return False: here q, k and v have the same weight type, so one product computes all three."""
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Reserve space for a norm's weight [size]; return its name.
+        """Place a norm's weight [size] in the weight file; return the name of its tensor in the graph.
 
-        consumer: matrix product that reads the norm. The stored weight is divided by its SmoothQuant factors.
+        consumer: matrix product whose input is the norm's output. Its SmoothQuant factors divide the stored weight.
         """
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)

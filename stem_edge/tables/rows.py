@@ -4,11 +4,10 @@ For each STEM layer in ascending order, a record contains the codes of the row a
 
     [codes 0][scales 0][codes 1][scales 1] ...
 
-A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the
-matrices of an expert. Floats are stored as they are and have no scales. Integers (codecs.py)
-are split into groups of `group_size` values that share one scale (numerics/quantize.py); no group
-spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
-the attributes of its zarr group.
+A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the matrices of an expert.
+Floats are stored as they are and have no scales. Integers (codecs.py) are split into groups of `group_size` values
+that share one scale (numerics/quantize.py); no group spans two rows of a matrix. Everything is little-endian. The
+layout of a store is written into the attributes of its zarr group.
 
 A lookup says for each STEM layer which row a token uses. If a token uses its own row in every layer, its stored
 record is read. Other lookups read a composed record (composing.py).

@@ -68,7 +68,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     @property
     def stride(self) -> int:
-        """Bytes from one record to the next: all its pieces, each with its crc32c."""
+        """Bytes from one record to the next: all pieces of a record, each with a crc32c."""
         return self.pieces * self.piece_stride
 
     @property

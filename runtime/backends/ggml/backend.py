@@ -1,9 +1,8 @@
 """The backbone on ggml: a graph for each shape of a step, over weights in the mapped file.
 
-Python owns all memory that outlives a step, and ggml's tensors point into it: weights in the mapped
-file, rows in the row cache's slots, keys and values, and the hidden states that the early layers pass
-to the layers that need rows. Intermediate results share scratch memory. A step fills inputs, runs its
-graphs and reads logits.
+Python owns all memory that outlives a step, and ggml's tensors point into it: weights in the mapped file, rows in the
+row cache's slots, keys and values, and the hidden states that the early layers pass to the layers that need rows.
+Intermediate results share scratch memory. A step fills inputs, runs its graphs and reads logits.
 
 | file | contents |
 |---|---|

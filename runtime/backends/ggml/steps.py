@@ -166,7 +166,7 @@ class GgmlSteps:
     def _build_early(self, cells: Sequence[dict[int, int]]) -> _Step:
         """Build the graph of the embedding and of the layers before the first layer with rows.
 
-        cells: for each sequence, window -> number of cells that its tokens attend to.
+        cells: for each sequence, window -> number of KV cache cells that its tokens attend to.
         """
         model, layers = self.model, self._layers.get(EARLY, range(0))
         graph = self._graph(layers)
@@ -181,8 +181,8 @@ class GgmlSteps:
     def _build_late(self, cells: Sequence[dict[int, int]], logits: int) -> _Step:
         """Build the graph of the first layer with rows, of all later layers, and of the head.
 
-        The head computes the last `logits` tokens. If `logits` is 0, the graph only stores keys and values.
-        cells: see `_build_early`.
+        logits: number of tokens, the last ones, for which the head computes logits. If it is 0, the graph has no head
+        and only stores keys and values. cells: see `_build_early`.
         """
         late, rest = (self._layers.get(name, range(0)) for name in (LATE, REST))
         layers = [*late, *(rest if logits else ())]

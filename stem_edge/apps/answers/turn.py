@@ -69,7 +69,7 @@ def prepare(
 
 
 def _family(model: Model, params: SamplingParams) -> Family:
-    """Return the model's format of tool calls. Raises RefusalError if none, or with a grammar."""
+    """Return the model's tool-call format. Raises RefusalError if it is unknown, or params has a grammar."""
     if model.tool_family is None:
         raise RefusalError(
             "this model's chat template writes no calls that are known here", "tools"

@@ -62,9 +62,8 @@ class Settings:
 def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
     """Yield a result for each row, in the order of completion.
 
-    A row is read when there is room for one more answer; decoding pauses until the row is read. If a
-    row cannot be answered, its result is an error. Raises errors that make the model unusable, such
-    as DeviceLostError.
+    A row is read when there is room for one more answer; decoding pauses until the row is read. If a row cannot be
+    answered, its result is an error. Raises errors that make the model unusable, such as DeviceLostError.
     """
     settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
     scheduler = model.scheduler(settings.sequences, steady=True)

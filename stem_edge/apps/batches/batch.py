@@ -67,10 +67,9 @@ def batch(
         allows. seed: a row without a seed gets a seed computed from this number and the row's id, so that
         repeated runs give the same answers; default 0; None: random seeds. progress: False hides the bar.
 
-    Sequences that are computed together round differently from a single sequence, which can change a
-    token. On ggml, the rounding also depends on which sequences are computed together. With exact=True,
-    answers equal those of Model.generate. Raises InputError, and what stem_edge.load raises; results that
-    are complete stay in the output.
+    Sequences that are computed together round differently from a single sequence, which can change a token. On ggml,
+    the rounding also depends on which sequences are computed together. With exact=True, answers equal those of
+    Model.generate. Raises InputError, and what stem_edge.load raises; results that are complete stay in the output.
     """
     source, target = Path(input), Path(output)
     if not target.parent.is_dir():

@@ -83,9 +83,8 @@ class LayerShape:
     def costs(self, length: int) -> dict[str, tuple[int, int]]:
         """Return label -> (cost with a dense FFN, cost with a STEM FFN) of one token.
 
-        Counted for a batch of 1, as in the paper's Table 1 and section 3.2.3. The token attends to
-        all `length` tokens: the paper ignores the causal mask. Loads count the parameters and
-        KV cache values that are read.
+        Counted for a batch of 1, as in the paper's Table 1 and section 3.2.3. The token attends to all `length`
+        tokens: the paper ignores the causal mask. Loads count the parameters and KV cache values that are read.
         """
         dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
         attention, row = 2 * self.dim * (self.queries + self.keys), self.row_multiply_adds

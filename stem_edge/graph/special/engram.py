@@ -40,7 +40,7 @@ def _normed(layer: LayerGraph, name: str, x: str) -> str:
 
 
 def _rows(layer: LayerGraph) -> str:
-    """Emit the tokens' n-gram rows of this layer's hash heads: [B, T, hash heads * row width]."""
+    """Emit each token's n-gram rows for this layer, joined: [B, T, number of rows * row width]."""
     config, first = layer.config, layer.config.row_layers[0]
     number, layers = config.stem_layers.index(layer.number), len(config.stem_layers)
     every = gathered(layer) if _is_first(layer) else f"layers.{first}.row.joined"

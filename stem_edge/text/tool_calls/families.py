@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 class Family:
     """The format of a model family's tool calls.
 
-    signs: regular expressions; the chat templates of the family match all of them. begin, end: markers
-    around a call; answers may lack the end. inside: white space between a marker and a call.
-    between: text between calls. bare: an answer that begins so is a call without markers.
-    key: field of the arguments in a call that is a JSON object. quote: marker around strings in a call
-    like `call:name{key:value}`, for the families that do not use JSON. special: markers that are special
-    tokens; decoding must not skip them.
+    signs: regular expressions; the chat templates of the family match all of them. begin, end: markers around a call;
+    answers may lack the end. inside: white space between a marker and a call. between: text between calls. bare: an
+    answer that begins so is a call without markers. key: field of the arguments in a call that is a JSON object.
+    quote: marker around strings in a call like `call:name{key:value}`, for the families that do not use JSON.
+    special: markers that are special tokens; decoding must not skip them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Finds and drops pages of mapped files in memory (Linux only); finds packed matrices in their files."""
+"""Drops pages of memory-mapped files (Linux only), and locates packed matrices in weight files."""
 
 from __future__ import annotations
 

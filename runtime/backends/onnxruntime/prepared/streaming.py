@@ -117,7 +117,7 @@ class WeightStream:
             self._settle()
 
     def _forget(self) -> None:
-        """Drop all pages of the streamed matrices from memory, after they were chosen anew."""
+        """Drop all pages of the streamed matrices from memory. Called when new matrices are chosen."""
         for span in self.chosen:
             self._give_back(span)
         for file in {span.file for span in self.chosen}:

@@ -69,7 +69,7 @@ def raise_error(error: Exception, doing: str) -> NoReturn:
 
 
 def raise_load_error(error: Exception, graph: object, provider: str) -> NoReturn:
-    """Raise onnxruntime's error from loading `graph` as raise_error does. provider: name; "" for the CPU."""
+    """Raise OutOfMemoryError, DeviceLostError or BackendError: loading `graph` failed. provider: "" for the CPU."""
     check_device(error, f"to load {graph}")
     who, why, advice = "", reason(error), "run stem-edge verify, or export again"
     if isinstance(graph, Path):

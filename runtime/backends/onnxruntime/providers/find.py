@@ -28,7 +28,7 @@ INSTALL = {
 
 
 def find_provider(name: str) -> Provider:
-    """Return a provider by onnxruntime's name, in any case; the ending "ExecutionProvider" is optional.
+    """Return onnxruntime's provider `name`, in upper or lower case; "ExecutionProvider" may be omitted.
 
     Raises InputError for an empty name, BackendError if the provider is not installed or has no device.
     """

@@ -28,7 +28,10 @@ def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[st
 
 
 def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
-    """Return the graphs of `cpu_graphs`, not yet encoded. Raises BundleError if a weight file has a wrong size."""
+    """Build the graphs that `cpu_graphs` encodes, such as embed and head; return graph name -> graph.
+
+    prefill: include the graph for prompts. kv: type of cached keys and values. Raises BundleError for damaged files.
+    """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     try:
         built = [one(*described, kv=kv) for one in (decoding, *((prompts,) if prefill else ()))]
