@@ -67,6 +67,7 @@ class Tensor:
     file: str = ""
     offset: int = 0  # bytes
     packed: str = ""  # onnxruntime's description of where the prepacked form is
+    parts: tuple[Tensor, ...] = ()  # tensors in files whose bytes, joined, are the values
 
     @property
     def nbytes(self) -> int:

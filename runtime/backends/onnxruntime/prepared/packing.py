@@ -81,11 +81,13 @@ class Packer:
         place = _place(plan, tensor.nbytes)
         widened = tensor.type == ElementType.INT8 and products_saturate()
         type = ElementType.UINT8 if widened else tensor.type
-        self._placed[tensor] = replace(tensor, type=type, file=plan.file, offset=place)
-        path, end = self._bundle.file(tensor.file), tensor.offset + tensor.nbytes
-        with os.fdopen(disk.open_file(path), "rb") as source:
-            if not _copy(source, tensor.offset, file, place, tensor.nbytes, flip=widened):
-                raise damaged(path, f"ends before byte {end:,}")
+        self._placed[tensor] = replace(tensor, type=type, file=plan.file, offset=place, parts=())
+        for part in tensor.parts or (tensor,):
+            path, end = self._bundle.file(part.file), part.offset + part.nbytes
+            with os.fdopen(disk.open_file(path), "rb") as source:
+                if not _copy(source, part.offset, file, place, part.nbytes, flip=widened):
+                    raise damaged(path, f"ends before byte {end:,}")
+            place += part.nbytes
 
     def _pack_group(self, graph: Graph, plan: WeightPlan) -> None:
         """Pack the matrices of a small graph, and append the packed weights to the plan's weight file."""

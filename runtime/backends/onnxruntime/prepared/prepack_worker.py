@@ -24,6 +24,7 @@ from stem_edge.files.hashing import sha256_of
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, STEP, apart_step
 from stem_edge.graph.special.apart import apart
+from stem_edge.graph.special.gate_up import gate_up_joined
 from stem_edge.runtime.backends.costs import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
@@ -57,7 +58,8 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Write graphs with repacked weights to the folder, prepared.json last. Raises StemEdgeError, OSError."""
     give_back_freed_blocks()  # because packing frees many matrices of up to 32 MB
     packer = Packer(bundle, folder, threads)
-    graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    parts = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    graphs = {name: gate_up_joined(graph) for name, graph in parts.items()}
     embed = graph_source(bundle, EMBED, graphs.pop(EMBED))  # its matrix is read in place anyway
     (folder / prepared_file(EMBED)).write_bytes(embed.data)
     graphs |= {apart_step(size): apart(graphs[STEP], size) for size in SIZES}
