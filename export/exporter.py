@@ -12,7 +12,6 @@ from stem_edge.bundle.footprint import Footprint, gguf_footprint, onnx_footprint
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
-    TOKEN_COUNTS,
     TOKENIZER,
     TOKENIZER_CONFIG,
     encode_manifest,
@@ -51,7 +50,6 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress, tell
 from stem_edge.shown import format_size
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
-from stem_edge.tables.token_counts import encode_counts
 
 NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
 KEPT_NBYTES = 32 << 20  # freed memory to keep for reuse; with 4 MB, new pages take twice the time
@@ -204,8 +202,6 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
     out.write(TOKENIZER, tokenizer.json.encode())
     texts_of = msgspec.json.encode(tokenizer.config, order="sorted")
     out.write(TOKENIZER_CONFIG, msgspec.json.format(texts_of, indent=1) + b"\n")
-    if plan.recipe.calibration is not None:
-        out.write(TOKEN_COUNTS, encode_counts(plan.counts))
     if plan.tables is not None:
         bar.begin("writing tables", 4 * config.table_parameters)
         write_tables(out, TABLES, plan.tables, source.tables, plan.recipe.cpus)

@@ -29,7 +29,6 @@ from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.quantize import I64
 from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.token_counts import Counts, count_tokens
 
 # Type of a backbone -> values per block. With 4 bits, blocks of 64 are as fast as 128. With 8 bits,
 # blocks of 32 need more scales, but reduce the errors of activations.
@@ -90,10 +89,10 @@ class Plan:
         return sequences(self.text_ids, tokens, config.max_context)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> I64:
         """Number of uses of each token [V] in the user's calibration text; all 0 without a text."""
         given = self.text_ids if self.recipe.calibration is not None else self.text_ids[:0]
-        return count_tokens(given, self.source.config.vocab_size)
+        return np.bincount(given, minlength=self.source.config.vocab_size)
 
     @property
     def layout(self) -> RecordLayout | None:

@@ -16,7 +16,6 @@ from stem_edge.tables.codecs import RowType, form_of
 from stem_edge.tables.packing import Scaling, make_layout, range_scales
 from stem_edge.tables.rows import RecordLayout, ScaleType
 from stem_edge.tables.store import TableFormat
-from stem_edge.tables.token_counts import Counts, counts_of_records
 
 ExportRows = Literal["fp32", "fp16", "int8", "int4", "mixed"]
 EXPORT_ROWS: tuple[ExportRows, ...] = get_args(ExportRows)
@@ -46,7 +45,7 @@ class TablePlan:
     prompt_rows: int = 0  # rows of a record that every token of a prompt needs
 
 
-def plan_tables(source: Checkpoint, rows: RowStorage, counts: Counts) -> TablePlan | None:
+def plan_tables(source: Checkpoint, rows: RowStorage, counts: I64) -> TablePlan | None:
     """Plan the table store for a checkpoint. Returns None for a dense model (one without tables).
 
     counts: uses of each token [V] in a text. Raises ExportError for row types that do not fit the model.
@@ -80,15 +79,16 @@ def plan_tables(source: Checkpoint, rows: RowStorage, counts: Counts) -> TablePl
         raise ExportError(f"{source.path}: cannot store its tables as {tables}: {error}") from error
 
 
-def _mixed(source: Checkpoint, layout: RecordLayout, counts: Counts) -> TablePlan:
+def _mixed(source: Checkpoint, layout: RecordLayout, counts: I64) -> TablePlan:
     if not counts.any():
         raise ExportError(
             "mixed tables keep the frequent tokens at 8 bits, which takes a text to count tokens in; "
             "give one like those that the model will see, with --calibration FILE"
         )
     kept = min(layout.records - 1, max(1, round(FREQUENT * layout.records)))
-    uses = counts_of_records(counts, source.index, layout.records)
-    best = np.argsort(-uses.astype(np.int64), kind="stable")
+    index = np.arange(layout.records) if source.index is None else source.index
+    uses = np.bincount(index, weights=counts, minlength=layout.records)
+    best = np.argsort(-uses, kind="stable")
     # Both parts are sorted, so that the checkpoint is read from front to back.
     order = np.concatenate([np.sort(best[:kept]), np.sort(best[kept:])])
     record_of = np.empty(layout.records, np.int32)

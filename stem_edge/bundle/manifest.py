@@ -8,7 +8,6 @@
     backbone.gguf           weights for ggml, as stem_edge.ggml.gguf_schema describes them
     tables.zarr/            stem_edge.tables.store; a dense model has none
     tokenizer.json, tokenizer_config.json
-    token_counts.npy        optional: stem_edge.tables.token_counts
 
 A bundle has one backbone, for onnxruntime or for ggml. manifest.json lists all other files of the
 bundle, with size and sha256. A manifest with unknown fields is refused, because this version would
@@ -52,10 +51,9 @@ MANIFEST = "manifest.json"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-TOKEN_COUNTS = "token_counts.npy"
 MAX_MANIFEST_NBYTES = 1 << 20
 _ONE = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA, ASSISTANT_DATA, GGUF, TOKENIZER)
-_ALL = "|".join(map(re.escape, (*_ONE, TOKENIZER_CONFIG, TOKEN_COUNTS)))
+_ALL = "|".join(map(re.escape, (*_ONE, TOKENIZER_CONFIG)))
 _ARRAYS = f"{RECORDS}|{RARE_RECORDS}|{INDEX}"
 # All names of files that a bundle may have. Files with other names are not opened, fetched or pushed.
 NAMES = re.compile(rf"{_ALL}|{TABLES}/(zarr\.json|({_ARRAYS})/(zarr\.json|c/[0-9]{{1,9}}(/0)?))")

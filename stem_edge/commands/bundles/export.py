@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stem_edge.bundle.manifest import TOKEN_COUNTS, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError, StemEdgeError
@@ -21,7 +21,6 @@ from stem_edge.export.ngram_export import export_rows
 from stem_edge.runtime.planning import memory_plan
 from stem_edge.runtime.rows.ngram_rows import open_rows
 from stem_edge.shown import format_size
-from stem_edge.tables.token_counts import read_counts
 from stem_edge.text.chat_template import has_template
 
 VERDICTS = (
@@ -29,7 +28,7 @@ VERDICTS = (
     (FAR, "fairly near", "its texts are worse, but of the same kind"),
     (math.inf, "far from", "quality is badly degraded"),
 )
-FEW_TOKENS = 1000  # of a calibration text; fewer do not say which channels and tokens matter
+FEW_TOKENS = 512  # of a calibration text; fewer do not say which channels and tokens matter
 DESCRIPTION = """\
 Convert a trained checkpoint to a bundle, the folder that the other commands
 take. CHECKPOINT comes from one of
@@ -113,9 +112,8 @@ def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[
         nearer = EXACT[options.engine] if options.type == LOSSLESS else LOSSLESS
         again = shlex.join([str(args.checkpoint), str(args.out), "--engine", options.engine])
         lines += [f"nearer: stem-edge export {again} --type {nearer} --force"]
-    counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
-    if options.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
-        lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]
+    if options.calibration and tokens < min(FEW_TOKENS, bundle.manifest.model.max_context):
+        lines += [f"the calibration text has {tokens} tokens; it takes some thousands to be of use"]
     return lines
 
 

@@ -20,9 +20,8 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.job import table_plan
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.table_plan import ExportRows, RowStorage, TablePlan, plan_tables
-from stem_edge.numerics.quantize import I32
+from stem_edge.numerics.quantize import I32, I64
 from stem_edge.progress import Progress
-from stem_edge.tables.token_counts import Counts
 
 V, LAYERS, D_FF = 101, (1, 4), 64
 STEM = config(vocab_size=V, n_layers=5, stem_layers=LAYERS, d_ff=D_FF)
@@ -50,10 +49,10 @@ def a_tenth_is_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(
     source: Checkpoint,
     tables: ExportRows = "int8",
-    counts: Counts | None = None,
+    counts: I64 | None = None,
 ) -> TablePlan:
     if counts is None:
-        counts = np.zeros(V, np.uint32)
+        counts = np.zeros(V, np.int64)
     found = plan_tables(source, RowStorage(tables, 32), counts)
     assert found is not None
     return found
@@ -127,9 +126,9 @@ def test_threads_and_pieces_do_not_change_the_bytes(
     assert len(set(reports)) == 1
 
 
-def zipf(best: list[int]) -> Counts:
+def zipf(best: list[int]) -> I64:
     """Token counts of which these are the greatest, in this order; the others occur once or never."""
-    counts = np.arange(V, dtype=np.uint32) % 2
+    counts = np.arange(V) % 2
     counts[best] = np.arange(len(best) + 100, 100, -1)
     return counts
 

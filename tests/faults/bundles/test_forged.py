@@ -24,12 +24,11 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import limits
-from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKEN_COUNTS, TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BACKBONE_DATA, GGUF, PREFILL_DATA, BackboneFormat, EngineName
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store
-from stem_edge.tables.token_counts import encode_counts
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,9 +59,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[EngineName, Path]:
     folder = tmp_path_factory.mktemp("genuine")
     checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
     made: dict[EngineName, Path] = {"onnxruntime": folder / "onnx", "ggml": folder / "gguf"}
-    stem_edge.export_bundle(checkpoint, folder / "plain", type="int4", rows="int8", progress=False)
-    counts = encode_counts(np.arange(SHAPE.vocab_size, dtype=np.uint32))
-    sealed(folder / "plain", made["onnxruntime"], {TOKEN_COUNTS: counts})
+    stem_edge.export_bundle(
+        checkpoint, made["onnxruntime"], type="int4", rows="int8", progress=False
+    )
     stem_edge.export_bundle(
         checkpoint, made["ggml"], engine="ggml", type="q4_0", rows="int8", progress=False
     )
@@ -102,7 +101,6 @@ FILES: list[tuple[EngineName, str, int, Changes, dict[str, Any]]] = [
     ("onnxruntime", BACKBONE_DATA, 12, of_numbers, {}),
     ("onnxruntime", PREFILL_DATA, 8, of_numbers, {}),
     ("onnxruntime", SHARD, 6, of_numbers, {}),
-    ("onnxruntime", TOKEN_COUNTS, 4, of_numbers, {}),
     ("ggml", GGUF, 10, of_numbers, {}),
     ("onnxruntime", MANIFEST, 20, of_text, {}),
     ("ggml", MANIFEST, 20, of_text, {}),

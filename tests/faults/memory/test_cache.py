@@ -19,7 +19,6 @@ from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.token_counts import counts_of_records
 
 V = 1000
 LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
@@ -59,13 +58,6 @@ def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
         *("too small", "row cache of"),
         kept=[tiny_bundle],
     )
-
-
-def test_r9_counts_at_their_end_do_not_wrap() -> None:
-    """Sums stop there."""
-    most = np.iinfo(np.uint32).max
-    counts = counts_of_records(np.array([most, most, 5], np.uint32), np.array([0, 0, 1]), 2)
-    assert counts.tolist() == [most, 5]
 
 
 def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:

@@ -24,7 +24,6 @@ from stem_edge.bundle.hub import fetch
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
-    TOKEN_COUNTS,
     FileEntry,
     encode_manifest,
     open_manifest,
@@ -32,7 +31,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
-from stem_edge.graph.formats import BACKBONE_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, PREFILL_DATA
 
 NAME = "acme/model"
 SHARD = f"{TABLES}/records/c/0/0"
@@ -168,8 +167,8 @@ def large_bundle(folder: Path) -> Path:
     data = b"large" * 600_000
     manifest = open_manifest(make_bundle(folder))
     entry = FileEntry(len(data), str(Blob(data).sha256))
-    (folder / TOKEN_COUNTS).write_bytes(data)
-    more = msgspec.structs.replace(manifest, files={**manifest.files, TOKEN_COUNTS: entry})
+    (folder / PREFILL_DATA).write_bytes(data)
+    more = msgspec.structs.replace(manifest, files={**manifest.files, PREFILL_DATA: entry})
     (folder / MANIFEST).write_bytes(encode_manifest(more))
     return folder
 
@@ -177,9 +176,9 @@ def large_bundle(folder: Path) -> Path:
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: HubServer, tmp_path: Path) -> None:
     folder = large_bundle(tmp_path / "bundle")
     hub.add(NAME, folder)
-    hub.faults.cuts = {TOKEN_COUNTS: [300_000 * n for n in range(1, 10)]}
+    hub.faults.cuts = {PREFILL_DATA: [300_000 * n for n in range(1, 10)]}
     opened = open_bundle(f"hf:{NAME}")
-    assert hub.faults.cuts == {TOKEN_COUNTS: []}
+    assert hub.faults.cuts == {PREFILL_DATA: []}
     assert files_of(opened.path) == files_of(folder)
     assert not unfinished()
     # Each byte was sent once; those in flight twice.
