@@ -18,6 +18,7 @@ from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, Recipe
 from stem_edge.export.job.table_plan import EXPORT_ROWS
 from stem_edge.export.ngram_export import export_rows
+from stem_edge.export.quantization.calibration import JUDGED_TOKENS
 from stem_edge.runtime.planning import memory_plan
 from stem_edge.runtime.rows.ngram_rows import open_rows
 from stem_edge.shown import format_size
@@ -28,7 +29,6 @@ VERDICTS = (
     (FAR, "fairly near", "its texts are worse, but of the same kind"),
     (math.inf, "far from", "quality is badly degraded"),
 )
-FEW_TOKENS = 512  # of a calibration text; fewer do not say which channels and tokens matter
 DESCRIPTION = """\
 Convert a trained checkpoint to a bundle, the folder that the other commands
 take. CHECKPOINT comes from one of
@@ -112,7 +112,7 @@ def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[
         nearer = EXACT[options.engine] if options.type == LOSSLESS else LOSSLESS
         again = shlex.join([str(args.checkpoint), str(args.out), "--engine", options.engine])
         lines += [f"nearer: stem-edge export {again} --type {nearer} --force"]
-    if options.calibration and tokens < min(FEW_TOKENS, bundle.manifest.model.max_context):
+    if options.calibration and tokens < min(JUDGED_TOKENS, bundle.manifest.model.max_context):
         lines += [f"the calibration text has {tokens} tokens; it takes some thousands to be of use"]
     return lines
 

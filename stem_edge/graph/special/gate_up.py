@@ -15,7 +15,7 @@ from stem_edge.graph.linear import SPLIT_VALUES
 def gate_up_joined(graph: Graph) -> Graph:
     """Return a copy of a graph in which each layer's gate and up are one product, with the same results bit for bit.
 
-    Only small matrices that are quantized alike are joined: with large ones, the gain is small.
+    Only small matrices in one piece that are quantized alike are joined: with large ones, the gain is small.
     """
     made = replace(graph, nodes=[], tensors=dict(graph.tensors))
     products = {node.outputs[0]: node for node in graph.nodes if node.op == "MatMulNBits"}
@@ -31,10 +31,13 @@ def gate_up_joined(graph: Graph) -> Graph:
 
 
 def _alike(graph: Graph, gate: Node, up: Node) -> bool:
+    whole, form = gate.outputs[0].endswith(".gate"), gate.attributes
     # onnxruntime computes a product and its bias in one node, which rounds differently.
     biased = any(one.outputs[0] + ".bias" in graph.tensors for one in (gate, up))
-    same = gate.inputs[0] == up.inputs[0] and gate.attributes == up.attributes
-    return same and not biased and 2 * gate.attributes["N"] * gate.attributes["K"] <= SPLIT_VALUES
+    if not whole or biased or gate.inputs[0] != up.inputs[0] or form != up.attributes:
+        return False
+    # Kernels round the columns beyond a multiple of 4 differently, and 2-bit ones all columns in some sizes.
+    return form["N"] % 16 == 0 and form["bits"] > 2 and 2 * form["N"] * form["K"] <= SPLIT_VALUES
 
 
 def _join(graph: Graph, gate: Node, up: Node) -> None:
@@ -44,7 +47,7 @@ def _join(graph: Graph, gate: Node, up: Node) -> None:
     for name, *both in zip(joined, names, up.inputs[1:], strict=True):
         parts = tuple(graph.tensors.pop(one) for one in both)
         dims = 2 * parts[0].dims[0], *parts[0].dims[1:]
-        graph.tensors[name] = replace(parts[0], name=name, dims=dims, parts=parts)
+        graph.tensors[name] = replace(parts[0], name=name, dims=dims, offset=-1, parts=parts)
     attributes = gate.attributes | {"N": 2 * gate.attributes["N"]}
     graph.nodes.append(replace(gate, inputs=[x, *joined], outputs=[result], attributes=attributes))
     graph.node("Split", [result], [gate.outputs[0], up.outputs[0]], axis=-1, num_outputs=2)

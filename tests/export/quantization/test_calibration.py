@@ -50,13 +50,6 @@ def test_files_that_are_no_token_ids(tmp_path: Path, name: str, data: bytes, mes
         read_token_ids(tmp_path / name, BYTES, 300)
 
 
-def test_the_text_is_judged(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    (tmp_path / "a.txt").write_text("aab")
-    text = tmp_path / "a.txt"
-    bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", calibration=text)
-    assert bundle.manifest.report.probe_tokens == tuple(b"aab")
-
-
 def test_without_a_text_it_is_the_one_that_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHIPPED", WHOLE)
     ids = read_token_ids(None, BYTES, 300)

@@ -28,8 +28,8 @@ from stem_edge.system import memory as machine
 from stem_edge.system.memory import available_memory, memory_cgroup
 
 NOT_APPLICABLE: dict[str, str] = {
-    "R9": "no file has counts: an export counts the tokens of a text in int64",
     "R7": "A native abort for want of memory ends the process that has the model; plans refuse before (R1 to R4).",
+    "R9": "no file has counts: an export counts the tokens of a text in int64",
 }
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and limits")
 

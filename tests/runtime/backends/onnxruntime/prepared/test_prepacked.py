@@ -75,14 +75,18 @@ def test_the_same_logits_from_its_files(bundle: Path, tmp_path: Path, prefill: b
     assert not (folders(cache)[0] / "head.onnx.data").exists()  # its weights are the step's
 
 
-@pytest.mark.parametrize(("name", "backbone"), [("biases", "int4"), (GEMMA_3N, "fp32")])
-def test_the_same_logits_where_onnxruntime_joins_nodes(
-    name: str, backbone: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "backbone", "joined"),
+    [("dense", "int4", True), ("biases", "int4", False), (GEMMA_3N, "fp32", False)],
+)
+def test_the_same_logits_where_nodes_are_joined(
+    name: str, backbone: str, joined: bool, tmp_path: Path
 ) -> None:
     checkpoint, out = checkpoint_of(name, tmp_path / "checkpoint"), tmp_path / "bundle"
     options: dict[str, Any] = {"type": backbone, "prefill_graph": False}
     stem_edge.export_bundle(checkpoint, out, **options)
     assert prepare(out, tmp_path) == 0
+    assert (b"gate_up" in (folders(tmp_path)[0] / "step.onnx").read_bytes()) == joined
     found = list[Any]()
     for cache_dir in (None, tmp_path):
         with load_fixed(out, threads=1, cache_dir=cache_dir) as model:
