@@ -86,6 +86,7 @@ def test_a_folder(tmp_path: Path, cache: Path, capsys: Capture) -> None:
     with a_bundle_and_notes(cache, tmp_path):
         with stem_edge.load(folder) as model:
             assert model.generate_text("The", max_new_tokens=1)
+        assert "once, in " in (said := capsys.readouterr().err) and ", which takes minutes" in said
         assert sorted(listed(capsys)) == ["first", MADE]
 
 
