@@ -17,12 +17,7 @@ from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.load_plan import (
-    loader_of_kv,
-    open_text,
-    plan_load,
-    text_room,
-)
+from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load, text_room
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.rows import Rows, keys_of

@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 41_913),
+    "package, lines": Budget(package_lines, 41_909),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_498),
     "tests, lines": Budget(lambda: lines_in("tests"), 38_184),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_827),

@@ -231,7 +231,6 @@ class Compute:
         self._deliver.pop(request, None)
 
     def _end_all(self, error: Exception) -> None:
-        """End all answers with an error."""
         told = public(error)
         if self._found is not None:
             self._found[1].close()

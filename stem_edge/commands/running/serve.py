@@ -7,6 +7,8 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -76,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
             origins=args.origins,
         )
         url = url_of(listening)
-        announce(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
-        server = _Server(program, url)
+        told = partial(announce, listening, url, has_key=bool(key), has_names=bool(args.allow_host))
+        server = _Server(program, url, told)
         log = log_to_stderr()
         try:
             server.run(sockets=[listening])
@@ -145,10 +147,8 @@ def announce(listening: socket.socket, url: str, *, has_key: bool, has_names: bo
     if not has_key:
         tell("note: whoever reaches this machine can use the model; --api-key-file changes that")
     if not has_names:
-        name = socket.gethostname()
-        tell(
-            f"note: others can ask by an address of this machine; by name with --allow-host {name}"
-        )
+        by_name = f"by name with --allow-host {socket.gethostname()}"
+        tell(f"note: others can ask by an address of this machine; {by_name}")
 
 
 class _Server(Server):
@@ -158,14 +158,13 @@ class _Server(Server):
     an error. The second signal sends these errors at once. The third, or a signal while the model loads, exits.
     """
 
-    def __init__(self, program: Starlette, url: str) -> None:
+    def __init__(self, program: Starlette, url: str, announce: Callable[[], None]) -> None:
         super().__init__(program)
         self.compute: Compute = program.state.service.compute
-        self._deadline, self._url = float("inf"), url
+        self._announce, self._deadline, self._url = announce, float("inf"), url
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On the first signal, let answers finish; on the second, end them; on the third, exit."""
         now = time.monotonic()
         if now >= self._deadline or self._loading:
             os._exit(128 + sig)  # other ways to exit wait for the loading thread, or print tasks
@@ -176,6 +175,10 @@ class _Server(Server):
             self._deadline = now + GRACE_SECONDS
             if self.compute.busy:
                 tell(f"finishing answers for at most {GRACE_SECONDS} s; once more to end now")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._announce()  # now, because signals are handled from here on
+        await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Return True if the server must end. uvicorn calls this ten times a second."""

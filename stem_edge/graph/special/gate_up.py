@@ -36,10 +36,9 @@ def _alike(graph: Graph, gate: Node, up: Node) -> bool:
     biased = any(one.outputs[0] + ".bias" in graph.tensors for one in (gate, up))
     if not whole or biased or gate.inputs[0] != up.inputs[0] or form != up.attributes:
         return False
-    rows, width = form["N"], form["K"]
     # Kernels round the columns beyond a multiple of 4 differently, and 2-bit ones all columns in some sizes.
-    exact = rows % 16 == 0 and form["bits"] > 2
-    return bool(exact and 2 * rows * width <= SPLIT_VALUES)
+    exact = form["N"] % 16 == 0 and form["bits"] > 2
+    return bool(exact and 2 * form["N"] * form["K"] <= SPLIT_VALUES)
 
 
 def _join(graph: Graph, gate: Node, up: Node) -> None:
