@@ -1,7 +1,7 @@
 """One product for gate and up of an FFN, in the graphs that are saved with repacked weights.
 
 Both products read the same hidden states, and each product costs a start of onnxruntime's threads. With one product,
-SmolLM2-135M decodes 5 % faster. In a bundle's weight file, gate and up are apart; the repacked copy has them together.
+a small model decodes faster. In a bundle's weight file, gate and up are apart; the repacked copy has them together.
 """
 
 from __future__ import annotations
