@@ -63,7 +63,7 @@ CODECS: dict[RowType, Codec] = {
 
 
 def form_of(*types: RowType) -> Form:
-    """Return the narrowest type to which all these types convert exactly. ValueError if none."""
+    """Return the narrowest type to which all `types` convert exactly. Raises ValueError if none."""
     for form in CODECS[types[0]].forms:
         if all(form in CODECS[one].forms for one in types):
             return form

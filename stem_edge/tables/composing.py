@@ -1,4 +1,4 @@
-"""Builds the records of edited tokens, which use other tokens' table rows or new rows, at each read.
+"""Builds the records of edited tokens from other tokens' table rows or from new rows.
 
 A composed record has the layout of a stored record, so row cache and graphs treat both alike.
 """
@@ -44,7 +44,7 @@ def mean(rows: Sequence[F32]) -> F32:
 
 
 def pack_row(layout: RecordLayout, values: F32) -> bytes:
-    """Pack a float32 row [row_width] as in a record. Raises ValueError above fp16's range."""
+    """Encode a float32 row [row_width] as its codes and scales. ValueError above fp16's range."""
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
     return pack_records(single, [values[None]], least_error_scales).tobytes()
 
@@ -60,7 +60,7 @@ def is_row(layout: RecordLayout, row: bytes) -> bool:
 
 
 def token_of(lookup: RowLookup) -> int | None:
-    """Return the token id, if a lookup uses the row of the same token in every layer, else None."""
+    """Return the token id whose row a lookup uses in every layer; None if there is no such id."""
     first = lookup[0]
     if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
         return first[0]

@@ -18,7 +18,7 @@ Scaling: TypeAlias = Callable[[F32, int], F32]
 
 
 def range_scales(blocks: F32, bits: int) -> F32:
-    """Return scales for `bits`-bit codes, so that the greatest magnitude in each block is exact."""
+    """Return scales for `bits`-bit codes that store each block's greatest magnitude exactly."""
     return np.asarray(extremes(blocks) / -np.float32(1 << (bits - 1)), np.float32)
 
 

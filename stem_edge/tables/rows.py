@@ -91,7 +91,7 @@ class RecordLayout(
 
     @cached_property
     def quantized(self) -> bool:
-        """True if rows are codes with scales."""
+        """True if rows are integer codes with scales; False if they are floats."""
         return CODECS[self.row_type].scaled
 
     @cached_property
@@ -148,7 +148,7 @@ class RecordLayout(
         return math.prod(self.scales_shape(part)) if self.quantized else 0
 
     def zero_points(self, rows: int) -> U8:
-        """Return packed zero points [rows, bytes] for the first arrays of `rows` quantized rows."""
+        """Return packed zero points [rows, bytes] for the first array of each quantized row."""
         return zero_points(rows, self.part_groups(), self.bits)
 
     def row_codes(self, records: U8, index: int) -> Codes:

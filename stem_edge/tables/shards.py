@@ -43,12 +43,11 @@ EMPTY = np.uint64(2**64 - 1)
 
 
 def crc32c(data: U8 | bytes | memoryview) -> int:
-    """Return the CRC-32C (Castagnoli) of a contiguous buffer."""
     return int(google_crc32c.value(data))
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return into how many equal pieces to cut a record to have a cut after `prompt_rows` rows."""
+    """Return the least number of equal pieces of a record with a cut after `prompt_rows` rows."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
@@ -63,7 +62,6 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     @property
     def shards(self) -> int:
-        """Number of shard files."""
         return -(-self.layout.records // self.records_per_shard)
 
     @property
@@ -77,16 +75,13 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return self.layout.record_nbytes // self.pieces + CRC_NBYTES
 
     def shard_path(self, shard: int) -> Path:
-        """Return the path of a shard file."""
         return self.root / "c" / str(shard) / "0"
 
     def shard_records(self, shard: int) -> int:
-        """Return the number of records in a shard. The last shard may have fewer records."""
         start = shard * self.records_per_shard
         return min(self.records_per_shard, self.layout.records - start)
 
     def shard_nbytes(self, shard: int) -> int:
-        """Return the exact size of a shard file in bytes."""
         places = self.records_per_shard * self.pieces
         index_nbytes = places * INDEX_ENTRY_NBYTES + CRC_NBYTES
         return self.shard_records(shard) * self.stride + index_nbytes
@@ -96,7 +91,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return b"".join(_index_blocks(*self._index_facts(shard)))
 
     def _index_facts(self, shard: int) -> tuple[int, int, int]:
-        """Return (pieces in a shard, entries in its index, bytes of a piece with crc32c)."""
+        """Return (record pieces in a shard, entries of its index, bytes of a piece with crc32c)."""
         count = self.shard_records(shard) * self.pieces
         return count, self.records_per_shard * self.pieces, self.piece_stride
 
@@ -139,13 +134,13 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Return records without the crc32c after each piece. checked: all pieces, or some first ones."""
+        """Remove the crc32c after each piece. checked [n, bytes]: records, or only first pieces."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
 
     def damage(self, checked: U8) -> str:
-        """Describe the first wrong crc32c in a record's bytes with checksums; return "" if all are right."""
+        """Describe the first wrong crc32c in the bytes of a record; return "" if there is none."""
         for piece in checked.reshape(-1, self.piece_stride):
             if crc32c(piece) != INTACT:
                 found, expected = crc32c(piece[:-CRC_NBYTES]), piece[-CRC_NBYTES:].tobytes()

@@ -65,7 +65,7 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @property
     def kind(self) -> str:
-        """Name of the stored type, as in `stem-edge export --tables`."""
+        """Name of the stored type, as in `stem-edge export --rows`."""
         return "mixed" if self.rare_tables else self.stored.row_type
 
     def arrays(self) -> dict[str, RecordLayout]:

@@ -28,13 +28,13 @@ def index_chunk(root: Path) -> Path:
 
 
 def encode_index(index: I32) -> bytes:
-    """Encode the index as the bytes of its chunk."""
+    """Encode an index as the bytes of its chunk: little-endian int32, then a crc32c."""
     data = index.astype("<i4").tobytes()
     return data + crc32c(data).to_bytes(CRC_NBYTES, "little")
 
 
 def read_index(root: Path, tokens: int, records: int) -> I32:
-    """Read the record number of each token, all below `records`. Raises BundleError."""
+    """Read the record number of each token, below `records`, from a file. Raises BundleError."""
     path = index_chunk(root)
     for folder in (root, path.parent):
         check_folder(folder)

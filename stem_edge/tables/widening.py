@@ -13,7 +13,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
-    """Convert records [n, nbytes] from `layout` to `wide`, which has more bits: no rounding."""
+    """Convert records [n, nbytes] to `wide`, a layout with more bits, without rounding."""
     if layout.row_type == wide.row_type:
         return records
     made = np.empty((len(records), wide.record_nbytes), np.uint8)
@@ -26,7 +26,7 @@ def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
 
 @cache
 def _of_bytes(stored: RowType, form: Form) -> tuple[npt.NDArray[np.uint], np.dtype[np.generic]]:
-    """Return a table [256]: byte of type `stored` -> its codes in `form`; and the codes' dtype."""
+    """Return an array [256] that maps a byte of `stored` codes to `form` codes, and its dtype."""
     every = np.arange(256, dtype=np.uint8)[:, None]
     wide = CODECS[form].pack(CODECS[stored].unpack(every))
     return wide.view(f"u{wide[0].nbytes}")[:, 0], wide.dtype

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32, I32, I64
 
-NOTHING = -1  # in place of a row before the document
-Ids = TypeVar("Ids", I32, I64)  # row ids, or ids of slots
+NOTHING = -1  # row id of positions before the document
+Ids = TypeVar("Ids", I32, I64)  # row ids, or row cache slots
 
 
 def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Sequence[int]) -> Ids:

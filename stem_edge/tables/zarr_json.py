@@ -25,7 +25,6 @@ F = TypeVar("F", bound=Format)
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
-    """Encode metadata as the bytes of a zarr.json."""
     return msgspec.json.format(msgspec.json.encode(metadata), indent=2)
 
 

@@ -1,4 +1,4 @@
-"""Renders conversations with a tokenizer's chat template, in the format of the model's training.
+"""Renders conversations with a tokenizer's chat template.
 
 The template comes with the bundle and cannot be trusted, so it runs in a separate process
 (stem_edge/text/chat_worker.py) with limits on time and memory. That process stays for the next
@@ -37,7 +37,7 @@ REMEDY = "export with a tokenizer whose chat_template works, or give plain text"
 
 
 def has_template(path: Path) -> bool:
-    """True if a tokenizer_config.json has a chat template. Raises BundleError."""
+    """Return True if a tokenizer_config.json has a chat template. Raises BundleError."""
     return bool(_templates(_read_config(path)))
 
 
@@ -160,7 +160,7 @@ class ChatTemplate:
 
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         with self._lock:
-            # It must not be asked again unless it answers.
+            # Removed meanwhile, so that a process that did not answer is not asked again.
             worker, self._worker = self._worker or self._start(), None
             try:
                 answer = msgspec.json.decode(worker.ask(request, seconds), type=dict[str, Any])
@@ -183,7 +183,7 @@ class ChatTemplate:
         return BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
 
     def close(self) -> None:
-        """Stop the rendering process. It may be stopped twice; a later rendering starts another."""
+        """Stop the rendering process. A later call of `render` starts another."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()

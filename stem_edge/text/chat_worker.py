@@ -53,7 +53,7 @@ class Missing(jinja2.Undefined):
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}...{% endgeneration %}` around the model's words in training."""
+    """The Jinja tag `{% generation %}`, which marks a model's own words for training."""
 
     tags = {"generation"}  # noqa: RUF012  must be as in the base class
 
@@ -102,7 +102,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the rendered text, or an error if it is too long."""
+    """Return {"text": the rendered text}, or {"error": reason} if it is too long."""
     pieces, length = list[str](), 0
     values = dict(request.get("arguments") or {}, documents=None, **request["tokens"])
     values |= {"messages": request["messages"], "tools": request.get("tools")}
@@ -116,7 +116,7 @@ def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request. Every failure becomes an answer with an error."""
+    """Render a request. Any failure returns {"refused": reason} or {"error": reason}."""
     try:
         return render(compiled(request["template"]), request)
     except RefusedMessagesError as error:
@@ -142,7 +142,7 @@ def _line(error: BaseException) -> int | None:
 
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None:
-    """Answer requests, lines of JSON, until `receive` returns no bytes."""
+    """Answer requests, one per line of JSON, until `receive` returns b""."""
     send(READY)
     while line := receive():
         limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
@@ -150,7 +150,6 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None
 
 
 def main() -> None:
-    """Answer requests from stdin on stdout."""
     # Ctrl-C at a terminal reaches this process, too, but only the parent knows what it shall end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

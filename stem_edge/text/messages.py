@@ -1,7 +1,7 @@
 """Checks and copies the messages and tools of a conversation, which are in OpenAI's format.
 
-Texts are not changed. `texts` yields them, for a check elsewhere: a text with the name of a special
-token could pretend to be another message.
+Texts are not changed. `texts` yields them, because callers must check that no text contains the
+name of a special token, which could fake another message.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def checked_tools(tools: object) -> list[Object] | None:
 
 
 def checked_template_arguments(arguments: object) -> Object:
-    """Check and copy variables for a template, such as enable_thinking. Raises InputError."""
+    """Check and copy variables for a chat template, such as enable_thinking. Raises InputError."""
     where = "template_arguments"
     if arguments is None:
         return {}
@@ -148,7 +148,7 @@ def _calls(where: str, calls: object) -> list[Object]:
 
 def _call(where: str, call: object) -> Object:
     form = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
-    # index: if the client joined it from parts of a stream
+    # Clients that join the parts of a streamed call also send its index.
     given, function = _function(where, call, ("name", "arguments"), (), form)
     return {
         "id": _text(f"{where}.id", given.get("id", "")),
@@ -190,7 +190,7 @@ def _tool(where: str, tool: object) -> Object:
 def _function(
     where: str, value: object, needed: Sequence[str], optional: Sequence[str], form: str
 ) -> tuple[Object, Object]:
-    """Check a tool or call; return it and its "function". where, form: for error messages."""
+    """Check a tool or tool call; return it and its "function". where, form: for errors."""
     given = _object(where, value, ("function",), ("id", "type", "index"), form=form)
     if given.get("type", "function") != "function":
         raise InputError(f"{where}.type is {shown(given['type'])}, expected 'function'")
@@ -213,7 +213,7 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Return an object without nulls. Raises InputError, which names `form`, for wrong fields."""
+    """Return a JSON object without nulls. Raises InputError for missing or unknown keys."""
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}
@@ -231,7 +231,7 @@ def _listed(where: str, value: object, least: int, most: int) -> Sequence[object
 
 
 def _copied(where: str, value: object, depth: int = 0) -> Any:
-    """Copy a JSON value. Raises InputError, which names `where`, if not JSON or nested too deep."""
+    """Copy a JSON value. Raises InputError if it is not JSON, or nested too deep."""
     if depth > MAX_DEPTH:
         raise InputError(f"{where} is nested more than {MAX_DEPTH} deep; make it flatter")
     if value is None or isinstance(value, str | bool | int):
@@ -246,7 +246,7 @@ def _copied(where: str, value: object, depth: int = 0) -> Any:
 
 
 def _check_texts(what: str, values: Iterable[tuple[str, object]], remedy: str) -> None:
-    """Raise InputError if texts in the (place, value) pairs are invalid, or too long in sum."""
+    """Raise InputError if texts in (place, value) pairs are not Unicode, or too long in total."""
     count = 0
     for place, text in (found for where, value in values for found in texts(where, value)):
         count += len(text)

@@ -1,4 +1,4 @@
-"""Separates a model's thoughts from its answer, by the markers around the thoughts."""
+"""Separates a model's thoughts from its answer, by markers such as <think> around them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Thoughts:
     special: tuple[str, ...] = ()
 
     def parser(self, prompt: str) -> ThoughtParser:
-        """Return a parser for one answer. The prompt may end with the begin marker of thoughts."""
+        """Return a parser for one answer. If `prompt` ends with `begin`, thoughts come first."""
         return ThoughtParser(self, inside=prompt.rstrip().endswith(self.begin))
 
 
@@ -30,7 +30,7 @@ KNOWN = (
 
 
 def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> Thoughts | None:
-    """Return a chat template's thought markers, or None. special_tokens: all of the tokenizer."""
+    """Return a chat template's thought markers, or None. special_tokens: the tokenizer's."""
     for known in KNOWN:
         if known.end in template_source:
             names = (n for n in special_tokens if n == known.end or known.begin.startswith(n))
@@ -79,7 +79,7 @@ class ThoughtParser:
             self._state = "content"
 
     def _read_thought(self, *, ended: bool) -> str:
-        """Return thoughts up to the end marker or, unless `ended`, up to its possible beginning."""
+        """Return the thoughts so far, without an end marker or, unless `ended`, a part of one."""
         text, end = self._text, self._marks.end
         if self._lead:
             text = text.lstrip(SPACE)

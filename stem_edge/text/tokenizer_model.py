@@ -189,7 +189,7 @@ def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
 
 
 def _lists(raw: msgspec.Raw, part: re.Pattern[bytes], kind: Any, where: str) -> Iterator[list[Any]]:
-    """Yield a JSON list in parts that match `part`, decoded as `kind`. where: for ValueErrors."""
+    """Decode a JSON list in parts that match `part`, to save memory. where: name for errors."""
     data = memoryview(raw)
     if bytes(data[:1]) != b"[":
         raise ValueError(f"{where} is not a list")

@@ -88,7 +88,7 @@ def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
 
 
 def _flat(part: str, step: Any, path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path in the file, step) for `step`, or each step in it. part: such as "decoder"."""
+    """Yield (path in the file, step) for a step, or for each step of a Sequence."""
     field, names = KINDS[part]
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":

@@ -1,1 +1,1 @@
-"""N-gram tables, in which several consecutive tokens select a row: row numbers and storage."""
+"""N-gram tables, in which a hash of several consecutive tokens selects a row."""

@@ -60,7 +60,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def codes(self) -> RecordLayout:
-        """Layout of one row as a record. Only for tables that store rows as integers."""
+        """Layout of one row as a record. Only for tables with int8 or int4 rows."""
         return RecordLayout(
             records=1,
             layers=(0,),
@@ -97,7 +97,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def format(self) -> TableFormat:
-        """Format of the pages as a table store: a page is a record, its bytes are declared as fp16."""
+        """Format of a table store whose records are the pages, declared as fp16 values."""
         words = ((self.page_nbytes // WORD_NBYTES,),)
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)

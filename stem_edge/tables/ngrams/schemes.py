@@ -132,7 +132,7 @@ class LongCatConfig(msgspec.Struct):
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
 
     def tables(self) -> list[NgramTable]:
-        """Return one table; each original table is one of its hash heads, with rows of its own."""
+        """Return one table, in which each table of the model is a hash head with its own rows."""
         orders = _orders(self.emb_neighbor_num, self.emb_split_num)
         base = self.ngram_vocab_size_ratio * self.vocab_size
         sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))
@@ -198,7 +198,7 @@ def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[in
 
 
 def _bound(n_ids: int) -> int:
-    """Return a limit: for each m below it, 2m + 1 times an id below `n_ids` fits in int64."""
+    """Return a bound of m: below it, (2m + 1) * id fits in int64 for all ids below `n_ids`."""
     return max(1, INT64_MAX // n_ids // 2)
 
 

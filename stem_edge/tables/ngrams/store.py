@@ -50,8 +50,6 @@ class NgramFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class NgramStore(msgspec.Struct, frozen=True):
-    """An opened folder of n-gram tables."""
-
     format: NgramFormat
     tables: tuple[TableStore, ...]  # of pages
     class_of: I32 | None  # of each id

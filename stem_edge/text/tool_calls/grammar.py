@@ -71,7 +71,7 @@ def calls_grammar(
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema, changed to allow only the arguments that it describes."""
+    """Return a schema with additionalProperties false, unless it sets this or has $ref or anyOf."""
     if schema.keys() & OPEN:
         return schema
     return {"type": "object", "properties": {}, "additionalProperties": False, **schema}

@@ -14,8 +14,6 @@ from stem_edge.text.tool_calls.reading import MoreError, NoCallError, read_call
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call."""
-
     index: int  # number of the call in its answer, from 0
     id: str  # in the form of OpenAI's ids
     name: str
@@ -73,7 +71,7 @@ class CallParser:
         return len(self._text) - len(self._text[at:].lstrip(SPACE))
 
     def _comes(self, mark: str, at: int) -> bool:
-        """Return True if a marker is at `at`. Raises MoreError if more text is needed to decide."""
+        """Return True if `mark` is at index `at`. Raises MoreError if the text is too short."""
         partly = len(self._text) - at < len(mark) and mark.startswith(self._text[at:])
         if partly and not self._ended:
             raise MoreError

@@ -65,9 +65,9 @@ def read_call(
 
 
 def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
-    """Parse the object at position `at`; return it and its end. Accepts common errors of models.
+    """Parse the object at position `at`; return it and its end. quote: marker around strings.
 
-    They are commas after the last value, Python's True, numbers like .5, needless backslashes. quote: string marker.
+    Accepts common errors of models: last commas, Python's True, numbers like .5, extra backslashes.
     """
     marked = rf"|[ \t\r\n]*{re.escape(quote)}(?P<marked>.*?){re.escape(quote)}" if quote else ""
     token, found, depth = re.compile(TOKEN + marked, re.DOTALL), list[str](), 0
