@@ -81,7 +81,7 @@ class ModelConfig(Description, frozen=True):
     def row_parts(self) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of the arrays that make up a table row.
 
-        The row of an expert has two arrays: gate and up interleaved row by row, and down. Any other
+        In hash-moe, a row is an expert: gate and up interleaved row by row, then down. Any other
         row is one vector. If a router mixes rows, the vector contains all of them, side by side.
         """
         if self.stem_ffn == "hash-moe":
@@ -100,17 +100,14 @@ class ModelConfig(Description, frozen=True):
 
     @property
     def record_values(self) -> int:
-        """Number of values in one record."""
         return sum(map(prod, self.row_parts())) * len(self.row_layers)
 
     @property
     def table_parameters(self) -> int:
-        """Number of parameters in the tables."""
         return self.records * self.record_values
 
     @property
     def backbone_parameters(self) -> int:
-        """Number of parameters outside the tables."""
         return sum(map(prod, self.backbone_shapes().values()))
 
     @property

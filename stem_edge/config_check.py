@@ -35,7 +35,7 @@ RANGES = {
 
 
 def check_config(config: Description) -> None:
-    """Raise ValueError if the numbers of a description contradict each other."""
+    """Raise ValueError for a field out of range, and for fields that contradict each other."""
     for field, (least, most) in RANGES.items():
         if not least <= (value := getattr(config, field)) <= most:
             raise ValueError(f"{field} is {value}; expected {least} to {most}")

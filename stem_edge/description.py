@@ -87,12 +87,11 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.sliding_window if everywhere else 0
 
     def layer(self, number: int) -> Layer:
-        """Return the description of one layer."""
         return self.layers[number]
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """All layers. Raises ValueError if a layer has no own K and V, nor an earlier layer's."""
+        """All layers. Raises ValueError if a layer cannot borrow the K and V that it lacks."""
         layers, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
         for number in range(self.n_layers):
             layer = self._own_layer(number)
@@ -107,7 +106,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(layers)
 
     def _own_layer(self, number: int) -> Layer:
-        """Return the description of a layer, as if it computed its own K and V."""
+        """Describe a layer as if it computed its own K and V, even if it borrows them."""
         kinds = [kind for kind in self.layer_kinds if number in kind.layers]
 
         def own(field: str) -> int:
@@ -130,17 +129,17 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def lookups(self) -> int:
-        """Number of records that one token looks up, not counting records of earlier tokens."""
+        """Number of records that one token looks up: 1, or with n-grams one per n-gram table."""
         return len(self.ngram_sizes) or 1
 
     @property
     def row_layers(self) -> tuple[int, ...]:
-        """Layers that have a row in each record: all STEM layers, or in n-gram models the first."""
+        """Layers that have a row in each record: all STEM layers; with n-grams only the first."""
         return self.stem_layers[:1] if self.ngram_order else self.stem_layers
 
     @property
     def conv_layers(self) -> tuple[int, ...]:
-        """Layers with a convolution (Engram). The context caches its inputs of earlier tokens."""
+        """Layers with a convolution (Engram), which also needs its inputs of earlier tokens."""
         return self.stem_layers if self.engram_kernel else ()
 
     @property
@@ -150,12 +149,12 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def own_kv_layers(self) -> int:
-        """Number of layers that compute their own K and V. They are the first layers."""
+        """Number of layers with their own K and V: all but the last `borrowed_kv_layers`."""
         return self.n_layers - self.borrowed_kv_layers
 
     @property
     def prompt_rows(self) -> int:
-        """Number of rows that a prompt token reads: only layers with their own K and V run."""
+        """Number of rows that a prompt token reads. Prompts skip layers that borrow K and V."""
         return sum(layer < self.own_kv_layers for layer in self.row_layers)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Errors that bad input can raise, all of one family.
+"""Errors that stem-edge raises on purpose, all derived from StemEdgeError.
 
 Every message is one line that says what is wrong, where (file, layer, token), what was found,
 what was expected, and what to do. The command prints it and exits with status 1.

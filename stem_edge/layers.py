@@ -98,5 +98,5 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def cutoff(self) -> float:
-        """Number of standard deviations: gates of a token below mean + cutoff * std become 0."""
+        """Gates of a token below their mean + cutoff * standard deviation are set to 0."""
         return NormalDist().inv_cdf(self.sparsity)

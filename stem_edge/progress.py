@@ -56,7 +56,6 @@ class Progress:
         )
 
     def advance(self, nbytes: float) -> None:
-        """Count bytes as done."""
         with self._lock:
             self._done += nbytes
             self._bar.update(nbytes * self._scale)
@@ -73,7 +72,6 @@ class Progress:
                 told = line
 
     def _line(self) -> str:
-        """Return a line with the share of this part that is done, and the time left."""
         share = min(self._done / self._total, 1) if self._total else 0
         if not share:
             return self._what
@@ -101,13 +99,13 @@ def show_status(status: str) -> None:
 
 
 def tell(line: str, show: bool | None = None) -> None:
-    """Print a line to stderr, unless show is False."""
+    """Print "stem-edge: " and the line to stderr, unless show is False."""
     if show is not False:
         print(f"stem-edge: {line}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
-    """Format a time that is roughly known, like 35 s, 12 min or 3 h 5 min."""
+    """Format a rough time for people, like 35 s, 12 min or 3 h 5 min."""
     minutes, hours = round(seconds / 60), int(seconds // 3600)
     if seconds < 90:
         return f"{seconds:.0f} s"

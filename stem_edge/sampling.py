@@ -20,7 +20,7 @@ FILTERS = ("top_k", "top_p", "min_p")
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Recommended values of fields of SamplingParams; None: no recommendation."""
+    """A model's recommended values for fields of SamplingParams; None: no recommendation."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -40,5 +40,5 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return {name: value for name, value in pairs.items() if value is not None}
 
 
-# For conversations, where neither caller nor model says anything.
+# Defaults for conversations, if neither caller nor model sets values.
 CONVERSATION: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}

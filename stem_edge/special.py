@@ -33,7 +33,7 @@ OF_ROWS = (
 
 
 def check_ngrams(config: Description) -> None:
-    """Raise ValueError for impossible n-gram tables."""
+    """Raise ValueError for n-gram fields that are out of range or contradict each other."""
     model, engram = f"stem_ffn {config.stem_ffn}", config.stem_ffn == "engram"
     if config.stem_ffn not in ("ngrams", "engram"):
         raise ValueError(f"n-grams with {model}; expected ngrams or engram as stem_ffn")
@@ -89,7 +89,7 @@ def _check_engram(config: Description) -> None:
 
 
 def check_altup(config: Description) -> None:
-    """Raise ValueError for impossible AltUp streams."""
+    """Raise ValueError for AltUp fields that are out of range or contradict each other."""
     if not 0 <= config.active_stream < config.streams <= MAX_STREAMS:
         raise ValueError(
             f"active_stream is {config.active_stream} and streams {config.streams}; expected one of "
@@ -102,7 +102,7 @@ def check_altup(config: Description) -> None:
 
 
 def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
-    """Raise ValueError for impossible int8 activation scales (`ranges`), or unknown matrices."""
+    """Check int8 activation scales. ranges: matrix -> (input, output). Raises ValueError."""
     for name, steps in ranges.items():
         if name not in matrices:
             raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")
@@ -113,7 +113,7 @@ def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection
 
 
 def check_scaling(scaling: RopeScaling) -> None:
-    """Raise ValueError for an impossible scaling of RoPE."""
+    """Raise ValueError for RoPE scaling parameters that are out of range."""
     for field in scaling.__struct_fields__:
         value = getattr(scaling, field)
         if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
@@ -155,13 +155,13 @@ def more_shapes(config: Description, layer: int) -> Shapes:
 
 
 def dense_twin(config: T) -> T:
-    """Return the description of the same model as a dense model: all FFNs dense, no tables."""
+    """Return the description of the same model without tables: all its FFNs are dense."""
     usual = {f.name: f.default for f in fields(config) if f.name in OF_ROWS}
     return replace(config, stem_layers=(), **usual)
 
 
 def is_plain(config: Description) -> bool:
-    """Return True if all layers have equal sizes, SiLU, K and V, and no unusual parts."""
+    """Return True if layers are of one kind, with SiLU, and without n-grams, AltUp or LAuReL."""
     scales = (config.embedding_scale, config.attention_scale)
     unusual = config.layer_kinds or config.borrowed_kv_layers or config.ple_width
     unusual = unusual or config.v_norm or config.layer_scale or config.activation != "silu"

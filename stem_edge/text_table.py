@@ -27,7 +27,7 @@ def table(rows: Sequence[Sequence[str]], align: str = "lr") -> list[str]:
 
 
 def fill(text: str, width: int, side: str = "l") -> str:
-    """Pad text to a width, on the right or, for side "r", on the left."""
+    """Pad text to `width` columns, on the right, or on the left if side is "r"."""
     spaces = " " * (width - columns(text))
     return spaces + text if side == "r" else text + spaces
 
@@ -63,7 +63,7 @@ def shown_lines(text: str) -> str:
 
 
 def quoted(text: str | None, token_id: int, width: int) -> str:
-    """Return a token's text in quotes, cut to `width` columns; if empty or broken, "token <id>"."""
+    """Return a token's text in quotes, cut to `width` columns; "token <id>" if it has no text."""
     if not text or "\N{REPLACEMENT CHARACTER}" in text:
         return f"token {token_id}"
     shown = repr(text)
