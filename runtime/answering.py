@@ -58,7 +58,7 @@ class Answering(ModelText):
         self.stats: GenerationStats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._closed = prefixes, False
-        self._open_edits: OpenEdits | None = None  # None until `edited` is called
+        self._open_edits: OpenEdits | None = None
         self.stepping = stepping  # whether a step may have several tokens, and what drafts them
 
     @contextmanager
@@ -94,7 +94,9 @@ class Answering(ModelText):
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Return the logits, float32 [T, V], of all T tokens, computed from an empty context.
 
-        stem_ids: see generate. Raises InputError for no ids, ids out of range, or more ids than the context holds.
+        Raises InputError for no ids, ids out of range, or more ids than the context holds.
+
+        stem_ids: see generate.
         """
         ids = self._prompt_ids(token_ids)
         try:

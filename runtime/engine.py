@@ -3,11 +3,8 @@
 Token ids go to the backbone. Row ids go to `Rows`: they say which rows a token looks up
 (its own rows, unless an edit changes that).
 
-Calls go one way: engine -> Rows -> row cache and table store, and engine -> backend for logits. A
-step begins with the layers that need no rows, so that on slow flash they run while records arrive.
-
-Backend and rows are not thread-safe. The engine lets one caller at a time use them for
-a whole step: from choosing slots until the backbone has read the slots.
+A step begins with the layers that need no rows, so that on slow flash they run while records
+arrive. Backend and rows are not thread-safe, so one caller at a time uses them for a whole step.
 """
 
 from __future__ import annotations
@@ -106,7 +103,7 @@ class Engine:
         if self._closing or os.getpid() != self._process:
             self.check_usable()  # without the lock, which may be held forever after a fork
         with self._lock:
-            if self._closing:  # meanwhile
+            if self._closing:  # while this call waited for the lock
                 raise InputError(CLOSED)
             if self._busy:
                 raise InputError("a signal handler cannot use the model mid-step; return first")
@@ -121,7 +118,7 @@ class Engine:
                     self._release()
 
     def open_context(self, length: int, prompt: PromptKey = NO_PROMPT) -> Context:
-        """Open an empty context with space for `length` tokens."""
+        """Open an empty context (KV cache) with space for `length` tokens."""
         return self.in_turn(lambda: Context(self.backend.open_context(length), prompt))
 
     def step(
@@ -168,7 +165,7 @@ class Engine:
         self.rows.expect(step.row_ids, step.later)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Return row ids, int64 [n], for lookups [n] (the rows that a token uses). Valid until `release`."""
+        """Return new row ids, int64 [n], for lookups [n]. Each lookup has a row per STEM layer."""
         return self.in_turn(lambda: self.rows.make(lookups))
 
     def release(self, row_ids: Sequence[int]) -> None:

@@ -76,7 +76,7 @@ def loader_of_kv(
 ) -> tuple[EngineLoader, Room, MemoryPlan]:
     """Choose the KV cache type; return the engine's loader, the available memory, and the plan.
 
-    For "auto", it is the engine's usual type, or int8 (SMALL_KV) if the usual type allows only a short context.
+    With kv="auto", the type is the engine's usual one, or int8 if that allows only a short context.
     later: bytes that this process will need in addition to the model. Raises MemoryPlanError.
     """
     usual = loader(bundle, engine, options)  # first, because it imports the engine's library

@@ -28,7 +28,6 @@ class ModelText:
 
     @property
     def chat(self) -> Chat:
-        """The bundle's chat template."""
         with self._opening:
             if self._opened_chat is None:
                 from stem_edge.runtime.text.chat import Chat  # only for conversations
@@ -46,9 +45,9 @@ class ModelText:
         return self.bundle.manifest.model
 
     def chosen(self, params: SamplingParams, otherwise: Mapping[str, float] = {}) -> SamplingParams:
-        """Return params in which the model's own values replace missing ones.
+        """Return params in which the model's recommended values replace missing (None) values.
 
-        otherwise: values to use if the model has no temperature of its own.
+        otherwise: values to use if the model recommends no temperature.
         """
         own = self.bundle.manifest.sampling
         return params.resolved({} if own is None else own.values(), otherwise)

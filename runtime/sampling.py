@@ -58,7 +58,7 @@ class Sampler:
 
 
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:
-    """Return the penalties and biases as functions that change logits. prompt: prompt tokens."""
+    """Return penalties and biases as functions. prompt: number of prompt tokens in `seen`."""
     found, biases = list[Change](), params.logit_bias
     penalty = params.repetition_penalty or 1.0  # it is never 0
     presence, frequency = params.presence_penalty, params.frequency_penalty

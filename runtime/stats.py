@@ -96,7 +96,7 @@ class GenerationStats:
 
 
 class Recorder:
-    """Updates `stats` during one call: tokens, times, and counters of row cache and store."""
+    """Updates `stats` during one call: tokens, times, counters of row cache and table store."""
 
     def __init__(self, stats: GenerationStats, rows: Rows) -> None:
         self._stats, self._rows = stats, rows
@@ -125,7 +125,7 @@ class Recorder:
         self._stats.drafted_tokens += drafted
 
     def update(self) -> None:
-        """Read the counters of row cache and store. Called after each prompt and each answer."""
+        """Copy the counters of row cache and table store to `stats`."""
         before = vars(self._before)
         for name, count in vars(self._rows.counters()).items():
             setattr(self._stats, STATS_OF.get(name, name), count - before[name])
