@@ -59,7 +59,7 @@ class SourceFile:
                 f"{path}: cannot open ({reason}); copy the model again, as plain files"
             ) from error
         weakref.finalize(self, disk.close, self._descriptor)
-        self.nbytes, self._written = disk.size(self._descriptor), disk.written(self._descriptor)
+        self.nbytes, self._mtime_ns = disk.size(self._descriptor), disk.mtime_ns(self._descriptor)
 
     @property
     def head(self) -> bytes:
@@ -83,6 +83,6 @@ class SourceFile:
                 f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check "
                 "the disk, or copy the file again"
             ) from error
-        if done < len(array) or disk.written(self._descriptor) != self._written:
+        if done < len(array) or disk.mtime_ns(self._descriptor) != self._mtime_ns:
             raise CheckpointError(f"{self.path}: {CHANGED}")
         return array

@@ -1,9 +1,8 @@
-"""File system calls for every file that must not be lost or damaged; tests replace them.
+"""File system calls for the files of bundles, in one place so that tests can fake a failing disk.
 
-The exporter writes bundles, and the runtime reads them, only through these functions, called as `disk.write(...)`.
-Tests can put another disk in their place: it fails at call k, reads fewer bytes, or forgets unsynced data in a power
-cut. All functions raise OSError as the system calls do; callers convert it to an error that names the file and a
-remedy. Signals do not interrupt the functions, because Python repeats interrupted calls.
+Callers write `disk.write(...)`, so that a test can replace a function by one that fails at call k,
+reads fewer bytes, or loses unsynced data in a power cut. All functions raise OSError as the system
+calls do; callers convert it to an error that names the file and a remedy.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def open_file(path: Path) -> int:
 
 
 def plain(path: Path) -> Path:
-    """Return the target of a link in a hub's cache; a path that is not a link is returned as it is.
-
-    Raises NotRegularError for any other link.
-    """
+    """Follow a path that is a link of a hub's cache. Raises NotRegularError for other links."""
     if not path.is_symlink():
         return path
     from stem_edge.files.hub_links import blob_of  # needed only for links
@@ -64,7 +60,7 @@ def plain(path: Path) -> Path:
 
 
 def status(path: Path) -> os.stat_result:
-    """Return the status of a path, as `lstat` does. Only links of a hub's cache are followed."""
+    """Return `lstat` of a path, or of the file behind a link of a hub's cache."""
     try:
         return plain(path).lstat()
     except NotRegularError:
@@ -72,12 +68,10 @@ def status(path: Path) -> os.stat_result:
 
 
 def size(descriptor: int) -> int:
-    """Return the size of an open file in bytes."""
     return os.fstat(descriptor).st_size
 
 
-def written(descriptor: int) -> int:
-    """Return the mtime of an open file in nanoseconds."""
+def mtime_ns(descriptor: int) -> int:
     return os.fstat(descriptor).st_mtime_ns
 
 
@@ -131,7 +125,6 @@ def fsync(descriptor: int) -> None:
 
 
 def close(descriptor: int) -> None:
-    """Close a descriptor."""
     os.close(descriptor)
 
 
@@ -146,7 +139,6 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file."""
     path.unlink()
 
 
@@ -180,7 +172,7 @@ def _sync(descriptor: int) -> None:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
 
 
-# These functions use the calls above, so that tests replace the disk under them, too.
+# Built on the calls above, which tests replace.
 
 
 @contextlib.contextmanager
@@ -209,7 +201,6 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all data, in as many calls as it takes."""
     rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while rest:
         count = write(descriptor, rest)

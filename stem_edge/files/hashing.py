@@ -1,4 +1,4 @@
-"""Computes the sha256 of files, which are read piece by piece."""
+"""Computes the sha256 of files, reading them piece by piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HASH_PIECE_NBYTES = 1 << 22
 
 
 def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearray:
-    """Read exactly `nbytes` bytes from `offset` on. Raises BundleError."""
+    """Read exactly `nbytes` bytes from `offset` on. Raises BundleError if that fails."""
     try:
         data = read_at(descriptor, nbytes, offset)
     except OSError as error:

@@ -21,7 +21,7 @@ _FAR = 1 << 30  # upper 32 bits of an offset beyond the end of any file
 def alone(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
     """Hold a file's lock during the `with` block; create the file if missing. Raises OSError.
 
-    waiting: called once if another process holds the lock, before this process waits for it.
+    waiting: called once before waiting, if another process holds the lock.
     """
     descriptor = disk.update(path)
     try:

@@ -1,4 +1,4 @@
-"""Reads the regular files of a bundle. Links, pipes and devices are refused, with a remedy.
+"""Reads regular files of a bundle, and refuses links, pipes and devices.
 
 A link, even to a folder, could lead to any file of this machine, and reading a pipe could take for
 ever. Hard links are allowed, and so are the links of a model hub's cache (hub_links.py).
@@ -82,7 +82,7 @@ def read_plain(path: Path, limit: int, noun: str) -> bytes:
 
 
 def unreadable(path: Path, noun: str, error: OSError) -> BundleError:
-    """Return the error for a file that is not regular or not readable. noun: for this file."""
+    """Return the error for a file that is unreadable or not regular. noun: word for the file."""
     if isinstance(error, disk.NotRegularError):
         return not_plain(path)
     return BundleError(f"{path}: cannot read this {noun} ({error.strerror}); {remedy_for(error)}")

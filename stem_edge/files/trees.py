@@ -37,7 +37,6 @@ def _empty(path: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and its missing parents."""
     if not path.is_dir():
         make_folders(path.parent)
         with contextlib.suppress(FileExistsError):
