@@ -1,4 +1,1 @@
-"""Bindings of the ggml library, and the layout of backbone.gguf, the file that ggml runs.
-
-The engine that runs models on ggml is in runtime/backends/ggml.
-"""
+"""Bindings of the ggml library, and the layout of backbone.gguf, the file that ggml runs."""

@@ -128,8 +128,8 @@ def foreign_parts(config: ModelConfig) -> list[str]:
 def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, TensorType]:
     """Return backbone tensor name -> type. weights: a mixture such as q4_k_m, or OwnTypes.
 
-    llama.cpp's rules choose the types of a mixture. OwnTypes map names of matrices, like "wq", to types. Raises
-    ValueError if a matrix has no type or does not consist of whole blocks, or if a name is unknown.
+    llama.cpp's rules choose the types of a mixture. OwnTypes map names of matrices, like "wq", to
+    types. Raises ValueError if a matrix has no type or a part of a block, or if a name is unknown.
     """
     if not isinstance(weights, str):
         return _own_types(config, weights)
@@ -163,7 +163,7 @@ def _floats(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def short_types(by_tensor: Mapping[str, TensorType]) -> OwnTypes:
-    """Shorten name -> type: a type for all layers' tensors like "wq"; full names for exceptions."""
+    """Return matrix name such as "wq" -> usual type, and full name -> type of exceptions."""
     parts: dict[str, Counter[str]] = {}
     for name, kind in by_tensor.items():
         parts.setdefault(name.rpartition(".")[2], Counter())[kind.name] += 1
@@ -201,7 +201,6 @@ def _sensitive(layer: int, n_layers: int) -> bool:
 
 
 def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, int]:
-    """Return backbone tensor name -> size in bytes."""
     chosen = tensor_types(config, weights)
     return {
         name: chosen[name].row_nbytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
@@ -273,5 +272,5 @@ def slot_type(layout: RecordLayout) -> TensorType:
 
 
 def slot_nbytes(layout: RecordLayout) -> int:
-    """Return the bytes of a slot of the row cache: one token's rows of all STEM layers."""
+    """Return the bytes of a row cache slot: one token's rows of all STEM layers."""
     return len(layout.layers) * slot_type(layout).row_nbytes(layout.row_width)

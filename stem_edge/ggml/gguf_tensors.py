@@ -1,8 +1,7 @@
 """Layout of the tensors in backbone.gguf, computed from the model and its tensor types.
 
-A GGUF file ends with its data, tensor after tensor. The runtime computes the offset of each tensor
-and does not parse the header, which is there for other tools. It only compares the header's list
-of tensors, byte for byte, with the list that this version would write.
+The runtime computes the offset of each tensor and does not parse the header, which is there for
+other tools. It only compares the header's list of tensors, byte for byte, with the expected list.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class GgufTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the tensor's values take."""
         *rows, width = self.shape
         return prod(rows) * self.type.row_nbytes(width)
 
@@ -45,7 +43,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufWeights(NamedTuple):
-    """Tensors of a backbone's GGUF file, by name. Their offsets count from the file's start."""
+    """Tensors of a backbone's GGUF file, by name. Offsets count from the start of the file."""
 
     path: Path
     nbytes: int

@@ -39,7 +39,7 @@ def installed_library() -> Path:
 
 
 def library_files(library: Path) -> tuple[str, list[tuple[str, int, int]]]:
-    """Return a library's real path, and (name, size, mtime) of ggml's files. Raises OSError."""
+    """Return libggml's real path, and (name, size, mtime in ns) of ggml's files. Raises OSError."""
     found = [library, *library.parent.glob("*ggml*")]
     stats = {path.name: path.stat() for path in found}
     files = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

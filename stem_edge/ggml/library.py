@@ -1,8 +1,7 @@
 """ctypes bindings for the ggml functions that this project calls, in known versions of ggml.
 
-The shared libraries are those of llama-cpp-python, but its Python code is not imported. One handle on
-libggml resolves all functions, except on Windows. Structs are opaque pointers. ggml aborts the process
-on a wrong argument, so callers must check sizes and types first.
+The shared libraries are those of llama-cpp-python, whose Python code is not imported. Structs are
+opaque pointers. ggml aborts the process on wrong arguments, so callers check sizes and types.
 """
 
 from __future__ import annotations

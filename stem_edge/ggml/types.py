@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """Tensor type of ggml, which stores each block of `block` values in `nbytes` bytes."""
+    """Tensor type of ggml: each block of `block` values takes `nbytes` bytes."""
 
     name: str
     number: int
