@@ -1,4 +1,1 @@
-"""Operating system: memory, page cache, processor and child processes.
-
-Nothing in this package knows about models.
-"""
+"""Operating system: memory, page cache, processor and child processes."""

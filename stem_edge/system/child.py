@@ -84,6 +84,5 @@ def signal_name(status: int) -> str:
 
 
 def last_line(output: bytes | None) -> str:
-    """Return the last line of a child's output, for an error message."""
     lines = (output or b"").decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else "it printed nothing"

@@ -46,7 +46,7 @@ def memory_limit() -> int:
 
 
 def _of_machine(field: str, name: str) -> int:
-    """Return a field of Linux's /proc/meminfo in bytes; on other systems, psutil's value `name`."""
+    """Return bytes: `field` of Linux's /proc/meminfo, or psutil's value `name` on other systems."""
     for line in _lines(PROC / "meminfo"):
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -99,8 +99,7 @@ def return_freed_memory() -> None:
 def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
     """Make glibc return freed blocks of `nbytes` or more to the system at once, from now on.
 
-    By default, after glibc has freed a large block, it keeps smaller freed blocks and the gaps between
-    them: 14 to 22 MB after a prompt.
+    By default, glibc keeps 14 to 22 MB of freed blocks after a prompt.
     """
     if sys.platform == "linux" and (tune := getattr(ctypes.CDLL(None), "mallopt", None)):
         for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
@@ -108,10 +107,7 @@ def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """Return zeros whose pages are allocated when written, and freed when the array is deleted.
-
-    The C library's allocator would keep some of the freed memory.
-    """
+    """Return zeros in pages of their own, allocated when written and freed with the array."""
     nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
     if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_NBYTES:
         return np.zeros(shape, dtype)
@@ -125,8 +121,8 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
 def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Return zeros like `own_pages`, but in huge pages, for an array that will be filled at once.
 
-    The system allocates a huge page (2 MiB) in a tenth of the time of 512 small pages. The array's last
-    page is huge if the array fills half of it. An array below 2 MiB comes from the C library.
+    A huge page (2 MiB) is allocated in a tenth of the time of 512 small pages. The last page is
+    huge if the array fills half of it. An array below 2 MiB comes from the C library.
     """
     nbytes = int(np.prod(shape))
     if not hasattr(mmap, "MADV_HUGEPAGE") or nbytes < HUGE_PAGE:
@@ -151,7 +147,7 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
 
 
 def free_pages(array: npt.NDArray[Any]) -> None:
-    """Give the memory of an array from `own_pages` back to the system; the values are lost."""
+    """Give the memory of an array from `own_pages` back to the system; its values are lost."""
     # Other systems would keep the pages. Smaller arrays are memory of the C library.
     if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
         _advise(array.ctypes.data, array.nbytes, mmap.PAGESIZE, mmap.MADV_DONTNEED)

@@ -11,14 +11,13 @@ from stem_edge.errors import InputError
 
 
 def files_in(root: Path) -> list[Path]:
-    """Return the paths of all files in a folder and its subfolders, sorted."""
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
 def drop_pages(paths: Iterable[Path]) -> None:
     """Remove files from the page cache, except for pages that a process has mapped and touched.
 
-    Raises InputError if the system has no call for this. Has no effect on a file system in memory.
+    Raises InputError if the system has no call for this. Does nothing on a file system in memory.
     """
     if not hasattr(os, "posix_fadvise"):
         raise InputError(

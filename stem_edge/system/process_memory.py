@@ -1,7 +1,6 @@
 """Measures a process's memory by kind: anonymous, shared, or mapped files (backbone, tables).
 
-"Uses 5 GB" says little, because the kinds behave differently: too much anonymous memory gets a
-process killed, while the system takes back pages of files whenever it likes.
+Too much anonymous memory gets a process killed; pages of files are taken back by the system.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Memory:
 class MemoryReader:
     """Reads the memory of one process. Methods raise OSError when the process has ended.
 
-    tables, backbone: files and folders whose mapped pages count as tables or as backbone.
+    tables, backbone: files and folders whose mapped pages count as these kinds.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ def _psutil_errors() -> Iterator[None]:
 def _as_shown(folder: Path) -> list[str]:
     """Return the paths of a folder and of the targets of its links, as /proc spells them.
 
-    In the cache of the Hugging Face hub, all files are links. /proc escapes only newlines, because they would end a line.
+    /proc escapes only newlines. In a Hugging Face cache, all files are links.
     """
     links = (path for path in folder.rglob("*") if path.is_symlink())
     return [str(path.resolve()).replace("\n", "\\012") for path in (folder, *links)]

@@ -1,4 +1,4 @@
-"""The processor's features, and their hash, which names cached files that fit only this processor."""
+"""The processor's features, and their hash for names of files that fit only this processor."""
 
 from __future__ import annotations
 
