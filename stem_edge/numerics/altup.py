@@ -30,7 +30,7 @@ def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32
 
 
 def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe: Observer) -> F32:
-    """Return the mean [T, dim] of streams x [T, hidden_width]; all but the first are projected."""
+    """Return the mean [T, dim] of streams x [T, hidden_width], projecting all but the first."""
     first, *others = np.split(x, config.streams, axis=-1)
     total = first
     for name, stream in zip(_between(config, "altup_out"), others, strict=True):
@@ -79,5 +79,5 @@ def _matched(x: F32, like: F32) -> F32:
 
 
 def _between(config: ModelConfig, part: str) -> list[str]:
-    """Return the names of all streams' altup_in or altup_out (`part`); stream 0 has none."""
+    """Return the names of the matrices altup_in or altup_out (`part`); stream 0 has none."""
     return [f"streams.{stream}.{part}" for stream in range(1, config.streams)]

@@ -22,7 +22,7 @@ Observer = Callable[[str, F32], None]
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     """Return x [T, K] times the transpose of the matrix `name` [N, K], plus its bias, if any.
 
-    If `weights` has two quantization steps as `name`.range, x is rounded to the first, the result to the second.
+    If `weights` has quantization steps `name`.range, they round x (first) and the result (second).
     """
     matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
     if (ranged := weights.get(name + ".range")) is not None:
@@ -54,7 +54,7 @@ def pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:
 
 
 def rms_norm(x: F32, weight: Matrix, eps: float) -> F32:
-    """Return the RMS norm of x over the last axis, times a weight."""
+    """Return the RMS norm of x over the last axis, times `weight`."""
     return np.asarray(normalized(x, eps) * weight.rows(0, weight.shape[0]), np.float32)
 
 
@@ -64,12 +64,11 @@ def normalized(x: F32, eps: float) -> F32:
 
 
 def mean_square(x: F32) -> F32:
-    """Return the mean of squares over the last axis, which is kept with size 1."""
+    """Return the mean of squares over the last axis, which stays with size 1."""
     return np.asarray(np.mean(x * x, axis=-1, keepdims=True), np.float32)
 
 
 def activated(activation: Activation, x: F32) -> F32:
-    """Return the activation of x: SiLU or GELU, as `activation` says."""
     return silu(x) if activation == "silu" else gelu(x)
 
 
@@ -80,7 +79,6 @@ def gelu(x: F32) -> F32:
 
 
 def silu(x: F32) -> F32:
-    """Return SiLU of x: x * logistic(x)."""
     return np.asarray(x * logistic(x), np.float32)
 
 

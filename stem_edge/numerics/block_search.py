@@ -1,8 +1,8 @@
 """Search for scales and zero points that give a block less error than those from its min and max.
 
-Round to nearest takes the scale from a block's greatest value. The search tries some scales around it, refines each
-one to the least-squares scale for its codes, and chooses the best, as llama.cpp does for k-quants. Errors can be
-weighted by input channel, because a channel with large inputs needs more exact weights.
+As in llama.cpp's k-quants, the search tries some scales around the usual one, refines each to the
+least-squares scale for its codes, and chooses the best. Errors can be weighted by input channel,
+because a channel with large inputs needs more exact weights.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def search_scales(
 def grid_scales(blocks: F32) -> F32:
     """Return each block's scale [N, G] if all values are multiples -8 to 7 of that scale, else 0.
 
-    Training for 4 bits produces such blocks, and a search would find their scale only approximately.
-    Values may deviate from the multiples by the rounding of the float type that they were saved in.
+    Training for 4 bits produces such blocks, and a search finds their scale only approximately.
+    Values may deviate from the multiples by the rounding of the float type they were saved in.
     """
     peaks = extremes(blocks)
     found, rounded = np.zeros_like(peaks), np.zeros_like(peaks)
@@ -119,8 +119,8 @@ def grid_scales(blocks: F32) -> F32:
 def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
     """Return scales [n] for which codes * scale rounds to values [n, block]; 0 where none exists.
 
-    Each value allows an interval of scales. The result is the float16 closest to the middle of their
-    intersection, or the middle itself if that float16 lies outside. near [n]: approximate scales.
+    Each value allows an interval of scales. The result is the float16 closest to the middle of
+    their intersection, or the middle if it lies outside. near [n]: approximate scales.
     """
     bits = np.abs(values).view(np.int32)
     union = np.bitwise_or.reduce(bits, axis=1, keepdims=True)
@@ -171,9 +171,9 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Try an inverse scale [N, G] and a zero point for each block. [N, G]: G blocks in each of N rows.
+        """Try an inverse scale [N, G] and a zero point for each block; store those that are better.
 
-        Each scale becomes the least-squares scale for its codes. It is stored if its gain is the greatest so far.
+        A scale becomes the least-squares scale for its codes. A greater gain is better.
         """
         codes = self._code(inverse, zero)
         weighted = codes
@@ -189,7 +189,7 @@ class _Best:
     def settle(self, inverse: F32, zero: F32) -> None:
         """Try inverse scales and zero points without refining them; store them where errors drop.
 
-        Compares errors, not gains (see the class): rounding of gains hides errors much smaller than the values.
+        Errors are compared, because rounding of gains hides errors much smaller than the values.
         """
         best = self._loss(reciprocals(self.scales), self.scales, self.zeros)
         scale = reciprocals(inverse)
@@ -200,7 +200,7 @@ class _Best:
         np.copyto(self.zeros, zero, where=where)
 
     def _code(self, inverse: F32, zero: F32) -> F32:
-        """Return codes - zero points for these scales. The next call overwrites the array."""
+        """Return codes minus zero points for inverse scales. The next call overwrites the array."""
         codes = np.multiply(self._units, inverse[:, :, None], out=self._codes)
         np.rint(codes, out=codes)
         # Instead of np.clip, which takes twice as long if the limits are arrays.

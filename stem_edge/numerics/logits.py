@@ -1,7 +1,6 @@
 """Operations of sampling on logits: penalties, top-k and top-p filters, probabilities.
 
-The largest logits are found exactly without sorting the vocabulary, so that a step over 128,256
-logits takes well under a millisecond.
+Largest logits are found without a sort, so a step over 128,256 logits takes well under 1 ms.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ def candidates(
 ) -> tuple[I64, npt.NDArray[np.float64]]:
     """Return the ids of the tokens that pass top_k, top_p and min_p, and their probabilities.
 
-    The filters apply in this order, each to the result of the previous one. None, 0 and a top_p of 1 turn
-    a filter off. Ids ascend, so a filter that removes nothing does not change the sampled token.
+    The filters apply in this order. None, 0 and a top_p of 1 turn a filter off. Ids ascend, so a
+    filter that removes nothing does not change the sampled token.
     """
     peak = logits.max()
     if top_k:

@@ -21,18 +21,14 @@ class Matrix(Protocol):
 
 
 class ArrayMatrix:
-    """A Matrix over an array in memory."""
-
     def __init__(self, array: F32) -> None:
         self._array = array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
         return self._array.shape
 
     def rows(self, start: int, stop: int) -> F32:
-        """Return the rows from start to stop (exclusive), without a copy."""
         return self._array[start:stop]
 
 
@@ -44,15 +40,12 @@ class IndexedMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape: (number of tokens, columns)."""
         return (len(self.index), *self.matrix.shape[1:])
 
     def rows(self, start: int, stop: int) -> F32:
-        """Return the rows of the tokens from start to stop (exclusive)."""
         ids = self.index[start:stop].tolist()
         return np.concatenate([self.matrix.rows(at, at + 1) for at in ids])
 
 
 def whole(matrix: Matrix) -> F32:
-    """Read a whole matrix as one float32 array."""
     return matrix.rows(0, matrix.shape[0])

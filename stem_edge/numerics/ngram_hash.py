@@ -1,8 +1,8 @@
 """Hashes of n-grams: which rows of an n-gram table each position of a text looks up.
 
 The rows depend on token ids alone, so they are known before any layer runs. A table consists of
-several *heads*, stored one after another. Each position looks up one row of each head, chosen by
-a hash of the last n token ids. The keys of a position are these row numbers.
+several *heads*, stored one after another. Each position looks up one row of each head, chosen by a
+hash of the last n token ids. The row numbers of a position are its keys.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from stem_edge.numerics.quantize import I32, I64
 class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Hash function of one n-gram table. Raises ValueError for impossible parameters.
 
-    Each id of an n-gram is multiplied by a multiplier. The products are mixed by exclusive or (Engram, arXiv
-    2601.07372) or summed (LongCat, arXiv 2601.21204). A table consists of hash heads; the result modulo the
-    number of a head's rows is the row in that head.
+    Each id of an n-gram is multiplied by a multiplier. The products are mixed by exclusive or
+    (Engram, arXiv 2601.07372) or summed (LongCat, arXiv 2601.21204). The result modulo the number
+    of rows of a head is the row in that head.
     """
 
     vocab_size: int  # token ids are below this
@@ -63,7 +63,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def heads(self) -> int:
-        """Number of hash heads. Each position looks up one row of each head."""
+        """Number of hash heads; each position looks up one row of each head."""
         return len(self.orders)
 
     @cached_property
@@ -140,7 +140,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def hash_of(model: Description) -> NgramHash:
-    """Return the hash of a model's n-grams. For Engram, it has the heads of all Engram layers."""
+    """Return the hash of a model's n-grams; for Engram, with the heads of all Engram layers."""
     sizes, order = model.ngram_sizes, model.ngram_order
     if not model.ngram_multipliers:
         return input_hash(model.vocab_size, order, sizes, model.ngram_end)

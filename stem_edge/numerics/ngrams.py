@@ -22,7 +22,7 @@ def with_ngrams(
     rows: F32,
     observe: Observer,
 ) -> F32:
-    """Return a layer's input x [T, dim], with n-gram rows [T * lookups, width] added or averaged in."""
+    """Return a layer's input x [T, dim] with n-gram rows [T * lookups, width] added or averaged."""
     rows = rows.reshape(len(x), -1)
     if config.stem_ffn == "engram":
         of_layers = np.split(rows, len(config.stem_layers), axis=1)
@@ -34,9 +34,9 @@ def with_ngrams(
 
 
 def _engram(config: ModelConfig, weights: Mapping[str, Matrix], x: F32, both: F32) -> F32:
-    """Return what Engram adds to x [T, dim]: v + SiLU(convolution(norm(v))), v = gated values.
+    """Return the Engram term for x [T, dim]: v + SiLU(convolution(norm(v))), v = gated values.
 
-    both: keys and values [T, 2 * dim] from the tokens' rows. The convolution sums over
+    both: keys and values [T, 2 * dim] from the n-gram rows. The convolution sums over
     `engram_kernel` tokens that are `ngram_order` apart, separately for each channel.
     """
     keys, values = np.split(both, 2, axis=1)

@@ -40,7 +40,7 @@ def zero_points(rows: int, groups: int, bits: int) -> U8:
 
 
 def unpack_codes(packed: U8, bits: int) -> U8:
-    """Unpack bytes [..., n] to codes [..., n * 8 / bits]. Unused bits of the last byte become codes, too."""
+    """Unpack bytes [..., n] to codes [..., n * 8 / bits], with any padding of the last byte."""
     if bits == 8:
         return packed
     count, mask = 8 // bits, np.uint8((1 << bits) - 1)

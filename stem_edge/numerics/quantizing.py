@@ -1,4 +1,4 @@
-"""Round matrices to the nearest codes of blocks (quantize.py), with scales from min and max."""
+"""Rounds matrices to the nearest codes of blocks (quantize.py): scales from min and max."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def reciprocals(scales: F32) -> F32:
 def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tuple[U8, F32]:
     """Quantize blocks [N, G, block] by `scales`; return packed codes [N, K*bits/8] and scales.
 
-    zeros: unpacked zero points, one for all blocks or [N, G]. The scales [N, G] are returned
-    unchanged, except that scales too small to divide by become 0.
+    zeros: unpacked zero points, one for all blocks or [N, G]. Scales [N, G] that are too small to
+    divide by become 0.
     """
     inverse = reciprocals(scales)
     scaled = blocks * inverse[:, :, None]

@@ -1,7 +1,6 @@
 """The model in plain numpy, slow but simple: tests compare other implementations with it.
 
-Weights are read as float32 rows of named matrices (of a checkpoint, an opened bundle, or arrays), so
-that no caller must hold a whole model in memory.
+Weights are read a few rows at a time, so that no caller must hold a whole model in memory.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def hidden_states(
     token_ids: Sequence[int],
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Return hidden states [T, hidden_width] between last layer and last norm; see `forward`."""
+    """Return the last layer's output [T, hidden_width], before the final norm; see `forward`."""
     tokens, x = Tokens(config, backbone, token_ids), embed(config, backbone, token_ids)
     for layer in range(config.n_layers):
         x = layer_forward(config, layer, backbone, tables, x, tokens, observe)
@@ -75,7 +74,7 @@ def _embedded(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Se
 
 
 class Tokens:
-    """State that layers need in addition to hidden states: ids, RoPE tables, K and V to borrow."""
+    """State that layers need in addition to hidden states: ids, RoPE tables, shared K and V."""
 
     def __init__(
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
@@ -108,7 +107,7 @@ def layer_forward(
 ) -> F32:
     """Return the hidden states [T, hidden_width] after one layer. x: hidden states before it.
 
-    Reads only this layer's tensors, so that a model can be run in the memory of one layer.
+    Reads only this layer's tensors, so that a model can run in the memory of one layer.
     """
     at, many = f"layers.{layer}.", config.streams > 1
     weights = {name: backbone[at + name] for name in config.layer_shapes(layer)}
@@ -187,7 +186,7 @@ def head_forward(
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:
-    """Return the activation quantization steps (input, output) of a matrix from the checkpoint."""
+    """Return a matrix's quantization steps (input, output), fixed by the checkpoint's training."""
     return ArrayMatrix(np.array(config.ranges[name], np.float32))
 
 
@@ -229,7 +228,7 @@ def _ffn(
 ) -> F32:
     """Return the FFN of x [T, dim]: W_down (act(gate) * up); FFN_TERMS defines gate and up.
 
-    With row experts, a router mixes a token's rows into one. Sparse layers use sparse_gate.
+    If tokens have several rows, a router mixes them. Sparse layers use sparse_gate.
     """
     at = f"layers.{layer}."
     observe(at + "gate", x)
@@ -262,7 +261,7 @@ def _ple(
     tokens: Tokens,
     observe: Observer,
 ) -> F32:
-    """Return what per-layer embeddings add to x [T, dim]: norm(W_out (act(W_gate x) * p)).
+    """Return the per-layer embedding term for x [T, dim]: norm(W_out (act(W_gate x) * p)).
 
     p = (norm(W_context x0 / sqrt(dim)) + row) / sqrt(2), with x0 the input of the first layer.
     """

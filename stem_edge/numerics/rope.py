@@ -11,8 +11,8 @@ from stem_edge.numerics.quantize import F32, I64
 def rope_tables(rope: Rope, positions: int, start: int = 0) -> tuple[F32, F32]:
     """Return cosines and sines for the positions from `start` to `positions` - 1.
 
-    Both are float32 [positions - start, head_dim / 2]. Angles are float32, too, as in training: at large
-    positions, their rounding is part of what the model was trained with.
+    Both are float32 [positions - start, head_dim / 2]. Angles are float32, as in training, because
+    models are trained with the rounding of angles at large positions.
     """
     return rope_tables_at(rope, np.arange(start, positions))
 
@@ -25,7 +25,7 @@ def rope_tables_at(rope: Rope, positions: I64) -> tuple[F32, F32]:
 
 
 def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
-    """Return radians per position [head_dim / 2], and a factor to multiply cosines and sines by."""
+    """Return radians per position [head_dim / 2], and a factor for cosines and sines."""
     frequencies = _unscaled(rope)
     if rope.scaling is None:
         return frequencies, np.float32(1)

@@ -11,7 +11,7 @@ from stem_edge.numerics.quantize import F32
 
 
 def scaled(rope: Rope, frequencies: F32) -> tuple[F32, np.float32]:
-    """Return scaled frequencies [head_dim / 2], and the factor of cosines and sines."""
+    """Return scaled frequencies [head_dim / 2], and a factor for cosines and sines."""
     match rope.scaling:
         case LinearRope(factor):
             return frequencies / np.float32(factor), np.float32(1)
