@@ -64,7 +64,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
             )
         return plan
     plan = replace(plan, format=found, nats=None, own_types=True)
-    return replace(plan, format=found.judged()) if plan.judged else plan
+    return replace(plan, format=found.with_kv_peaks()) if plan.judged else plan
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:

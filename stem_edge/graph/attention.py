@@ -33,8 +33,8 @@ def attended(
 ) -> str:
     """Emit GroupQueryAttention and the output projection; return the projection [B, T, dim].
 
-    inputs: inputs of the operator. updated: names of its cache outputs. lender: layer whose keys and values
-    are read. window: number of tokens that attention sees; 0: all.
+    inputs: inputs of the operator. updated: names of its cache outputs. lender: layer whose keys
+    and values are read. window: number of tokens that attention sees; 0: all.
     """
     kv = layer.kv
     if kv.type not in QUANTIZED:
@@ -53,7 +53,7 @@ def grouped(
     window: int,
     **attributes: str | int,
 ) -> str:
-    """Emit GroupQueryAttention with the outputs [result, *updated]; return the result's name."""
+    """Emit GroupQueryAttention; return the result's name. updated: names of cache outputs."""
     config, own = layer.config, layer.shape
     return layer.graph.node(
         "GroupQueryAttention",
@@ -73,9 +73,9 @@ def grouped(
 def caches(
     layer: LayerGraph, prefix: str, lender: int, updated: list[str], *, borrowed: bool
 ) -> tuple[list[str], list[str]]:
-    """Declare layer `lender`'s KV cache as inputs and `updated` as outputs; return their names.
+    """Declare layer `lender`'s KV cache as graph inputs and `updated` as outputs; return names.
 
-    prefix: "window_" for a cache of limited length, else "". borrowed: this layer adds no keys and values.
+    prefix: "window_" for a cache of limited length, else "". borrowed: this layer adds none.
     """
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
     shape: list[int | str] = [
@@ -98,11 +98,11 @@ def quantized(bits: int) -> dict[str, str | int]:
 
 
 def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
-    """Emit the projections of x, with normed heads; return the names [q, k, v].
+    """Emit the projections of x, with any norms of heads; return the names of q, k and v.
 
-    q, k and v are separate if heads are normed, v has another weight type, or `apart` is True. Else one value
-    holds all three: [qkv, "", ""]. If the layer borrows K and V, k and v are empty. GroupQueryAttention could
-    norm heads itself, but only some providers implement this.
+    q, k and v are separate if heads are normed, v has another weight type, or `apart` is True. Else
+    one value holds all three: [qkv, "", ""]. If the layer borrows K and V, k and v are empty.
+    GroupQueryAttention could norm heads itself, but only some providers implement this.
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     width = io.head_width(own)
@@ -125,7 +125,7 @@ def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
 
 
 def no_tokens(graph: Graph, size: int, q: str) -> str:
-    """Emit empty K or V [B, 0, size], a slice of q [B, T, ...], for layers that borrow K and V."""
+    """Emit empty K or V [B, 0, size] from q [B, T, ...], for layers that read another layer's."""
     name = f"{NOTHING}{size}"
     if not any(name in node.outputs for node in graph.nodes):
         bounds = [graph.sizes(sizes) for sizes in ([0, 0], [0, size], [1, 2])]
@@ -134,7 +134,7 @@ def no_tokens(graph: Graph, size: int, q: str) -> str:
 
 
 def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit norms of the heads of q, k or v (`part`), x [B, T, heads * width]; x if not normed."""
+    """Emit norms of the heads of x [B, T, heads * width] if the model has them. part: q, k or v."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x

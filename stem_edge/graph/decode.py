@@ -1,14 +1,4 @@
-"""Builds the backbone's graphs: the embedding, the layers in their order, and the head.
-
-| file | emits |
-|---|---|
-| stack.py | the layers in their order |
-| layer.py | operations that all parts of a layer use: products, biases, norms |
-| attention.py, ffn.py | the two parts of every layer |
-| special/ | parts that only some model families have |
-| linear.py | matrix products, in float32 or quantized |
-| device/ | the same graphs in standard operators, for accelerators |
-"""
+"""Builds the backbone's graphs: the embedding, the layers in their order, and the head."""
 
 from __future__ import annotations
 
@@ -42,7 +32,7 @@ def decoding(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the decoding graphs and their weight file's layout. Raises GraphError if `format` or `kv` is unusable."""
+    """Build decoding graphs and weight layout. Raises GraphError if `format` or `kv` is unfit."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
     begin = Start()
@@ -72,7 +62,6 @@ def decoding(
 def products_of(
     config: ModelConfig, graph: Graph, plan: WeightPlan, format: BackboneFormat
 ) -> Products:
-    """Return the object that emits the matrix products of a decoding graph."""
     if not config.ranges:
         return Products(graph, plan, format)
     from stem_edge.graph.special.steps import SteppedProducts  # only for models with ranges
@@ -87,7 +76,7 @@ def prompts(
     *,
     kv: KvType = "fp32",
 ) -> Built:
-    """Build the graph `prefill`, for prompts: all layers except any last ones that borrow K and V."""
+    """Build the graph for prompts: all layers up to those that reuse other layers' K and V."""
     from stem_edge.graph.prompt_products import PromptProducts  # only for long prompts
 
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
@@ -119,7 +108,7 @@ def embedding(products: Products, config: ModelConfig, result: str) -> str:
 
 
 def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
-    """Emit the last norm and the head: x [B, tokens, hidden_width] -> logits [B, tokens, V]. tokens: an axis' name."""
+    """Emit the last norm and logits [B, n, V] of x [B, n, hidden_width]. tokens: name of axis n."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
     if config.streams > 1:
         from stem_edge.graph.special.altup import merged

@@ -29,7 +29,7 @@ def ffn(layer: LayerGraph, x: str) -> str:
 
 
 def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> str:
-    """Emit the FFN's gate or up (`name`): W x, the token's row, or their sum (FFN_TERMS)."""
+    """Emit the FFN's gate or up (`name`): W x, a table row, or their sum (FFN_TERMS)."""
     terms = FFN_TERMS[layer.kind][name]
     parts = [layer.product(name, name, x, (name,))] if "matrix" in terms else []
     parts += [row] if "row" in terms else []
@@ -41,7 +41,7 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
 
 
 def _weighted(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
-    """Emit W x * (1 - s) and row * s for the trained share s. parts: names of W x and row. name: gate or up."""
+    """Emit W x * (1 - s) and row * s for a trained share s. parts: names of W x and row."""
     graph, at, number = layer.graph, layer.at + name, layer.vector("mix")
     numbers = graph.add("Neg", [number], f"{at}.mix.negative"), number
     shares = [graph.add("Sigmoid", [one], f"{one}.share") for one in numbers]

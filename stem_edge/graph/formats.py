@@ -82,21 +82,20 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.matrices.get(name, self.kinds.get(kind, usual))
 
     def bits(self, kind: MatrixKind, name: str = "") -> int:
-        """Return the bits per value of the weight type that `type_of` returns."""
+        """Return the bits per weight of the product `name`, or of its `kind`."""
         return WEIGHT_BITS[self.type_of(kind, name)]
 
     def values_apart(self, layer: int) -> bool:
-        """Return True if a layer projects v separately: its weight type is not that of q and k."""
+        """Return True if a layer's v has another weight type than q and k."""
         at = f"layers.{layer}."
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
-    def judged(self) -> BackboneFormat:
-        """Return this format with `kv_peaks` set, for a backbone exported with calibration text."""
+    def with_kv_peaks(self) -> BackboneFormat:
         return msgspec.structs.replace(self, kv_peaks=True)
 
     @property
     def for_prompts(self) -> bool:
-        """True if a second copy of the matrices in int8, which speeds up prompts, is worth its size."""
+        """True if a second copy of matrices in int8, which speeds up prompts, is worth its size."""
         return self.weights != "fp32"
 
     def stored_once(self, shared: bool) -> BackboneFormat:
@@ -109,11 +108,9 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def quantized(self) -> bool:
-        """True if any matrix is quantized."""
         return self._types != {"fp32"}
 
     def has(self, type: WeightType) -> bool:
-        """Return True if any matrix has this type."""
         return type in self._types
 
     @property
@@ -122,7 +119,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
-    """Return a default: `head` for embedding and head; int8 for small kinds if `weights` is int4; else `weights`."""
+    """Return the default type: `head` or `weights`; for small matrices, int8 instead of int4."""
     if kind in VOCABULARY_KINDS:
         return head
     return "int8" if kind in SMALL_KINDS and weights == "int4" else weights
@@ -146,8 +143,8 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Name to show to users: the mixture of quantization types."""
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
 
-    def judged(self) -> GgufFormat:
-        """Return this format unchanged. In BackboneFormat, calibration text adds `kv_peaks`."""
+    def with_kv_peaks(self) -> GgufFormat:
+        """Return this format unchanged: ggml needs no peaks of keys and values."""
         return self
 
     def stored_once(self, shared: bool) -> GgufFormat:
@@ -156,10 +153,10 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Draft model that reads its target model's keys and values. `format`: how the draft model's weights are stored.
+    """Draft model that reads its target model's keys and values. format: of its weights.
 
-    The first layers of `model` are placeholders for the target's layers, whose keys and values the other layers
-    read. Only these other layers are computed. stem_edge.graph.special.assistant builds the graph.
+    The first layers of `model` are placeholders for the target's layers, whose keys and values the
+    other layers read. Only these other layers are computed (graph/special/assistant.py).
     """
 
     model: ModelConfig

@@ -36,12 +36,10 @@ class ElementType(IntEnum):
 
     @classmethod
     def of(cls, dtype: npt.DTypeLike) -> ElementType:
-        """Return the element type of a numpy dtype."""
         return _BY_DTYPE[np.dtype(dtype)]
 
     @property
     def bits(self) -> int:
-        """Number of bits of a value."""
         return 4 if self is ElementType.UINT4 else 8 * _DTYPES[self].itemsize
 
 
@@ -63,7 +61,7 @@ class Tensor:
     name: str
     type: ElementType
     dims: tuple[int, ...]
-    data: bytes | None = None  # None: they are in `file`
+    data: bytes | None = None  # None: the values are in `file`
     file: str = ""
     offset: int = 0  # bytes
     packed: str = ""  # onnxruntime's description of where the prepacked form is
@@ -71,7 +69,6 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the values."""
         return prod(self.dims) * self.type.bits // 8
 
 
@@ -108,12 +105,10 @@ class Graph:
     sequences: int | str = 1  # batch size B, the first axis of most inputs and outputs
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
-        """Declare an input and return its name."""
         self.inputs[name] = _value(dtype, shape)
         return name
 
     def output(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
-        """Declare an output and return its name."""
         self.outputs[name] = _value(dtype, shape)
         return name
 
@@ -134,7 +129,7 @@ class Graph:
         return self.node(op, inputs, [output], "", **attributes)
 
     def fill(self, shape: str, output: str, value: Array) -> str:
-        """Add the tensor `output`, filled with `value` [1]. shape: name of the graph value that is its shape."""
+        """Add the tensor `output` of shape `shape` (a graph value), filled with `value` [1]."""
         return self.add("ConstantOfShape", [shape], output, value=inline("value", value))
 
     def constant(self, name: str, array: Array) -> str:
@@ -143,7 +138,6 @@ class Graph:
         return name
 
     def weight(self, tensor: Tensor) -> str:
-        """Add a tensor of a weight file and return its name."""
         self.tensors[tensor.name] = tensor
         return tensor.name
 
@@ -160,7 +154,7 @@ class Graph:
         return self.add("Reshape", [x, self.sizes(sizes)], output)
 
     def cut(self, x: str, start: int, stop: int, step: int, output: str) -> str:
-        """Add the value `output`: every `step`-th element of x on its last axis, from start to stop (exclusive)."""
+        """Add x[..., start:stop:step], a slice on the last axis, as the value `output`."""
         bounds = [self.sizes([number]) for number in (start, stop, -1, step)]
         return self.add("Slice", [x, *bounds], output)
 

@@ -1,9 +1,9 @@
-"""Types of keys and values in the KV cache of the CPU's graphs, and the scales of quantized ones.
+"""Types of the KV cache in graphs for the CPU, and the scales of quantized keys and values.
 
-A code is value / scale, rounded: -128 to 127 for int8, -8 to 7 for int4, which has two codes per byte. Each channel
-of each layer has its own scale. It is computed from a peak: the greatest magnitude that the exporter saw in the
-channel (stem_edge.export.quantization.kv_peaks). Bundles store peaks, so a later version may compute other scales.
-The peaks are the first vectors of backbone.onnx.data; all graphs, including the graph for prompts, read them there.
+A code is value / scale, rounded: -128 to 127 for int8, -8 to 7 for int4, which has two codes per
+byte. Each channel of each layer has its own scale, computed from a peak: the greatest magnitude
+that the exporter saw in the channel (export/quantization/kv_peaks.py). Bundles store peaks, so
+later versions may compute other scales. All graphs read them from the start of backbone.onnx.data.
 """
 
 from __future__ import annotations
@@ -74,19 +74,18 @@ MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
 class KvFormat(NamedTuple):
-    """Type of the KV cache. peaks: (layer, KEYS or VALUES) -> greatest magnitudes, a tensor of the weight file."""
+    """Type of the KV cache, and the tensors that its quantization scales are computed from."""
 
     type: KvType
-    peaks: Mapping[tuple[int, str], Tensor]
+    peaks: Mapping[tuple[int, str], Tensor]  # (layer, KEYS or VALUES) -> greatest magnitudes
     widened: bool = False  # attention converts codes to float32, which is faster for many tokens
 
     @property
     def cache(self) -> Cache:
-        """Storage type of keys and values in the KV cache."""
         return CACHES[self.type]
 
     def scales(self, graph: Graph, layer: int, what: str) -> str:
-        """Emit scales of a layer's quantized keys or values (`what`), if not yet in the graph; return their name."""
+        """Emit scales of a layer's quantized KEYS or VALUES (`what`), once; return their name."""
         name = f"layers.{layer}.{what}.scales"
         if any(name in node.outputs for node in graph.nodes):
             return name
@@ -97,9 +96,9 @@ class KvFormat(NamedTuple):
 def place_peaks(
     plan: WeightPlan, config: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
 ) -> KvFormat:
-    """Reserve space in the weight file for peaks (greatest magnitudes) of keys and values, if the format has peaks.
+    """Place greatest magnitudes of keys and values in the weight file, if the format has them.
 
-    Raises GraphError if the KV cache type needs peaks and the format has none.
+    Raises GraphError if the KV cache type needs them and the format has none.
     """
     placed = dict[tuple[int, str], Tensor]()
     if kv in QUANTIZED and not format.kv_peaks:

@@ -81,7 +81,7 @@ class LayerGraph:
         return norm(self.graph, x, weight, eps)
 
     def activated(self, gate: str, name: str) -> str:
-        """Emit the activation of the FFN's gate: tanh GELU or SiLU, as the model has it."""
+        """Emit the activation of the FFN's gate: tanh GELU or SiLU, depending on the model."""
         if self.config.activation == "gelu":
             return self.graph.node("FastGelu", [gate], [self.at + name], CONTRIB)
         return self.graph.node("QuickGelu", [gate], [self.at + name], CONTRIB, alpha=1.0)
@@ -102,7 +102,7 @@ class LayerGraph:
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
         """Emit the RMS norm of residual + delta; return (normed sum, sum).
 
-        delta may be "". consumer: matrix product that alone reads the normed sum; "" if other nodes read it, too.
+        consumer: matrix product, if it alone reads the normed sum, else "". delta may be "".
         """
         full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
         if consumer:
@@ -128,13 +128,13 @@ def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
-    """Return name -> shape of a layer's tensors; each head is padded to the size head_width."""
+    """Return name -> shape of a layer's tensors, with each head padded to `head_width`."""
     described = config.layer(layer)
     return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
-    """Return name -> shape of all backbone tensors; each head is padded to the size head_width."""
+    """Return name -> shape of all backbone tensors, with each head padded to `head_width`."""
     shapes: Shapes = {}
     for name, shape in config.backbone_shapes().items():
         in_layer = name.startswith("layers.")

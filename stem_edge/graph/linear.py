@@ -27,8 +27,8 @@ SPLIT_VALUES = 1 << 24
 class Products:
     """Emits a graph's matrix products: x [B, T, K] times the transpose of stacked matrices [N, K].
 
-    The BackboneFormat determines each matrix's type. With quantized matrices, MatMulNBits rounds x to int8
-    in blocks. If embedding and head are stored as one matrix, emit the head first.
+    The BackboneFormat determines each matrix's type. With quantized matrices, MatMulNBits rounds x
+    to int8 in blocks. If embedding and head are stored as one matrix, emit the head first.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
@@ -36,11 +36,11 @@ class Products:
         self._sums: dict[tuple[str, int], str] = {}  # (x, block size) -> sums of the blocks
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Place a norm's weight [size] in the weight file; return its name. consumer: product that reads the norm."""
+        """Reserve space for the weight [size] of the norm before the product `consumer`."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
-        """Return True if a layer projects v separately: its weight type is not that of q and k."""
+        """Return True if a layer's v has another weight type than q and k, so its own product."""
         return self.format.values_apart(layer)
 
     def product(
@@ -57,7 +57,7 @@ class Products:
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
     def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
-        """Emit x times the quantized matrix `item` of `shape` [N, K]; reserve the matrix's space in the weight file."""
+        """Emit x times the quantized matrix `item` [N, K]; reserve space for the matrix."""
         (rows, width), name, bits, block = shape, item.name, item.bits, item.block
         if self.format.tied and item.kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
@@ -73,7 +73,7 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Reserve space for a tied head; return [the matrix], and the row ranges that are multiplied separately."""
+        """Reserve space for a head tied to the embedding; return it whole, and in row ranges."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, width * bits // 8)  # for mappable pieces
@@ -131,7 +131,7 @@ class Products:
         *,
         points: bool = False,
     ) -> RowRange:
-        """Reserve space for rows `span` (start, stop) of a quantized matrix. points: with zero points in any case."""
+        """Reserve space for rows `span` of a quantized matrix. points: force zero points."""
         rows, groups = span[1] - span[0], width // block
         place, name = self.plan.place, name + ".weight"
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
@@ -146,7 +146,7 @@ class Products:
         return RowRange(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
-        """Return rows `span` (start, stop) of the matrix `whole`, as tensors over its bytes in the file."""
+        """Return rows `span` (start, stop) of the matrix `whole`, as tensors over its bytes."""
 
         def part(tensor: Tensor) -> Tensor:
             row = tensor.dims[0] // whole.stop  # values per row, in flat tensors
@@ -159,7 +159,7 @@ class Products:
         return RowRange(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: RowRange, width: int, bits: int, block: int) -> str:
-        """Emit the product of x with a range of matrix rows (`piece`) of `width` columns; return its name."""
+        """Emit the product of x with rows (`piece`) of a quantized matrix of `width` columns."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
         name = piece.codes.name.removesuffix(".weight.codes")
         product = self.graph.node(
@@ -190,7 +190,7 @@ class Products:
 
 
 def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]:
-    """Divide rows into spans (name, (start, stop)) of `step` rows; up to 2 * step rows stay one span."""
+    """Divide rows into (name, (start, stop)) of `step` rows; up to 2 * step rows stay undivided."""
     if rows <= 2 * max(1, step):
         return [(name, (0, rows))]
     starts = range(0, rows, step)

@@ -110,7 +110,7 @@ def row_name(layer: int) -> str:
 
 
 def row_codes(layer: int, part: int = 0) -> str:
-    """Return the input name of a layer's row cache. part: 1 for an expert's second matrix."""
+    """Return the input name of a layer's row cache. part: 1 for an expert's down matrix."""
     return f"{ROW_CODES}{layer}" + (f".{part}" if part else "")
 
 
@@ -125,7 +125,7 @@ def apart_step(tokens: int) -> str:
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Return the name of the graph output (step2 to step8) that is a cache after the step's token at index `token`."""
+    """Return the name of the output of step2 to step8 that is a KV cache after token `token`."""
     return f"{cache}.{token}"
 
 

@@ -30,21 +30,18 @@ class PromptProducts(Products):
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
     def values_apart(self, layer: int) -> bool:
-        """Return False: here q, k and v have the same weight type, so one product computes all three."""
+        """Return False: q, k and v are all int8 here, so one product computes all three."""
         return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Place a norm's weight [size] in the weight file; return the name of its tensor in the graph.
-
-        consumer: matrix product whose input is the norm's output. Its SmoothQuant factors divide the stored weight.
-        """
+        """Reserve space for a norm's weight, divided by the SmoothQuant factors of `consumer`."""
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit x, quantized to int8, times tensors `parts`, stacked to `shape` [N, K]; return the product's name."""
+        """Emit x, quantized to int8, times int8 tensors `parts`, stacked to `shape` [N, K]."""
         if kind in SMALL_KINDS:
             return super().product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph

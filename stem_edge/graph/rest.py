@@ -23,7 +23,7 @@ def rest(
     start: Start,
     cache: KvFormat,
 ) -> str:
-    """Emit the layers that borrow K and V, for n tokens whose logits are requested; return their states [B, n, ...]."""
+    """Emit layers that reuse other layers' K and V, for tokens that need logits: [B, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
     start = wanted_start(graph, config, layers, start)
     result = layers_in_order(products, config, layout, cache, layers, start)
@@ -34,7 +34,7 @@ def rest(
 
 
 def wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Reduce `start` to the n tokens whose logits are requested: [B, T, ...] -> [B, n, ...]."""
+    """Select the n tokens that need logits in each layer input: [B, T, ...] -> [B, n, ...]."""
     if config.ple_width:
         start = start._replace(slot_ids=wanted(graph, start.slot_ids))
     positions = start.positions if any(map(config.window, layers)) else ""

@@ -1,6 +1,6 @@
 """Layout of weight files for onnxruntime, computed from the model and its storage format.
 
-Weights are in the order in which a graph builder adds them. So the file needs no header.
+Weights are in the order in which a graph builder adds them, so the file needs no header.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Vector:
 
 @dataclass(frozen=True)
 class Named:
-    """Item of a weight file whose values the exporter finds by name: greatest magnitudes of keys or values."""
+    """Item of a weight file that the exporter fills by name, e.g. greatest magnitudes of keys."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Item of a weight file: 1 / s [K], where s are the SmoothQuant factors of the product `consumer`."""
+    """Item of a weight file: 1 / s [K], for SmoothQuant factors s of the product `consumer`."""
 
     tensor: Tensor
     consumer: str

@@ -37,7 +37,7 @@ LOW, SHIFT = np.array(15, np.uint8), np.array(4, np.uint8)
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
-    """Return the reason why only the CPU can run a model; "" if accelerators can run it, too."""
+    """Return why only the CPU can run a model; "" if accelerators can run it, too."""
     if config.row_window:
         return "means of the rows of several tokens run on the CPU only"
     if config.ngram_order:
@@ -54,7 +54,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Return name -> decoding graph for accelerators. `obstacle` must have returned "" for the model."""
+    """Return name -> decoding graph for accelerators, for a model without `obstacle`."""
     made = dict[str, Graph]()
     for name, graph in decoding(config, layout, format).graphs.items():
         lowering = _Lowering(graph, config, layout)
@@ -68,7 +68,7 @@ def graphs(
 def _declare(
     name: str, source: Graph, graph: Graph, config: ModelConfig, layout: RecordLayout | None
 ) -> None:
-    """Add inputs and outputs to `graph`, translated from the decoding graph `source`. name: name of both."""
+    """Declare the inputs and outputs of `graph`, the accelerator form of the graph `source`."""
     kept = (io.TOKEN_IDS, io.HIDDEN, io.EMBEDDED, io.WANTED)
     graph.inputs = {n: source.inputs[n] for n in kept if n in source.inputs}
     results = (io.NEW + io.HIDDEN, io.LOGITS)
@@ -114,7 +114,6 @@ class _Lowering:
         }
 
     def lower(self, node: Node) -> None:
-        """Translate a node of the source graph into nodes of the ONNX standard."""
         if node.outputs[0].startswith(NOTHING):
             return  # empty keys and values, which only GroupQueryAttention reads
         renamed = replace(node, inputs=[self._names.get(name, name) for name in node.inputs])
@@ -167,7 +166,7 @@ class _Lowering:
         return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
-        """Emit the rows `ids` of `packed` codes [_, nbytes], unpacked to float32 [1, T, values]; return their name."""
+        """Emit rows `ids` of `packed` codes [_, nbytes], unpacked to float32 [1, T, values]."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
@@ -212,7 +211,7 @@ class _Lowering:
         return nodes.add("Cast", [values], points + ".4", to=int(ElementType.UINT4))
 
     def _middle(self, scales: str, shape: tuple[int, int], bits: int) -> str:
-        """Emit zero points `shape` of symmetric blocks: each is the middle code, 8 of 4 bits or 128 of 8 bits."""
+        """Emit zero points of symmetric blocks: the middle code, 8 of 4 bits or 128 of 8 bits."""
         nodes, name = self.made, scales + ".middle"
         middle = np.array([1 << (bits - 1)], np.uint8)
         zeros = nodes.fill(nodes.sizes(shape), name, middle)
@@ -238,7 +237,7 @@ class _Lowering:
     def _keep(
         self, name: str, kind: ElementType | None = None, dims: tuple[int, ...] | None = None
     ) -> str:
-        """Copy the weight `name` into the new graph; return `name`. kind, dims: new type and shape; None: as before."""
+        """Copy a weight into the new graph, with a new type or shape if given; return its name."""
         if name in self._stored and name not in self.made.tensors:
             stored = self._stored[name]
             self.made.tensors[name] = replace(

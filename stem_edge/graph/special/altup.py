@@ -46,7 +46,7 @@ def merged(products: Products, config: ModelConfig, x: str) -> str:
 
 
 class AltUp:
-    """AltUp around a layer: predicts a token's hidden states (streams) before the layer, and corrects them after it."""
+    """AltUp: predicts a token's streams (hidden states) before a layer, corrects them after it."""
 
     def __init__(self, layer: LayerGraph, streams: str) -> None:
         self._layer, self._graph, self._at = layer, layer.graph, layer.at + "altup"
@@ -60,7 +60,7 @@ class AltUp:
     def corrected(self, computed: str, context: str) -> str:
         """Emit the predicted streams, corrected by the layer's result `computed` [B, T, dim].
 
-        context: the layer's name in `ple.contexts`, to add per-layer embeddings to streams 1, 2, ...; "": add none.
+        context: from `ple.contexts`, to add per-layer embeddings to streams 1, 2, ...; "": none.
         """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")
@@ -79,7 +79,7 @@ class AltUp:
         return graph.add("Add", [self._streams, changes], at + ".corrected")
 
     def _gated(self, factors: str, change: str) -> str:
-        """Emit active stream + its factor * change, times a trained scale if the model has it; `ple` reads this."""
+        """Emit `ple`'s input: active stream + factor * change, times a trained scale, if any."""
         graph, at, config = self._graph, self._at, self._layer.config
         place = graph.sizes([config.active_stream])
         own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
@@ -90,7 +90,7 @@ class AltUp:
         return graph.add("Mul", [active, self._layer.vector("ple_gate_scale")], at + ".scaled")
 
     def _with_ones(self, columns: str) -> str:
-        """Append a column to `columns` [B, T, streams, 1]: 0 for the first stream, else 1 (weights of `ple`'s term)."""
+        """Append a column [0, 1, 1, ...]: `ple`'s result is added to all streams but the first."""
         left, right = np.zeros((1, 2), np.float32), np.zeros((self._count, 2), np.float32)
         left[0, 0], right[1:, 1] = 1, 1
         graph, at = self._graph, self._at

@@ -1,4 +1,4 @@
-"""Graphs for steps with several tokens of one sequence that compute the same bits as single-token steps.
+"""Graphs for steps of several tokens that compute the same bits as single-token steps.
 
 Attention kernels sum in a different order for several queries than for one. So these graphs, for a fixed number of
 tokens, have an attention node for each token; all other nodes compute the tokens together. The attention nodes of a
@@ -34,7 +34,7 @@ def apart(graph: Graph, count: int) -> Graph:
 
 
 def _keeps_bits(node: Node) -> bool:
-    """Return True for a node with a quantized cache: it computes queries one by one anyway."""
+    """Return True for attention over a quantized KV cache: it computes queries one by one."""
     return len(node.inputs) > K_SCALE and bool(node.inputs[K_SCALE])
 
 
@@ -62,7 +62,7 @@ class _Tokens:
         self._graph, self._count, self._parts = graph, count, dict[str, list[str]]()
 
     def of(self, name: str) -> list[str]:
-        """Split a value by token and return the parts' names. For a value without tokens, repeat its name."""
+        """Split a value by token; return the parts' names. A value without tokens is repeated."""
         if not name or name.startswith(NOTHING):
             return [name] * self._count
         if name not in self._parts:

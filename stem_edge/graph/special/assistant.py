@@ -29,8 +29,8 @@ def drafting(
 ) -> tuple[Graph, WeightPlan]:
     """Build an assistant's graph and the layout of its weight file.
 
-    format, kv: weights and KV cache type of the target. Raises GraphError if a format cannot be built, and
-    ValueError if the assistant does not fit the target.
+    format, kv: weights and KV cache type of the target. Raises GraphError if a format cannot be
+    built, and ValueError if the assistant does not fit the target.
     """
     model, graph, plan = assistant.model, Graph(), WeightPlan(ASSISTANT_DATA)
     products = Products(graph, plan, assistant.format)

@@ -1,7 +1,7 @@
 """One product for gate and up of an FFN, in the graphs that are saved with repacked weights.
 
-Both products read the same hidden states, and each product costs a start of onnxruntime's threads. With one product,
-a small model decodes faster. In a bundle's weight file, gate and up are apart; the repacked copy has them together.
+Each product costs a start of onnxruntime's threads, so a small model decodes faster with one. In a
+bundle's weight file, gate and up are apart; the repacked copy has them together.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from stem_edge.graph.linear import SPLIT_VALUES
 
 
 def gate_up_joined(graph: Graph) -> Graph:
-    """Return a copy of a graph in which each layer's gate and up are one product, with the same results bit for bit.
+    """Copy a graph with one product for each layer's gate and up, and the same results bit for bit.
 
-    Only small matrices in one piece that are quantized alike are joined: with large ones, the gain is small.
+    Only small matrices in one piece that are quantized alike are joined: large ones gain little.
     """
     made = replace(graph, nodes=[], tensors=dict(graph.tensors))
     products = {node.outputs[0]: node for node in graph.nodes if node.op == "MatMulNBits"}

@@ -15,7 +15,7 @@ from stem_edge.graph.linear import Products, vector
 def contexts(
     products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
 ) -> dict[int, str]:
-    """Emit for each layer a projection of `embedded` that `ple` adds to the tokens' rows; return layer -> name.
+    """Emit each layer's projection of `embedded`, which `ple` adds to rows; return layer -> name.
 
     Projections [B, T, ple_width] of embedded [B, T, dim] are normed and divided by sqrt(2).
     """
@@ -36,7 +36,7 @@ def contexts(
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """Emit the term [B, T, dim] that is added to a layer's result x. context: from `contexts`, for this layer."""
+    """Emit the per-layer embedding term to add to x [B, T, dim]. context: from `contexts`."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

@@ -1,9 +1,8 @@
 """Attention over an int8 KV cache in the graph for prompts: a layer's codes become float32 first.
 
-GroupQueryAttention takes 3 times as long over int8 keys and values as over float32 ones, if a step has
-many tokens. So this graph writes the codes of new tokens to the cache, converts all codes of the layer to
-float32 numbers, and attends to these. Scales are applied to q and to the result, not to each key and value.
-Codes are the same as those of the decoding graphs, and results differ by the order of sums only.
+GroupQueryAttention takes 3 times as long over int8 keys and values as over float32 ones, if a step
+has many tokens. Scales are applied to q and to the result, not to each key and value. Codes are the
+same as those of the decoding graphs, and results differ by the order of sums only.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _codes(layer: LayerGraph, what: str, x: str) -> str:
 
 
 def _scales(layer: LayerGraph, what: str, heads: int) -> str:
-    """Emit quantization scales of keys or values (`what`), repeated for `heads` heads; return their name: [heads * width]."""
+    """Emit scales of keys or values (`what`), repeated for `heads` heads: [heads * width]."""
     graph, own, at = layer.graph, layer.shape, f"{layer.at}{what}.scales.{heads}"
     if any(at in node.outputs for node in graph.nodes):
         return at

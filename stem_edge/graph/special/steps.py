@@ -40,7 +40,7 @@ class SteppedProducts(Products):
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit x times stacked `parts` [N, K]; x and the product are rounded to multiples of their own steps."""
+        """Emit x times stacked `parts` [N, K]; x and the result are rounded to whole steps."""
         ranges = [self._ranges.get("head" if kind == "head" else part) for part in parts]
         if not any(ranges):
             return super().product(name, kind, x, parts, shape)
@@ -67,7 +67,7 @@ class SteppedProducts(Products):
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
 
     def _in_parts(self, x: str, whole: Blocks, shape: tuple[int, int]) -> str:
-        """Emit x times the matrix `whole` of `shape` [N, K]: the sum of products over the column ranges of `apart`."""
+        """Emit x times the matrix `whole` [N, K]: a sum over the column ranges of `apart`."""
         made = list[str]()
         for item in apart(whole, shape[1]):
             laid = self._capped(x, item, shape[1])
@@ -78,7 +78,7 @@ class SteppedProducts(Products):
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit `result`: rows `ids` of a matrix, without the zero columns that are stored for a tied head."""
+        """Emit `result`: rows `ids` of a matrix, without the zero columns of a tied head."""
         step, _ = self._ranges.get("head", (0.0, 0.0))
         if not (self.format.tied and step) or self.format.bits(kind) == 32:
             return super().rows(name, kind, ids, result, shape)
@@ -103,7 +103,7 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _capped(self, x: str, item: Blocks, x_width: int) -> str:
-        """Emit the columns `item.columns` of x [B, T, x_width] in whole numbers of steps, with 127 ending each block."""
+        """Emit `item.columns` of x [B, T, x_width] in whole steps, with 127 ending each block."""
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
@@ -144,10 +144,10 @@ class SteppedProducts(Products):
 
 
 def apart(whole: Blocks, width: int) -> list[Blocks]:
-    """Divide a 2-bit matrix of `width` columns: full blocks stay 2-bit, the few columns after them get 4 bits.
+    """Divide a 2-bit matrix of `width` columns: columns after the last full block get 4 bits.
 
-    Other matrices are returned undivided. 2-bit kernels read four blocks at a time and would pad 1536 columns to
-    2048. In 4 bits, 1536 columns become 1664, and a second product would slow prompts by an eighth.
+    2-bit kernels read four blocks at a time and would pad 1536 columns to 2048. Other matrices stay
+    whole: 4-bit ones grow to 1664 columns only, and a second product slows prompts by an eighth.
     """
     end = width // (whole.block - 1) * (whole.block - 1)
     for block in SMALL_BLOCKS if whole.bits == 2 else ():
