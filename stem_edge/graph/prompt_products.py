@@ -13,7 +13,7 @@ INT8_MAX = 127
 
 
 class PromptProducts(Products):
-    """Products for prompts: int8 weights with a scale per output, int8 inputs with one per token.
+    """Matrix products in int8 for prompts: weights have a scale per output, inputs one per token.
 
     Such products are the fastest for many tokens, but inexact if some input channels are far larger than the rest.
     So channels are balanced against the columns of the matrix (SmoothQuant, arXiv 2211.10438): (x / s)

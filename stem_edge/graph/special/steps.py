@@ -1,4 +1,4 @@
-"""Products for models with static activation ranges: values are rounded to multiples of a step.
+"""Matrix products for models with static activation ranges: values are whole multiples of a step.
 
 MatMulNBits quantizes its input to int8 with a scale per block. This changes nothing if a block contains
 the value 127 and only whole numbers from -127 to 127. So inputs are passed as whole numbers of steps, and
@@ -26,7 +26,7 @@ ZERO = "int8.zero"
 
 
 class SteppedProducts(Products):
-    """Products of the decoding graphs, for models with static activation ranges."""
+    """Matrix products for models with static activation ranges."""
 
     def __init__(
         self, graph: Graph, plan: WeightPlan, format: BackboneFormat, config: ModelConfig
