@@ -35,10 +35,7 @@ def alone(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed. Return False if another process holds the lock.
-
-    Raises OSError, for example if the file system has no locks.
-    """
+    """Lock an open file until it is closed; return False if already locked. Raises OSError."""
     if sys.platform == "win32":
         import msvcrt
         from ctypes import wintypes

@@ -119,8 +119,8 @@ def grid_scales(blocks: F32) -> F32:
 def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
     """Return scales [n] for which codes * scale rounds to values [n, block]; 0 where none exists.
 
-    Each value allows an interval of scales. The result is the float16 closest to the middle of
-    their intersection, or the middle if it lies outside. near [n]: approximate scales.
+    Each value allows an interval of scales. The result is the middle of their intersection, as
+    float16 if that is still inside. near [n]: approximate scales.
     """
     bits = np.abs(values).view(np.int32)
     union = np.bitwise_or.reduce(bits, axis=1, keepdims=True)

@@ -27,10 +27,7 @@ def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -
 
 
 def apply_penalties(logits: F32, answer: Sequence[int], presence: float, frequency: float) -> None:
-    """Subtract presence + frequency * count from the logit of each token in `answer`, in place.
-
-    These are OpenAI's presence_penalty and frequency_penalty.
-    """
+    """Subtract OpenAI's presence + frequency * count from logits of the tokens in `answer`."""
     ids, counts = np.unique(np.asarray(answer, np.int64), return_counts=True)
     logits[ids] -= (presence + frequency * counts).astype(np.float32)
 

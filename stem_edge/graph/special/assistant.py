@@ -54,10 +54,7 @@ def drafting(
 
 
 def lenders(assistant: Assistant, target: ModelConfig) -> dict[int, int]:
-    """Return assistant layer -> the target model's layer whose keys and values it reads.
-
-    Raises ValueError if the assistant belongs to another model.
-    """
+    """Return assistant layer -> target layer whose keys and values it reads. Raises ValueError."""
     kinds = {_kind(layer): layer.kv_layer for layer in target.layers[: target.own_kv_layers]}
     model, clusters, best = assistant.model, assistant.clusters, assistant.best
     own, ids = range(model.own_kv_layers, model.n_layers), model.vocab_size
