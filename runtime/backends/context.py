@@ -24,7 +24,7 @@ class PromptKey:
 
     @property
     def prefill(self) -> bool:
-        """True if the prompt is long enough for the graph for prompts, in models that have such a graph."""
+        """True if the prompt is long enough for the prefill graph, if the model has one."""
         return len(self.token_ids) >= PREFILL_FROM
 
 
@@ -32,7 +32,7 @@ NO_PROMPT = PromptKey((), {}, ())
 
 
 def in_steps(tokens: int) -> int:
-    """Round a token count up to a multiple of STEP_TOKENS, because the OS commits KV memory by pages, not tokens."""
+    """Round a token count up to a multiple of STEP_TOKENS: the OS commits KV memory by pages."""
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 

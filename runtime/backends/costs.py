@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Needs:
-    """Memory that a loader needs for its backbone, and the settings that determine it."""
+    """Memory that a loaded backbone needs, and the settings that determine it."""
 
     footprint: Footprint
     context_length: int
@@ -74,6 +74,6 @@ class Needs:
         return 0 if tables is None else tables.records
 
     def rows(self, tokens: int) -> int:
-        """Largest number of table rows that a step of `tokens` tokens looks up, including rows of earlier tokens."""
+        """Most rows that a step of `tokens` tokens may read, also of tokens before the step."""
         model = self.footprint.model
         return tokens * model.lookups + max(0, model.row_window - 1)

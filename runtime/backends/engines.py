@@ -1,7 +1,4 @@
-"""The engines: each is a folder in here with a module `loader`, which imports the engine's library.
-
-Other code uses engines only through EngineLoader, Slots, Backend and Needs. Manifests contain the folder's name.
-"""
+"""Chooses and imports an engine by name: a folder beside this file with a module `loader`."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def engine_names() -> tuple[str, ...]:
 
 
 def choose_engine(bundle: Bundle, wanted: str = AUTO) -> EngineName:
-    """Return the name of the engine for a bundle. "auto" means the engine that its backbone is made for.
+    """Return the engine for a bundle; "auto" means the engine that the bundle was exported for.
 
     Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.
     """

@@ -57,11 +57,11 @@ class BackendContext(Protocol):
         """Earliest position, other than 0, where a step still finds all tokens of its sliding windows."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where `tokens`-token prompts may resume: even positions ("pairs"), step starts ("steps") or never ("")."""
+        """Return where a cached prefix of a `tokens`-token prompt may end: see Resumes."""
 
     @property
     def settled(self) -> int:
-        """Earliest position, other than 0, from which steps that are repeated compute the same bits as before."""
+        """Earliest position, other than 0, from which repeated steps compute the same bits."""
 
     def rest(self) -> None:
         """Free the logits of the latest step."""

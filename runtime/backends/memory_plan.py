@@ -1,9 +1,5 @@
 """The memory plan: how much memory a model will take, and how many row cache slots fit beside it.
 
-A backend states its Needs: fixed bytes, bytes for each token of a prompt chunk and bytes for each slot. A device
-has separate needs, without slots. The plan takes the largest chunk that leaves room for a useful row
-cache, then as many slots as fit. plan_memory tries context lengths, the longest first, until such a plan fits.
-
 The plan counts anonymous memory of this process, because the system cannot reclaim it: what the process
 has taken, and what loading and generating will add if each sequence fills its context. Weights that are
 read in place from their files do not count.
@@ -103,10 +99,10 @@ class MemoryPlan:
     preparing: str = ""  # disk, memory and time for preparing; empty if nothing is to be prepared
 
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
-        """Return the plan with the measured size of the open backbone, and as many more slots as fit.
+        """Return the plan with the backbone's measured size, and more row cache slots if they fit.
 
-        opened: bytes that this process takes without slots, and will take in addition to the model. limit: bytes that
-        this process may take.
+        opened: bytes of this process with the open backbone but no row cache, and what it will take
+        besides the model. limit: most bytes of this process.
         """
         taken, slot = max(0, opened - self.process), needs.footprint.slot_nbytes
         weights = max(taken, min(taken + needs.host.later, self.weights))
@@ -177,7 +173,7 @@ def plan_memory(
 
 
 def _plan_of(path: object, needs: Needs, room: Room) -> MemoryPlan:
-    """Return the plan with the most slots for these needs. Raises MemoryPlanError, InputError."""
+    """Return the plan with as many row cache slots as fit. Raises MemoryPlanError, InputError."""
     least = _least(needs, room)
     if reason := _refusal(least, needs, room, path):
         raise MemoryPlanError(reason)
@@ -191,7 +187,7 @@ def _plan_of(path: object, needs: Needs, room: Room) -> MemoryPlan:
 
 
 def _least(needs: Needs, room: Room) -> MemoryPlan:
-    """Return the plan with the largest chunk under the limit and the fewest slots.
+    """Return the plan with the largest prompt chunk under the limit and the fewest row cache slots.
 
     If no plan fits, the returned plan exceeds the limit. Raises InputError for an impossible number of slots.
     """
@@ -209,7 +205,7 @@ def _least(needs: Needs, room: Room) -> MemoryPlan:
 
 
 def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
-    """Return the plan for chunks of `chunk` tokens and `slots` slots, at most one slot for each record."""
+    """Return the plan for prompt chunks of `chunk` tokens and up to `slots` row cache slots."""
     footprint, host, sequences = needs.footprint, needs.host, room.sequences
     slots, tables, device = min(slots, needs.records), footprint.table_format, None
     if slots < needs.records:  # all rows of a chunk must be resident at once

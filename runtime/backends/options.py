@@ -153,7 +153,6 @@ def check_sequences(sequences: int) -> None:
 
 
 def _check_prompt_cache(folder: Path) -> None:
-    """Raise InputError for a folder that cannot hold cached prompts."""
     if "\0" in str(folder):
         raise InputError(
             f"prompt_cache is {str(folder)!r}; expected a name without null characters"

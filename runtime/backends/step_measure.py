@@ -18,15 +18,14 @@ ROUNDS = 4  # the fastest of these counts, because whatever else the machine doe
 def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
     """Time steps of 1 to MOST tokens, and compare their bits with those of single-token steps.
 
-    token_ids: made up; all but the last MOST are context. slots: where the tokens' rows are in the row cache.
-    Raises what a step raises.
+    token_ids: any; all except the last MOST are only context. slots: row cache slot of each token.
     """
     steps = MeasuredSteps(backend, token_ids, slots)
     return steps.costs(same_bits=steps.same_bits())
 
 
 class MeasuredSteps:
-    """Runs steps of several sizes over made-up tokens, all from one position. Raises what a step raises."""
+    """Measures decoding steps of several sizes, all at one position, on arbitrary token ids."""
 
     def __init__(self, backend: Backend, token_ids: I64, slots: I32) -> None:
         self._backend, self._ids, self._slots = backend, token_ids, slots

@@ -15,7 +15,7 @@ from stem_edge.runtime.backends.ggml.layer import GgmlLayer
 def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
     """Return the attention output [dim, T] for normed hidden states x [dim, T].
 
-    A layer that borrows keys and values reads what an earlier layer of the graph has written to the KV cache.
+    A layer without keys and values of its own attends to an earlier layer's, in the KV cache.
     """
     graph, config, own, sequences = layer.graph, layer.config, layer.shape, layer.inputs.sequences
     if own.kv_layer == layer.number:
@@ -31,7 +31,7 @@ def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
 
 
 def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
-    """Return queries or keys [head_dim, heads, T] of x, with RoPE, and normed first if the model has such a norm.
+    """Return queries or keys [head_dim, heads, T] of x, after the QK norm, if any, and RoPE.
 
     part: "q" or "k". heads: their number. RoPE is cos * x + sin * (x turned by 90 degrees). ggml's RoPE operator does
     only the turn by 90 degrees, because it computes inaccurate angles at high positions.
@@ -64,7 +64,7 @@ def _heads(layer: GgmlLayer, x: Tensor, heads: int) -> Tensor:
 
 
 def _store(layer: GgmlLayer, number: int, cache: Tensor, new: Tensor) -> None:
-    """Emit the write of new keys or values of sequence `number` to its tokens' cells in the KV cache."""
+    """Add an operator that writes new keys or values of sequence `number` to its KV cache."""
     graph, own, inputs = layer.graph, layer.shape, layer.inputs
     width, each = own.n_kv_heads * own.head_dim, inputs.count // len(inputs.sequences)
     new = graph.columns(new, ggml_types.F32, width, number * each, each)
@@ -91,7 +91,7 @@ def _mixed(layer: GgmlLayer, number: int, q: Tensor) -> Tensor:
 
 
 def _stored(layer: GgmlLayer, cache: Tensor, kind: TensorType, cells: int) -> Tensor:
-    """Return a view [head_dim, cells, n_kv_heads] of a cache's first `cells` cells, whose values are of type `kind`."""
+    """Return a view [head_dim, cells, n_kv_heads] of the first `cells` cells of a KV cache."""
     own = layer.shape
     head = kind.row_nbytes(own.head_dim)
     sizes, strides = (own.head_dim, cells, own.n_kv_heads), (head * own.n_kv_heads, head)

@@ -2,16 +2,7 @@
 
 Python owns all memory that outlives a step, and ggml's tensors point into it: weights in the mapped file, rows in the
 row cache's slots, keys and values, and the hidden states that the early layers pass to the layers that need rows.
-Intermediate results share scratch memory. A step fills inputs, runs its graphs and reads logits.
-
-| file | contents |
-|---|---|
-| graph.py | wrappers of ggml's arenas, graphs and buffers |
-| weights.py, slots.py | weights and rows, and the memory that their tensors point into |
-| kv_cache.py | keys and values, and masks that select what a token attends to |
-| layer.py, attention.py | a layer as operators |
-| layers.py | FFNs, experts and per-layer embeddings; all layers, embedding and head |
-| steps.py | steps of one sequence or several, and their graphs |
+Intermediate results share scratch memory.
 """
 
 from __future__ import annotations
@@ -32,8 +23,6 @@ from stem_edge.system.memory import return_freed_memory
 
 
 class GgmlContext(BackendContext):
-    """The KV cache of one sequence on ggml; see BackendContext."""
-
     def __init__(self, model: GgmlModel, length: int) -> None:
         self.length = length
         self.kv = KvCache(model.ggml, model.config, model.kv_type, length)
@@ -96,7 +85,7 @@ class GgmlBackend:
         return BackendPlaces()
 
     def open_drafter(self, context: GgmlContext) -> None:
-        """Return None, because ggml runs no draft model that a bundle contains (Gemma 4's assistant)."""
+        """Return None: ggml does not run the draft model of a bundle (Gemma 4's assistant)."""
 
     def begin(
         self,

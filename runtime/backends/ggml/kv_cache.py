@@ -60,7 +60,6 @@ class KvCache:
         return self.nbytes_of(self._filled)
 
     def nbytes_of(self, tokens: int) -> int:
-        """Return the bytes of the cells that `tokens` tokens need."""
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
     def kept(self, tokens: int) -> list[U8]:
@@ -77,7 +76,7 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, where a step finds all tokens of its windows: no cell is overwritten."""
+        """Earliest position, other than 0, where no token in a sliding window is overwritten."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
@@ -103,7 +102,7 @@ class Ring:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, other than 0, where a step finds all tokens of its window: no cell is overwritten."""
+        """Earliest position, other than 0, where no token in the window is overwritten."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 
@@ -138,5 +137,5 @@ class Ring:
 
 
 def rounded(cells: int) -> int:
-    """Return a number of cells rounded up to a multiple of CELLS."""
+    """Round a number of KV cache cells up to a multiple of CELLS."""
     return -(-cells // CELLS) * CELLS

@@ -34,9 +34,10 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
 def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
     """Return the term of per-layer embeddings that is added to x [dim, T].
 
-    norm: weight of the norm after the product with `ple_context`. The model divides this product by a constant, and
-    later the sum of product and row. The next norm cancels a constant factor, so its eps is scaled instead.
+    norm: weight of the norm that follows the product with `ple_context`.
     """
+    # The model divides this product, and later its sum with the row, by constants. The norms after
+    # them cancel constants, so only their eps are scaled.
     graph, config, eps = layer.graph, layer.config, layer.config.norm_eps
     context = layer.product("ple_context", layer.inputs.embedded)
     context = rms_norm(graph, context, norm, eps * config.dim)
@@ -46,7 +47,7 @@ def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
 
 
 def _row(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return the tokens' rows [d_ff or ple_width, T] from the slots of the row cache.
+    """Return the tokens' rows [d_ff or ple_width, T] from row cache slots.
 
     x: hidden states, for models with a router that mixes several rows of a token.
     """
@@ -72,10 +73,10 @@ def _mixture(layer: GgmlLayer, x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _expert(layer: GgmlLayer, x: Tensor) -> Tensor:
-    """Return the output [dim, T] of each token's expert. In an expert's slot, rows of W_gate and W_up alternate."""
+    """Return the output [dim, T] of each token's expert."""
     graph, config, count = layer.graph, layer.config, layer.inputs.count
     ids = graph.op("reshape_2d", layer.inputs.slot_ids, 1, count)
-    inner, outer = layer.slots
+    inner, outer = layer.slots  # in `inner`, rows of W_gate and W_up alternate
     both = graph.op("mul_mat_id", inner, graph.op("reshape_3d", x, config.dim, 1, count), ids)
     pairs = graph.op("reshape_3d", both, 2, config.d_ff, count)
     step, token = 2 * ggml_types.F32.nbytes, 2 * config.d_ff * ggml_types.F32.nbytes

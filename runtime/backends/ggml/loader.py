@@ -54,7 +54,6 @@ class GgmlLoader:
         self._footprint = footprint_of(bundle.manifest).with_kv(options.kv)
 
     def prepare(self) -> None:
-        """Find and load ggml's library."""
         self._ggml = Ggml(installed_library())
 
     def needs(self, context: int) -> Needs:

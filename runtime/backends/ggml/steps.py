@@ -79,7 +79,7 @@ class GgmlSteps:
         self._run(step, None)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """Complete the step with the rows in slots `slot_ids` [T]; see Backend.
+        """Complete the step with the rows in row cache slots `slot_ids` [T]; see Backend.
 
         Returns [B * logits, V]: the logits of the last `logits` tokens of each sequence.
         """
@@ -139,7 +139,7 @@ class GgmlSteps:
         return np.tile(table, (1, 2))
 
     def _step(self, logits: int, *, early: bool) -> _Step:
-        """Return the graph of `_build_early` or `_build_late`, built anew only if the step has a new shape.
+        """Return the graph of a step's early or late layers, built anew only for a new step shape.
 
         logits: number of tokens of all sequences whose logits are requested.
         """
@@ -181,8 +181,8 @@ class GgmlSteps:
     def _build_late(self, cells: Sequence[dict[int, int]], logits: int) -> _Step:
         """Build the graph of the first layer with rows, of all later layers, and of the head.
 
-        logits: number of tokens, the last ones, for which the head computes logits. If it is 0, the graph has no head
-        and only stores keys and values. cells: see `_build_early`.
+        logits: number of last tokens with logits. If it is 0, the graph has no head and only stores
+        keys and values. cells: for each sequence, window -> number of KV cache cells to attend to.
         """
         late, rest = (self._layers.get(name, range(0)) for name in (LATE, REST))
         layers = [*late, *(rest if logits else ())]

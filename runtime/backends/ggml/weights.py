@@ -123,7 +123,7 @@ class GgmlModel:
                 self.slots[layer] = [self._placed(slots, *part) for part in shapes]
 
     def _placed(self, slots: BlockSlots, shape: tuple[int, ...], rows: U8) -> Tensor:
-        """Return a tensor over `rows`, the memory of all slots for one part of a layer's rows. shape: of that part."""
+        """Return a tensor over `rows`: all row cache slots for one part of a layer's rows."""
         memory = MappedBuffer(self.ggml, rows.reshape(-1))
         tensor = self._arena.tensor(slots.type, *reversed(shape), slots.count)
         memory.place(tensor)

@@ -40,10 +40,9 @@ WIDENED_NBYTES = 8 << 20
 class OrtBackend:
     """The backend on onnxruntime's CPU; see Backend. Raises BackendError, OutOfMemoryError.
 
-    graphs: name (graph/names.py) -> graph. kv: type of keys and values. apart: name -> graphs step2, step4 and step8.
-    Each computes several tokens in one step, with results that equal those of single-token steps bit for bit. They, and
-    graphs that only prompts need, are opened at first use. opened: function to call when graphs have been opened.
-    sparing: open graphs in less memory, but more time.
+    graphs: name (graph/names.py) -> graph. apart: graphs for steps of 2, 4 or 8 tokens that compute
+    the bits of single-token steps; they, and graphs only for prompts, are opened at first use.
+    opened: called when graphs have been opened. sparing: open graphs in less memory, but more time.
     """
 
     assistant: Assistant | None = None  # its graph is in `graphs`

@@ -1,7 +1,6 @@
 """The graphs of a backbone, and the memory that their inputs and outputs are bound to.
 
-The graphs read and write hidden states, rows, keys, values and logits in place. Memory is bound again only
-if a step has another shape or other contexts, which is seldom while decoding.
+Memory is bound again only if a step has another shape or other contexts, seldom while decoding.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class BoundGraphs:
             self.bind(self.ropes.values())
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
-        """Bind values to inputs and outputs of these names, in all graphs, also graphs that are opened later."""
+        """Bind values by name to inputs and outputs of all graphs, also those opened later."""
         self._values |= values
         for graph in self.graphs.values():
             graph.bind(values)
@@ -182,7 +181,7 @@ class BoundGraphs:
         self.shape = shape
 
     def _bind_kv(self, kv: KvArrays, first: int) -> None:
-        """Bind the KV caches of the step's sequences: `kv`, from sequence `first` on. The caller keeps `kv` alive."""
+        """Bind the step's KV cache: `kv`, from sequence `first` on. The caller keeps `kv` alive."""
         part = (weakref.ref(kv), first, self.shape.sequences)
         values: Mapping[str, ort.OrtValue] | None = None
         for name in self._running:

@@ -139,7 +139,6 @@ class OrtContext:
         return self._window.dropped if self._window else 0
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where prompts may resume: "steps" (step starts) with full windows or experts, else "pairs" (even)."""
         capacity = self._window.capacity if self._window else tokens
         steps = self.settled or tokens > capacity or self._rounds_by_step
         return "steps" if steps else "pairs"
@@ -180,7 +179,7 @@ class OrtContext:
         return dropped
 
     def state_before(self, position: int) -> F32:
-        """Return the hidden state [dim] of the token before a position, for the assistant.
+        """Return the hidden state [dim] of the token before a position, for the draft model.
 
         Raises BackendError unless the last step gave logits of this token.
         """

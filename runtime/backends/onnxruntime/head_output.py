@@ -32,8 +32,8 @@ def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, Hea
 class HeadOutput:
     """Runs the last graphs of a step, which compute logits.
 
-    name: graph that computes logits. It is `head` (the final norm and the logits), or `step` or another graph with all
-    layers and the head. Before `head` runs `rest` (layers that reuse an earlier layer's K and V), if there is one.
+    name: `head` (final norm and logits), or a graph with all layers, such as `step`. The graph
+    `rest` (layers that reuse an earlier layer's K and V), if there is one, runs before `head`.
     """
 
     def __init__(self, name: str, graphs: Mapping[str, BoundSession], loaded: Loaded) -> None:
@@ -68,7 +68,7 @@ class HeadOutput:
             self._logits = weakref.ref(to.logits)
 
     def run(self) -> None:
-        """Run `rest`, if there is one, and the graph `name`. Raises what onnxruntime raises."""
+        """Run `rest`, if there is one, and the graph of the logits. Raises onnxruntime's errors."""
         if self._rest is not None:
             self._rest.run()
         self._head.run()

@@ -1,7 +1,4 @@
-"""A loaded backbone: its graphs as sessions, and its RoPE tables.
-
-RoPE tables are computed, and take memory, only up to the highest position that a step has used.
-"""
+"""A loaded backbone: its graphs as sessions, and its RoPE tables."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ class RopeArrays:
         }
 
     def values(self) -> Mapping[str, ort.OrtValue]:
-        """Return graph input -> table [length, head_width / 2]."""
+        """Return graph input name -> RoPE table [length, head_width / 2]."""
         return {name: from_numpy(array) for name, array in self._arrays.items()}
 
     def fill(self, positions: int) -> None:
@@ -74,10 +71,7 @@ class RopeArrays:
 
 
 def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[str, F32]:
-    """Return graph input -> RoPE table of positions `start` to `positions`, padded with zeros.
-
-    A table is [positions - start, head_width / 2].
-    """
+    """Return graph input name -> RoPE table [positions - start, head_width / 2], zero-padded."""
     tables: dict[str, F32] = {}
     for layer in map(config.layer, range(config.n_layers)):
         names = io.rope_names(config, layer)
@@ -160,7 +154,7 @@ def open_sessions(
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError.
 
     sparing: take less memory (42 instead of 142 MB for a 1B model), but a third more time, because
-    the pages of one packed matrix are not reused for the next. (onnxruntime packs also matrices with a packed copy in the file.)
+    the pages of one packed matrix are not reused for the next.
     """
     give_back_freed_blocks(KEPT_NBYTES if sparing else PACKED_NBYTES)
     sessions = Sessions()

@@ -33,7 +33,7 @@ ROOMY = 2.0
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
-    """Return a loader for the chosen provider, or for a CPU acting as a device. Raises InputError, BackendError."""
+    """Return the loader for the CPU, or for the chosen device. Raises InputError, BackendError."""
     if options.provider == LoadOptions.provider and options.device_memory is None:
         return OrtLoader(bundle, options)
     from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader

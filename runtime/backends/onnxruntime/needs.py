@@ -106,7 +106,7 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
 
 
 def logits_nbytes(footprint: Footprint, scored: int) -> int:
-    """Return the bytes that each token with logits adds to a step. scored: see chunk_token_nbytes."""
+    """Return bytes that a token with logits adds to a step. scored: attention scores per head."""
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0
@@ -114,7 +114,7 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
-    """Return how many activation values a token has in the layers `numbers`: each array in its largest layer.
+    """Return how many activation values a token has, each array in the layer where it is largest.
 
     Arrays: hidden states, their norms; q, k and v; `wide` arrays of d_ff values; `scored` attention scores per head.
     """

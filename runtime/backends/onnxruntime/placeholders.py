@@ -14,12 +14,12 @@ PLACEHOLDERS_NBYTES = 32 << 20  # most bytes of their records; an expert has ten
 
 
 def placeholders(layout: RecordLayout) -> int:
-    """Return how many row cache slots placeholder_rows fills at most: 16, or fewer if records are large."""
+    """Return how many row cache slots get random rows: 16, or fewer if records are large."""
     return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
 
 
 def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
-    """Fill some slots with random rows, and return a slot id for each token, int32 [tokens].
+    """Fill row cache slots with random rows; return a slot id for each token, int32 [tokens].
 
     The values are about as large as the results of the matrix products that rows replace.
     """

@@ -57,7 +57,7 @@ class DeviceBackend:
         """Return None, because the graphs compute one sequence at a time."""
 
     def open_drafter(self, context: DeviceContext) -> None:
-        """Return None, because this backend loads no assistants."""
+        """Return None: devices do not run the draft model of a bundle."""
 
     def begin(
         self,
@@ -68,7 +68,7 @@ class DeviceBackend:
         prefill: bool = False,
         apart: bool = False,
     ) -> None:
-        """Start a step of one context; `prefill` and `apart` change nothing."""
+        """Start a step of one context; `prefill` and `apart` are ignored."""
         (context,) = contexts
         self._stepped = weakref.ref(context)  # a weak one, which keeps no memory alive
         context.begin(token_ids[0], positions[0])
@@ -176,7 +176,7 @@ class DeviceContext:
     def _rest(self, rows: Arrays, wanted: npt.NDArray[np.int64]) -> None:
         """Run the layers that reuse an earlier layer's K and V, for the tokens at indices `wanted` of the step.
 
-        rows: from `_rows`, for these tokens.
+        rows: graph inputs with the rows of these tokens.
         """
         hidden = self._hidden(len(wanted))
         given = self._seen(self._position + int(wanted[0]), len(wanted))
@@ -232,7 +232,7 @@ class DeviceContext:
         return self._memory.empty(shape, what).beginning(1)
 
     def _seen(self, position: int, count: int) -> Arrays:
-        """Return graph inputs of `count` tokens from a position on: RoPE tables, and a mask for each window."""
+        """Return RoPE tables and attention masks as graph inputs for tokens from `position` on."""
         step, lines = np.arange(position, position + count), np.arange(self._capacity)
         ago = step[:, None] - lines
         found = dict[str, npt.NDArray[Any]](padded_ropes(self._config, position + count, position))

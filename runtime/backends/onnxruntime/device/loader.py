@@ -19,7 +19,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class DeviceLoader:
-    """Loads graphs of standard operators on a provider; see EngineLoader.
+    """Loads graphs of standard operators on an execution provider; see EngineLoader.
 
     Raises InputError for options that only the CPU has, BackendError if only the CPU can run the model.
     """

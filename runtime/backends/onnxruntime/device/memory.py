@@ -39,7 +39,6 @@ class DeviceArray:
             self._place.write(self._store, np.asarray(array, order="C"))
 
     def read(self) -> F32:
-        """Return a copy of the tensor in host memory."""
         array = np.empty(self.shape, np.float32)
         with onnxruntime_errors("copying from the device"):
             self._place.read(self._store, array)
@@ -64,7 +63,7 @@ class DeviceMemory:
     def __init__(self, provider: Provider, limit: int | None = None) -> None:
         self.limit, self._name, self._place = limit, provider.name, _place_of(provider)
         self.shared = type(self._place) is Host  # True: arrays are in this process's memory
-        self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # arrays in use
+        self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()
         self._retired: list[object] = []
 
     @property
@@ -77,7 +76,7 @@ class DeviceMemory:
         self._retired.append(owner)
 
     def collect(self) -> None:
-        """Free the memory of all retired objects."""
+        """Free the device memory of all objects passed to `retire`."""
         while self._retired:
             self._retired.pop()
 

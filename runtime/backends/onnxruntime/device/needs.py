@@ -28,10 +28,10 @@ ROW_ARRAYS = 4  # copies of a row while it is dequantized
 def device_needs(
     footprint: Footprint, context: int, provider: str, *, limit: int | None, shared: bool
 ) -> Needs:
-    """Return the needs of a backbone on a device. limit: its most bytes. shared: it takes this process's memory.
+    """Return the memory that a backbone needs on a device, and in this process.
 
-    The needs include copies of one layer's keys and values, and twice the largest matrix as float32, because
-    providers may dequantize a matrix before they multiply.
+    limit: most bytes there. shared: the device uses this process's memory. Included: copies of a
+    layer's keys and values, and the largest matrix twice in float32: providers may dequantize it.
     """
     footprint = footprint.without_windows().with_kv("fp32")
     config, tables = footprint.model, footprint.tables

@@ -106,7 +106,7 @@ class Packer:
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
 
     def _over_packed(self, graph: Graph) -> Graph:
-        """Return the graph with weights of this folder's files instead of the bundle's, in the order of use."""
+        """Return the graph with weights in this folder, not in the bundle, in the order of use."""
         names = dict.fromkeys(name for node in graph.nodes for name in node.inputs)
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
@@ -154,7 +154,7 @@ def _groups(nodes: Sequence[Node], tensors: dict[str, Tensor]) -> Iterator[list[
 
 
 def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
-    """Return a graph of these product nodes alone; the activations of each node become an input."""
+    """Return a graph of only these matrix products, with the activations of each as an input."""
     names = {name for node in nodes for name in node.inputs}
     made = Graph(tensors={n: t for n, t in graph.tensors.items() if n in names})
     for number, node in enumerate(nodes):
@@ -169,12 +169,12 @@ def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 def _with_u8_matrix(node: Node) -> Node:
-    """Convert a product node from an s8 to a u8 matrix, which gets the zero point of the u8 activations: 128."""
+    """Return a product node for a u8 instead of an s8 matrix, with zero point 128."""
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 
 def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
-    """Append packed weights, which `form` locates in `source`, to `file`; return the text that locates them there."""
+    """Append packed weights to `file`. form: their places in `source`; returns those in `file`."""
     key, *places = form.split("|")
     texts = [key]
     for offset, nbytes, checksum in (map(int, place.split(";")) for place in places):

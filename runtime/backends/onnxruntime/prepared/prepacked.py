@@ -82,7 +82,7 @@ class Prepacked(NamedTuple):
         return {EMBED: self._embedding(bundle, kv), **there}
 
     def _embedding(self, bundle: Bundle, kv: KvType) -> GraphSource:
-        """Return the embedding's graph: the saved one, because building it takes a tenth of a second."""
+        """Return the embedding's saved graph, or build it (in 0.1 s) if the bundle was moved."""
         if self.record.bundle != str(bundle.path.resolve()):
             from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 

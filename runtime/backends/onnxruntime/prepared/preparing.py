@@ -37,12 +37,11 @@ class NotPrepared(RuntimeWarning):
 
 
 def warn(why: str) -> None:
-    """Warn that a backbone is loaded without repacked weights in files. why: the reason."""
     warnings.warn(NotPrepared(why), stacklevel=5)
 
 
 def make_or_warn(bundle: Bundle, options: LoadOptions, kv: KvType) -> Prepacked | None:
-    """Save a backbone with repacked weights, as `make` does; if that fails, warn and return None."""
+    """Save a backbone with repacked weights; if that fails, warn and return None."""
     try:
         return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
     except BackendError as error:
@@ -87,7 +86,7 @@ def make(
 
 
 def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Save repacked weights to the folder by a child process; the caller locks it. Raises BackendError, OSError."""
+    """Create a folder of repacked weights; failures leave none. Raises BackendError, OSError."""
     made = folder.with_name(TEMPORARY + folder.name)
     for path in (folder, made):
         remove(path)  # damaged, or left by a process that was killed
@@ -100,7 +99,6 @@ def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Run the child process that fills the folder, until it ends. Raises BackendError."""
     arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
     arguments += [] if bundle.tables is None else [bundle.tables]
     command = module_command(WORKER, *arguments)
@@ -116,6 +114,5 @@ def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete the folder of a backbone's repacked weights, if it exists."""
     with contextlib.suppress(OSError):
         remove_tree(folder, folder.parent)

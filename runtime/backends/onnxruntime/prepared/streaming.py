@@ -117,7 +117,7 @@ class WeightStream:
             self._settle()
 
     def _forget(self) -> None:
-        """Drop all pages of the streamed matrices from memory. Called when new matrices are chosen."""
+        """Drop all pages of the streamed matrices from this process and from the page cache."""
         for span in self.chosen:
             self._give_back(span)
         for file in {span.file for span in self.chosen}:
@@ -192,7 +192,7 @@ def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
 
 
 def spread(spans: Sequence[Span], excess: int) -> list[Span]:
-    """Return the spans to stream, evenly spread, so that `excess` bytes fewer are in memory; [] if excess is 0."""
+    """Return the matrices to stream, evenly spread, so that `excess` bytes fewer are in memory."""
     large = [span for span in spans if span.nbytes >= LEAST_NBYTES]
     if excess <= 0 or len(large) < AHEAD_MATRICES:
         return []
@@ -211,7 +211,7 @@ def spread(spans: Sequence[Span], excess: int) -> list[Span]:
 
 
 def ahead_nbytes(spans: Sequence[Span]) -> int:
-    """Return how many bytes of these spans are in memory at a time if all of them are streamed."""
+    """Return how many bytes of these matrices are in memory at a time while they are streamed."""
     return max(AHEAD_NBYTES, AHEAD_MATRICES * max((span.nbytes for span in spans), default=0))
 
 

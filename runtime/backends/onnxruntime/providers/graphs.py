@@ -28,7 +28,7 @@ def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[st
 
 
 def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
-    """Build the graphs that `cpu_graphs` encodes, such as embed and head; return graph name -> graph.
+    """Build the graphs of a backbone for the CPU, such as embed and head; return name -> graph.
 
     prefill: include the graph for prompts. kv: type of cached keys and values. Raises BundleError for damaged files.
     """
@@ -95,5 +95,4 @@ def _place(path: Path) -> Path:
 
 
 def sources(bundle: Bundle, graphs: Mapping[str, Graph]) -> dict[str, GraphSource]:
-    """Encode graphs of a bundle for sessions."""
     return {name: graph_source(bundle, name, graph) for name, graph in graphs.items()}

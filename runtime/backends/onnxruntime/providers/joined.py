@@ -24,10 +24,10 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
-    """Return graph name -> graph: `step`, all layers and the head in one graph, then other graphs (graph/names.py).
+    """Return graph name -> graph: `step`, with all layers and the head, and other graphs.
 
-    They compute the same bits as the graphs of `separate`, in fewer runs. With `prefill`, `rest` and `head` are graphs
-    by themselves, too, because a prompt's last step runs them.
+    `step` computes the same bits as a graph for each part, in one run. With `prefill`, `rest` and
+    `head` (graph/names.py) are graphs of their own, too, because a prompt's last step runs them.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     others = separate(bundle, prefill=prefill, kv=kv)
@@ -43,9 +43,9 @@ def joined(
     *,
     kv: KvType = "fp32",
 ) -> Graph:
-    """Join the graphs of graph.decode.decoding, except the embedding, into one graph over the same weight file.
+    """Build one graph of all layers and the head, over the same weight file as separate graphs.
 
-    The joined graph computes the same bits, but wakes onnxruntime's threads only once per step.
+    It computes the same bits, but wakes onnxruntime's threads only once per step.
     """
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format, kv)

@@ -155,7 +155,7 @@ def _saving(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def onnxruntime_errors(doing: str) -> Iterator[None]:
-    """Context manager: convert onnxruntime's errors as providers.errors.raise_error(error, doing) does."""
+    """Convert onnxruntime's errors in a `with` block to this package's. doing: what failed."""
     try:
         yield
     except Exception as error:  # because onnxruntime's exceptions share no base class
