@@ -32,7 +32,7 @@ def fetched(name: str, progress: bool | None) -> str:
 
 
 def _run(checkpoint: str, bundle: str, engine: str, progress: bool | None) -> str:
-    """Run the worker process; return its stdout. With bundle "", it only fetches files."""
+    """Run the worker process; return its stdout. With bundle "", it only fetches the checkpoint."""
     command = module_command(WORKER, checkpoint, bundle, engine, str(progress))
     try:
         status, said = run_worker(command)

@@ -46,7 +46,6 @@ class Safety(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def safe(self) -> bool:
-        """True if no check failed."""
         return not self.reasons
 
 
@@ -108,7 +107,7 @@ def _parts(bundle: Bundle) -> Iterator[Check]:
 
 
 def _wrong(root: Path, parts: Iterable[Check], checked: list[str]) -> list[str]:
-    """Run checks; append passed ones to `checked`, and return the messages of failures."""
+    """Run checks; append descriptions of passed ones to `checked`, and return error messages."""
     bad = []
     for right, check in parts:
         try:
