@@ -85,7 +85,7 @@ def _refuse(wrong: bool, what: str) -> None:
 
 
 def _objects(node: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects of a JSON value."""
+    """Yield all JSON objects in a JSON value, at any depth."""
     nodes = [node]
     while nodes:
         node = nodes.pop()
