@@ -1,4 +1,1 @@
-"""Decides which rows tokens look up: their own, rows of edits, or rows that a caller chooses.
-
-The rows package then reads these rows.
-"""
+"""Decides which rows tokens look up: their own, rows of edits, or rows that a caller chooses."""

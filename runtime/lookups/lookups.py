@@ -16,8 +16,8 @@ from stem_edge.tables.rows import RowLookup
 class Lookups:
     """The row ids of one call. A context manager, because row ids of edits must be released at the end.
 
-    changes: the edits in effect. given: lookups of the prompt's tokens, made from stem_ids. If it is given, edits
-    apply to generated tokens only. Raises InputError if the prompt lacks the text to edit.
+    changes: the edits in effect. given: lookups of the prompt's tokens, from a caller's stem_ids;
+    edits then apply only to generated tokens. Raises InputError if a prompt lacks an edit's text.
     """
 
     def __init__(
@@ -50,10 +50,9 @@ class Lookups:
     def own(self, token_ids: Sequence[int], first: int) -> I64:
         """Return the row ids of `token_ids`, the tokens of prompt and answer from `first` on."""
         prompt = self.prompt[first:].tolist()
-        return np.array([*prompt, *map(self._row, token_ids[len(prompt) :])], np.int64)
+        return np.array([*prompt, *map(self._row_id, token_ids[len(prompt) :])], np.int64)
 
-    def _row(self, token_id: int) -> int:
-        """Return the row id of a generated token."""
+    def _row_id(self, token_id: int) -> int:
         lookup = self._tokens.get(token_id)
         if lookup is None:
             return token_id

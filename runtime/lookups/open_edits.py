@@ -39,7 +39,7 @@ class OpenEdits:
         return tuple(edit for entry in list(self._entries.values()) for edit in entry)
 
     def now(self) -> Overlay | None:
-        """Return an Overlay with the row lookups of the edits in `all`; None if `all` is empty."""
+        """Return the row lookups of all running edits as an Overlay; None without edits."""
         if not (edits := self.all):
             return None
         latest = self._latest  # another thread may replace it

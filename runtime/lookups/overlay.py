@@ -30,7 +30,7 @@ from stem_edge.tables.rows import Row, RowLookup
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
-    """Convert a caller's stem_ids for `length` tokens to lookups. Raises InputError for a wrong count or id."""
+    """Convert a caller's stem_ids to row lookups. Raises InputError for a wrong count or id."""
     if not isinstance(stem_ids, Sequence | np.ndarray):
         raise InputError("stem_ids must be a sequence; give one id, or several, for each token")
     if len(stem_ids) != length:
@@ -49,7 +49,7 @@ def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) 
 
 
 def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
-    """Raise InputError if a token has no row, or if `lookup` averages rows of a model of experts."""
+    """Raise InputError if a token has no row, or if a lookup averages rows that are experts."""
     greatest = max(tokens_of(lookup), default=0)
     if greatest >= config.vocab_size:
         raise InputError(
@@ -73,7 +73,7 @@ ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 class Overlay:
     """An immutable stack of edits on a bundle: which tokens look up which other tokens' rows.
 
-    Raises InputError for an edit that cannot be applied: see `everywhere` and `check_lookup`.
+    Raises InputError for an edit that cannot be applied.
     """
 
     def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit] = ()) -> None:
@@ -169,7 +169,7 @@ def at_positions(
 ) -> dict[int, ByLayer]:
     """Map positions of a prompt to the rows that an edit sets there; empty for scope "everywhere".
 
-    text: the result of text_of for the prompt, if known. Raises AbsentError if the source is absent.
+    text: the prompt's text and token bounds, if known. Raises AbsentError if the source is absent.
     """
     change = edit.change
     if edit.scope != "positions" or not isinstance(change, Replacement):
@@ -187,7 +187,7 @@ def at_positions(
 
 
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
-    """Return lookups for the `length` tokens of `change.source`, which follows text `before`."""
+    """Return the rows that the `length` tokens of `change.source` look up after text `before`."""
     target = target_tokens(codec, change, length, before)
     return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
 

@@ -44,14 +44,13 @@ def text_of(codec: TextCodec, token_ids: Sequence[int]) -> TokenText:
     places.append(len(text))
     bounds = [0, *accumulate(map(len, pieces))]
     # sentencepiece puts a space before a text, which decoders drop.
-    dropped = _spaces(text) - _spaces(codec.decode(token_ids, skip_special_tokens=False))
+    dropped = _indent(text) - _indent(codec.decode(token_ids, skip_special_tokens=False))
     starts = [max(0, places[at] - dropped) for at in bounds[:-1]]
     ends = [max(0, places[at - 1] + 1 - dropped) if at else 0 for at in bounds[1:]]
     return text[dropped:], starts, ends
 
 
-def _spaces(text: str) -> int:
-    """Return the number of spaces at the beginning of a text."""
+def _indent(text: str) -> int:
     return len(text) - len(text.lstrip(" "))
 
 
@@ -60,8 +59,8 @@ def find_spans(
 ) -> list[Span]:
     """Find all occurrences of a text among token ids, left to right, except inside longer words.
 
-    A special token matches only as a whole, because its name is not text. placed: the result of
-    text_of for the ids, if known. Raises AbsentError, naming similar phrases, if there is no match.
+    A special token matches only as a whole, because its name is not text. placed: text and
+    token bounds of the ids, if known. Raises AbsentError, which names similar phrases.
     """
     text, starts, ends = placed or text_of(codec, token_ids)
     spans = []
