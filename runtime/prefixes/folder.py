@@ -79,7 +79,7 @@ class PrefixFolder:
         return best
 
     def read(self, path: Path, tokens: int, context: BackendContext) -> bool:
-        """Copy the first tokens of a file to an empty context; False if the file is unusable.
+        """Copy keys and values of a file's first tokens to an empty context; False if that fails.
 
         After False, the contents of the context are undefined.
         """
@@ -101,7 +101,7 @@ class PrefixFolder:
         return True
 
     def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
-        """Save a prompt's first `computed` tokens, unless they are few or already in the folder."""
+        """Save the KV cache of a prompt's first `computed` tokens, if enough and not yet saved."""
         found = saved_of(prompt, computed, self._fingerprint, context)
         if found is not None:
             with self._lock:
@@ -226,7 +226,6 @@ def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
 
 
 def digest(text: str) -> str:
-    """Return a digest of a text, for use in a file name."""
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARS]
 
 

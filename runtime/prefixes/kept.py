@@ -31,7 +31,7 @@ MOST_KEPT = 8
 
 
 class Prefixes:
-    """The contexts of all calls of a model: running calls, and cached contexts, oldest first.
+    """The contexts (KV caches) of a model's running calls, and cached contexts, oldest first.
 
     length: most tokens of a context. limit: most bytes of the KV caches of all contexts and batches. Cached
     contexts are evicted first, so only concurrent calls can exceed the limit. keeps: True to cache
@@ -66,7 +66,7 @@ class Prefixes:
     ) -> Context:
         """Return a context for up to `length` tokens. It may already have the prompt's first tokens.
 
-        `position` counts these tokens. Call `give_back` later. whole: reserve memory for all `length` tokens now.
+        Its `position` is their number. Call `give_back` later. whole: reserve all memory now.
         """
         if not self._keeps:
             return self.empty(length)
@@ -87,7 +87,7 @@ class Prefixes:
         """
         with self._lock:
             self._collect()
-            most = sum(prefix.nbytes + prefix.growth for prefix in self._calls())
+            most = sum(prefix.nbytes + prefix.growth for prefix in self._running())
             return most + nbytes <= self.limit
 
     @property
@@ -95,10 +95,10 @@ class Prefixes:
         """Bytes of the KV caches of running calls and of cached contexts."""
         with self._lock:
             self._collect()
-            return sum(prefix.nbytes for prefix in (*self._kept, *self._calls()))
+            return sum(prefix.nbytes for prefix in (*self._kept, *self._running()))
 
     def make_room(self, context: Context, tokens: int) -> None:
-        """Drop cached contexts until `context` can grow by `tokens` tokens. Called before steps."""
+        """Drop cached contexts until `context` can grow by `tokens` tokens."""
         with self._lock:
             self._collect()
             context.reserve(min(context.position + tokens, context.length))
@@ -146,9 +146,9 @@ class Prefixes:
         return context
 
     def _copy(self, context: Context) -> None:
-        """Fill `context` with keys and values of its prompt, from the context with most of its tokens."""
+        """Fill `context` from the other context that shares the most prompt tokens with it."""
         with self._lock:
-            others = [one for one in (*self._kept, *self._calls()) if one is not context]
+            others = [one for one in (*self._kept, *self._running()) if one is not context]
         if others:  # while no call computes
             self._engine.in_turn(lambda: context.copy(*_best(others, context.prompt)))
 
@@ -162,7 +162,7 @@ class Prefixes:
             self._collect()
             best, tokens = _best(self._kept, prompt)
             if best is None:
-                return None, _best(self._calls(), prompt)[1]
+                return None, _best(self._running(), prompt)[1]
             self._kept.remove(best)
             if self._copies(best, tokens, prompt):
                 self._kept.append(best)  # used last, so that it stays
@@ -197,8 +197,7 @@ class Prefixes:
             self.forget()
             return self._engine.open_context(length, prompt)
 
-    def _calls(self) -> list[Context]:
-        """Return the contexts of running calls."""
+    def _running(self) -> list[Context]:
         return [context for lent in self._lent if (context := lent()) is not None]
 
     def _collect(self) -> None:

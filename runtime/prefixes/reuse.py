@@ -17,7 +17,6 @@ ATTENTION_BLOCK = 16
 
 
 def reusable_of(context: Context, prompt: PromptKey) -> int:
-    """Return how many tokens of a context a prompt can reuse."""
     backend = context.backend
     resumes = backend.resumes(len(prompt.token_ids))
     return reusable(context.prompt, context.computed, prompt, resumes, backend.settled)
@@ -52,7 +51,7 @@ def reusable(
 
 
 def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
-    """Reduce the reusable tokens `found` until the last token is rounded as it is without reuse."""
+    """Reduce the number of reusable tokens until the last token is rounded as without reuse."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
         return found
