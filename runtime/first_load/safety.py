@@ -38,8 +38,6 @@ OK = "ok"
 
 
 class Safety(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the safety check of a bundle."""
-
     files: dict[str, str]  # name -> "ok" or what is wrong
     reasons: list[str]  # why the bundle is not safe, a sentence each; empty if it is safe
     checked: list[str]  # checks that it passed

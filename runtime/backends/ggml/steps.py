@@ -27,8 +27,6 @@ OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # most of a layer; more for e
 
 @dataclass(frozen=True)
 class _Step:
-    """A graph with its inputs and outputs."""
-
     graph: GgmlGraph
     token_ids: Tensor | None
     inputs: LayerInputs  # without `sequences`, which hold the caches
