@@ -97,7 +97,7 @@ class LoadOptions:
         return bundle
 
     def guesses_ahead(self, costs: StepCosts | None) -> bool:
-        """Return True if the model drafts tokens: on request, or with "auto" if all step sizes compute the same bits."""
+        """True if the model drafts tokens: on request, or with "auto" if that changes no bits."""
         if self.speculate == "auto":
             return costs is not None and costs.same_bits
         return bool(self.speculate)

@@ -51,7 +51,7 @@ def reusable(
 
 
 def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
-    """Reduce the number of reusable tokens until the last token is rounded as without reuse."""
+    """Return at most `found` tokens, so that the last prompt token is rounded as without reuse."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
         return found

@@ -118,7 +118,7 @@ class GgmlSteps:
         graph.run()
 
     def _spread_rows(self, slots: I32) -> tuple[I32, F32]:
-        """Convert the slots of models in which a token uses the mean of several rows.
+        """Convert slot ids for models in which a token uses the mean of several rows.
 
         slots [T, window]: row cache slots of the rows in each token's mean; -1: no row. Returns the slots [R] of the
         rows of all tokens, in the order of the text, and the weight [T, R] of each row in each token's mean.
@@ -201,7 +201,7 @@ class GgmlSteps:
         return GgmlGraph(self.model.processor, per_layer * len(layers) + OPERATORS_AROUND)
 
     def _emit(self, graph: GgmlGraph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
-        """Emit `layers` over the hidden states x [dim, T]; return the hidden states after them."""
+        """Add the operators of `layers` on hidden states x [dim, T]; return the next ones."""
         model = self.model
         for number in layers:
             slots = model.slots.get(number, [])
@@ -210,7 +210,7 @@ class GgmlSteps:
         return x
 
     def _emit_logits(self, graph: GgmlGraph, x: Tensor, count: int) -> HeldVectors:
-        """Emit the head over x [dim, count], and return the array that its logits will be in."""
+        """Add the head's operators on x [dim, count]; return the array for its logits."""
         logits = emit_head(graph, self._config, self.model.weights, x, count)
         result = HeldVectors(graph.ggml, self._config.vocab_size, count)
         result.take(logits)

@@ -148,7 +148,6 @@ class Cuda(Host):
         array[...] = store.numpy()
 
     def value(self, store: ort.OrtValue, shape: Shape) -> ort.OrtValue:
-        """Return an array of `shape` that shares the memory of `store`, as a bound output of a session that never runs."""
         binding = self._viewer.io_binding()
         binding.bind_output(
             "y", store.device_name(), self.device_id, np.float32, list(shape), store.data_ptr()

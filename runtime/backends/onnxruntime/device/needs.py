@@ -61,7 +61,7 @@ def device_weights_nbytes(footprint: Footprint) -> int:
 
 
 def _largest_product(config: ModelConfig) -> int:
-    """Return the number of values in the largest matrix of one product; the head is multiplied in pieces."""
+    """Return the number of values in the largest matrix that is multiplied at once."""
     wide = [one.d_ff for one in config.layers]
     wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
     if config.ngram_order:
