@@ -1,8 +1,7 @@
-"""The row cache: maps records to slots, and chooses slots to reuse.
+"""The row cache: keeps the most used table records in a fixed number of memory slots.
 
-The least frequently used records are evicted; counts of uses decay. Slots are inputs of the graph: an
-engine binds their memory once, and a step passes slot numbers. Memory depends on the number of slots,
-not on the length of the tables. Not thread-safe: only the engine's thread may use it.
+Use counts decay over time. The slots' memory is an input of the model's graph, and a step passes
+slot numbers. Not thread-safe: only the engine's thread may use it.
 """
 
 from __future__ import annotations
@@ -25,17 +24,16 @@ BUCKETS_PER_SLOT = 2
 
 
 class Found(NamedTuple):
-    """The result of a cache lookup for a step: slots of cached records, and missing records."""
+    """Result of a row cache lookup."""
 
     slots: I32  # [n], EMPTY where a record is in no slot
     missing: I64  # [n], distinct and ascending
 
 
 class RowCache:
-    """Maps record numbers to the slots of `storage`.
+    """Maps record numbers to memory slots, in a hash table with chaining; evicts the least used.
 
-    A hash table with chains: a record's bucket is its number modulo the number of buckets. Buckets also
-    count uses. With as many buckets as records, each record has its own bucket.
+    A record's bucket is its number modulo the number of buckets. Uses are counted by bucket.
     """
 
     def __init__(self, storage: Slots, slots: int | None = None) -> None:
@@ -56,7 +54,7 @@ class RowCache:
         self.misses = 0  # records to read
 
     def find(self, records: I64) -> Found:
-        """Look up records [n]. The number EMPTY stands for no record."""
+        """Look up record numbers [n]. EMPTY (-1) stands for no record."""
         slots, there = self._look_up(records)
         if there.all():
             return Found(slots, NO_IDS)
@@ -64,7 +62,7 @@ class RowCache:
         return Found(slots, np.array(sorted(set(records[~there].tolist())), np.int64))
 
     def _look_up(self, records: I64) -> tuple[I32, npt.NDArray[np.bool_]]:
-        """Return each record's slot, and whether it has a slot. The record EMPTY has slot EMPTY."""
+        """Return each record's slot (EMPTY if not cached), and a mask of cached records."""
         slots = self._links[records % self._buckets]
         while True:
             there = self._record_of[slots] == records
@@ -73,7 +71,7 @@ class RowCache:
             slots[other] = self._links[self._buckets + slots[other]]
 
     def use(self, records: I64, found: Found) -> None:
-        """Count one use of each record [n]. found: a result of `find` that includes these records."""
+        """Count one use of each record [n], for evictions and hit rate. found: their lookup."""
         missing = found.missing.tolist()
         self.misses += (read := len(set(missing).intersection(records.tolist())) if missing else 0)
         self.hits += len(records) - read
@@ -86,7 +84,7 @@ class RowCache:
             self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
 
     def install(self, missing: I64, contents: U8, keep: I32) -> None:
-        """Write missing records into slots, without evicting the records in slots `keep`."""
+        """Write uncached records into slots, without evicting the records in slots `keep`."""
         slots = self._victims(len(missing), keep)
         # An interrupt anywhere below must not leave a link to a slot with another record's rows.
         self._unlink(slots)
@@ -109,7 +107,7 @@ class RowCache:
         self._record_of[slots] = EMPTY
 
     def _victims(self, count: int, keep: I32) -> npt.NDArray[np.intp]:
-        """Choose `count` slots: empty slots first, then least used, then least recently used."""
+        """Choose slots to overwrite: empty ones, then least used, then least recently used."""
         if self.filled + count <= self.slots:
             self.filled += count
             return np.arange(self.filled - count, self.filled, dtype=np.intp)
@@ -124,6 +122,5 @@ class RowCache:
         return np.argpartition(order, count - 1)[:count]
 
     def forget(self, records: I64) -> None:
-        """Remove records that will not be looked up again."""
         slots, there = self._look_up(records)
         self._unlink(slots[there])

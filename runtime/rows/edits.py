@@ -1,9 +1,4 @@
-"""A record store that adds the records of edits to a table store.
-
-Records of the table store keep their numbers, and edit records are numbered after them. Only the lookup of
-an edit record is in memory: each read composes the record from records of the store. Equal lookups share
-a number until its last user releases it; a number is never assigned again.
-"""
+"""Adds edited rows to a table store: each read composes an edit record from stored records."""
 
 from __future__ import annotations
 
@@ -21,9 +16,9 @@ from stem_edge.tables.rows import RowLookup
 
 
 class EditedStore:
-    """The records of a table store and of edits. Same methods as RowStore.
+    """A table store and edit records, whose row ids begin at `tokens`. Methods: see RowStore.
 
-    Row ids up to the store's last token are token ids; greater row ids stand for edit records.
+    Equal edits share a record until all users release it. Its number is never assigned again.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -40,7 +35,7 @@ class EditedStore:
 
     @property
     def made(self) -> int:
-        """The current number of edit records."""
+        """Number of edit records."""
         return len(self._lookups)
 
     def records_of(self, row_ids: I64) -> I64:
@@ -49,7 +44,7 @@ class EditedStore:
         return np.where(made, row_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Return row ids of lookups, valid until released: token ids, or ids of edit records."""
+        """Return a row id per edited row: a token id if it equals a token's row, else a new id."""
         made: list[int] = []
         try:
             made.extend(map(self._make, lookups))
@@ -65,23 +60,18 @@ class EditedStore:
         number = self._numbers.get(lookup)
         if number is None:
             number = self.numbers
-            self.numbers += (
-                1  # first, so that an interrupt can lose a number but never assign it twice
-            )
+            self.numbers += 1  # first: an interrupt can lose a number but never assign it twice
             self._lookups[number] = lookup
             self._numbers[lookup] = number
         self._users[number] += 1
         return number - self.layout.records + self.tokens
 
     def release(self, row_ids: Sequence[int]) -> None:
-        """Release edit records. Call it once for each time that `make` returned a row id.
-
-        Any thread may call it at any time, because it only queues the ids.
-        """
+        """Queue row ids from `make` for release, one for each use. Any thread may call it."""
         self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
 
     def unused(self) -> I64:
-        """Return the numbers of edit records that all users have released. Valid until `forget`."""
+        """Return the numbers of edit records that all users have released."""
         if not self._released:
             return np.empty(0, np.int64)
         while self._released:
@@ -89,7 +79,7 @@ class EditedStore:
         return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
 
     def forget(self, numbers: I64) -> None:
-        """Delete edit records that all users have released. A concurrent read of these numbers fails."""
+        """Delete edit records by number. A concurrent read of these numbers fails."""
         for number in numbers.tolist():
             lookup = self._lookups.get(number)
             if lookup is not None and self._numbers.get(lookup) == number:
@@ -98,7 +88,6 @@ class EditedStore:
             self._users.pop(number, None)
 
     def read(self, numbers: I64) -> U8:
-        """Read records as RowStore.read does."""
         stored = np.flatnonzero(numbers < self.layout.records)
         if len(stored) == len(numbers):
             return self.base.read(numbers)

@@ -1,7 +1,6 @@
-"""Emulated flash: delays file reads as a slower device would.
+"""Emulates slower flash devices by delaying file reads, for benchmarks.
 
-Only delays are emulated, from four numbers per device. Real devices also have caches, background writes
-and thermal limits, and start hinted reads early. Measurements on emulated flash must be labelled "emulated".
+Caches, background writes, throttling and read-ahead are not emulated: label results as emulated.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PROFILES: dict[FlashName, FlashProfile] = {
 
 
 class SlowFiles(ShardFiles):
-    """Shard files on an emulated device, which serves one batch of reads at a time."""
+    """Table shard files with the delays of an emulated device: one batch of reads at a time."""
 
     def __init__(self, grids: Sequence[ShardGrid], flash: FlashName) -> None:
         if flash not in PROFILES:

@@ -1,8 +1,7 @@
-"""Reads bytes of table shards in the bundle's folder. remote.py has the same interface.
+"""Reads byte ranges of local table shard files; remote.py reads them over a network.
 
-Files are read by `pread`, which reports a bad disk as an error; a memory map would end the process.
-On Linux, posix_fadvise(WILLNEED) for every record lets the kernel read at full queue depth, and the
-reads that follow find the pages in memory. Elsewhere a small pool of threads reads.
+`pread` reports a bad disk as an error, while a memory map would crash the process. On Linux,
+posix_fadvise(WILLNEED) starts many reads at once; elsewhere a thread pool does.
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ POOL_THREADS = 8
 
 
 class ByteRange(NamedTuple):
-    """A range of bytes in a shard."""
-
     shard: int  # number of the shard, counted through all arrays
     offset: int
     nbytes: int
 
 
 class ShardFiles:
-    """The open shard files of a bundle. Threads may read concurrently. Raises BundleError."""
+    """The open table shard files of a bundle. Threads may read concurrently."""
 
     distant = False  # True if bytes come over a network
     # Advice for bytes that cannot be read, are too few, or are damaged.
@@ -55,14 +52,10 @@ class ShardFiles:
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
 
     def name(self, shard: int) -> str:
-        """Return the name of a shard for messages."""
         return self._paths[shard]
 
     def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
-        """Read each range into its buffer [nbytes]; return the bytes read, or an error, for each range.
-
-        The number is less than the buffer's size only at the end of a shard.
-        """
+        """Fill buffers; return bytes read (fewer only at a shard's end), or an error, for each."""
         self._nbytes += sum([piece.nbytes for piece in pieces])
         if len(pieces) > 1:
             if self._pool is not None:
@@ -92,14 +85,12 @@ class ShardFiles:
             os.posix_fadvise(self._opened[piece.shard], piece.offset, piece.nbytes, advice)
 
     def counters(self) -> RowCounters:
-        """Return RowCounters with the number of bytes read since opening."""
         return RowCounters(bytes_read=self._nbytes)
 
     def stop(self) -> None:
         """Do nothing: reads of local files end by themselves."""
 
     def close(self) -> None:
-        """Release files and threads; later reads fail."""
         if self._pool is not None:
             self._pool.shutdown()
         while self._opened:  # popped, so that closing twice cannot close a descriptor in new use

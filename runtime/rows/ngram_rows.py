@@ -1,11 +1,7 @@
-"""Rows of n-gram tables, for a server of a large backbone: token ids in, gathered vectors out.
+"""Reads rows of n-gram tables for other inference engines: token ids in, float32 vectors out.
 
-    ids -> row numbers (numerics/ngram_hash.py) -> pages of many rows -> rows -> float32 [T, heads * width]
-
-A head is a hash function of the last token ids. It chooses one row of `width` values at each position.
-
-Token ids alone determine the rows of a step. So `prefetch` asks the OS for these rows as soon as the ids are known,
-and `rows` finds the rows in memory. This module caches nothing: the OS's page cache holds rows that are used often.
+Each hash head maps the last token ids to one row. Files contain pages of many rows. The OS's page
+cache is the only cache: `prefetch` asks the OS to read rows as soon as token ids are known.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ class NgramRows:
 
     @property
     def memory(self) -> int:
-        """Number of preceding token ids on which a token's rows depend. See `before` of `rows`."""
+        """Number of earlier token ids that determine a token's rows, together with its own id."""
         return max(table.hash.memory for table in self.tables)
 
     def keys(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> I64:
@@ -74,7 +70,6 @@ class NgramRows:
         return values.reshape(len(keys), described.hash.heads * described.width)
 
     def counters(self) -> RowCounters:
-        """Return RowCounters with the number of bytes read since opening."""
         return sum((store.counters() for store in self._stores), RowCounters())
 
     def close(self) -> None:
@@ -98,7 +93,7 @@ class NgramRows:
 
 
 def _gathered(table: NgramTable, store: RowStore, keys: I64) -> Iterator[tuple[I64, U8]]:
-    """Read the rows `keys` in batches; yield indices [n] into `keys`, and rows [n, row_nbytes]."""
+    """Read rows by number, in batches; yield indices [n] into `keys`, and rows [n, row_nbytes]."""
     order = np.argsort(keys, kind="stable")
     numbers = keys[order] // table.rows_per_page
     first = np.flatnonzero(np.diff(numbers, prepend=-1))  # of each page's rows in this order

@@ -1,11 +1,8 @@
-"""Table shards on a network disk, in object storage or on a web server. fsspec reads byte ranges.
+"""Reads table shards from object storage, web servers or network disks, with fsspec.
 
-The descriptions and the index of a table store are in the bundle; only its shards are remote. Byte ranges
-of records are computed, so opening sends no request. All ranges of a step are requested in parallel.
-The row store checks each record's crc32c, and repeats a failed read once.
-
-fsspec takes credentials and proxies from its own configuration and the environment, never from a
-bundle. It also caches on disk if the URL asks for that (blockcache::https://...).
+Only shards are remote; descriptions and indexes are in the bundle. All ranges of a step are
+requested in parallel. fsspec takes credentials and proxies from its own configuration and the
+environment, never from a bundle. A URL can add fsspec's disk cache (blockcache::https://...).
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error message
 
 
 class RemoteShards:
-    """Table shards below a URL. Same methods as ShardFiles. Raises InputError if fsspec cannot open it."""
+    """Table shards below a URL. Methods: see ShardFiles. Raises InputError for an unusable URL."""
 
     distant = True
     if_unreadable = "check the network and the address; credentials are those that fsspec finds"
@@ -82,11 +79,10 @@ class RemoteShards:
         return found
 
     async def _read_one(self, piece: ByteRange) -> bytes:
-        """Read one range. Returns fewer bytes only at the end of a shard."""
         name, nbytes = self._shards[piece.shard]
         path, start, stop = f"{self._root}/{name}", piece.offset, piece.offset + piece.nbytes
         if "https" in self._files.protocol:
-            # Its file reads no more than the range, even if the server ignores ranges and sends the shard.
+            # HTTPFile reads only the range, even from a server that ignores ranges.
             from fsspec.implementations.http import HTTPFile
 
             session = await self._files.set_session()
@@ -117,7 +113,7 @@ class RemoteShards:
 
 
 def _put(answer: bytes | BaseException, buffer: U8) -> int | OSError:
-    """Copy the bytes of a range to a buffer; return their number. Return an error as an OSError."""
+    """Copy a response to a buffer and return its size; convert an exception to OSError."""
     if isinstance(answer, bytes):
         buffer[: len(answer)] = np.frombuffer(answer, np.uint8)
         return len(answer)
@@ -130,7 +126,7 @@ def reading_nbytes(layout: RecordLayout) -> int:
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it. Raises InputError if fsspec cannot."""
+    """Return fsspec's file system for a URL, and the path in it. Raises InputError."""
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError as error:

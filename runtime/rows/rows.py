@@ -1,9 +1,6 @@
-"""Rows of a model: which rows tokens look up, and their slots in the row cache.
+"""Maps token ids to row ids and row cache slots; for models with tables, see table_rows.py.
 
-`expect(ids)` starts reading uncached rows of a later step; `slots(ids)` returns the slots of a step. A row
-id says which rows a token looks up: it is the token's own id, or stands for an edit. Only `Rows` and the
-store convert row ids to record numbers; engine and backend use tokens and slots. `Rows` is for dense
-models, which have no tables; table_rows.py is for models with tables.
+A row id names the row that a token looks up: its own token id, or the id of an edit.
 """
 
 from __future__ import annotations
@@ -95,20 +92,20 @@ class Rows:
 
     @property
     def step_tokens(self) -> int:
-        """Maximum number of tokens in a step. A dense model has no limit, because it reads no rows."""
+        """Largest number of tokens in a step. Dense models read no rows, so they have no limit."""
         return ANY_NUMBER
 
     @property
     def step_sequences(self) -> int:
-        """Maximum sequences that can decode in one step."""
+        """Largest number of sequences that can decode in one step."""
         return ANY_NUMBER
 
     def ids(self, token_ids: I64, own: I64 | None = None, first: int = 0) -> I64:
         """Return the row ids of tokens from index `first` on: int64 [T - first] or [T - first, n].
 
-        n: row ids per token in models of n-grams or windows. They depend on earlier tokens, too: token_ids must
-        have `self.before` tokens before index `first`, or begin where the text begins.
-        own [T]: row ids of the tokens' own rows; default: the token ids.
+        n: row ids per token in n-gram and window models. Before index `first`, token_ids must have
+        `self.before` tokens, or the beginning of the text. own [T]: row ids of the tokens' own
+        rows; default: the token ids.
         """
         own, of = token_ids if own is None else own, self._keys.of
         return own[first:] if of is None else of(token_ids, own, first)
@@ -120,11 +117,11 @@ class Rows:
         """
 
     def slots(self, row_ids: I64) -> I32:
-        """Return the slots of row ids, in the same shape. Valid until the next call of `slots`."""
+        """Return the row cache slots of row ids, in the same shape, valid until the next call."""
         return np.zeros(len(row_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Return row ids of lookups [n], valid until released. Raises InputError if rows cannot be edited."""
+        """Return row ids [n] of edits, valid until released. Raises InputError without tables."""
         if lookups:
             raise InputError("this model is dense: it has no rows to edit; load one with tables")
         return NO_IDS

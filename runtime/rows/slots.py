@@ -1,4 +1,4 @@
-"""Slots: the memory of a row cache, in the format that an engine's graph reads."""
+"""Memory of the row cache, in the layout that an engine's graph reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class Slots(Protocol):
-    """Memory for `count` records, in numbered slots."""
+    """Memory for a fixed number of table records, in numbered slots."""
 
     layout: RecordLayout
     count: int
@@ -25,7 +25,7 @@ class Slots(Protocol):
 
 
 class ArraySlots(Slots):
-    """Slots for onnxruntime: arrays of quantized values and of scales, packed as in records."""
+    """Row cache slots for onnxruntime: arrays of quantized values, and of their scales."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count
@@ -41,7 +41,7 @@ class ArraySlots(Slots):
         ]
 
     def inputs(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of the slots, keyed by the names of the graph's inputs."""
+        """Return the arrays, keyed by input names of the graph."""
         layout = self.layout
         arrays: dict[str, npt.NDArray[Any]] = {}
         for index, layer in enumerate(layout.layers):
@@ -63,7 +63,7 @@ class ArraySlots(Slots):
 
 
 def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:
-    """Write rows [n, columns] to slots [n]. Each array in `parts` holds some of the columns, in order."""
+    """Write rows [n, columns] to slots [n]. The arrays in `parts` split the columns, in order."""
     start = 0
     for part in parts:
         stop = start + part.shape[1]

@@ -1,4 +1,4 @@
-"""The table store reader: reads records by number and checks them. It caches nothing."""
+"""Reads records of a table store by number, and checks them. Caches nothing."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ class RowStore:
                 first += grid.shard_records(shard)
 
     def records_of(self, row_ids: I64) -> I64:
-        """Return the record numbers of row ids, in the same shape."""
         return row_ids if self._index is None else self._index[row_ids].astype(np.int64)
 
     def read(self, numbers: I64) -> U8:
-        """Read records uint8 [n, record_nbytes]; ascending numbers [n] are read fastest.
+        """Read records by number: uint8 [n, record_nbytes]. Ascending numbers [n] are read fastest.
 
         Raises RowReadError, naming shard and offset, if a record is unreadable or damaged.
         """
@@ -64,7 +63,6 @@ class RowStore:
         self._shards.ahead(list(map(self._piece, numbers.tolist())))
 
     def _piece(self, number: int) -> ByteRange:
-        """Return the byte range of a record. Raises InputError if there is none, or after `close`."""
         if not self._starts:
             raise InputError("the table store is closed; open it again")
         if not 0 <= number < self.layout.records:
@@ -76,7 +74,7 @@ class RowStore:
         return ByteRange(shard, (number - self._starts[shard]) * stride, stride)
 
     def where(self, number: int) -> str:
-        """Return the location of a record for messages: its shard and byte offset."""
+        """Return the shard and byte offset of a record, for messages."""
         piece = self._piece(number)
         return f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
 
@@ -103,7 +101,7 @@ class RowStore:
             raise RowReadError(f"{self.where(number)}: {fault}")
 
     def _fault(self, grid: ShardGrid, found: int | OSError, buffer: U8) -> str:
-        """Return a read's fault and remedy, or "". found: number of bytes read, or the error."""
+        """Return a message for a failed read, or "". found: number of bytes read, or the error."""
         if isinstance(found, OSError):
             return f"{found.strerror or found}; {self._shards.if_unreadable}"
         if found != len(buffer):
@@ -112,7 +110,7 @@ class RowStore:
         return damage and f"{damage}; {self._shards.if_damaged}"
 
     def _converted(self, grid: ShardGrid, read: U8) -> U8:
-        """Return the record in bytes `read` without checksums, converted to this store's layout."""
+        """Strip checksums from a record's bytes, and convert it to the layout of this store."""
         record = grid.without_checksums(read[None])
         if grid.layout.row_type == self.layout.row_type:
             return record.reshape(-1)
@@ -128,7 +126,6 @@ class RowStore:
         self._shards.stop()
 
     def close(self) -> None:
-        """Release files and threads; later reads fail."""
         self._starts.clear()
         self._shards.close()
 
@@ -145,10 +142,10 @@ def open_store(
     flash: FlashName | None = None,
     url: str | None = None,
 ) -> RowStore:
-    """Open the table store in the folder `root`. Raises BundleError if it is not in `format`.
+    """Open a table store folder. Raises BundleError if it is damaged or not in `format`.
 
     flash: device whose speed is emulated. url: location of the shards, if not in the folder. Raises
-    BundleError when a shard has a wrong size or index, and InputError for a url that fsspec cannot open.
+    InputError for a url that fsspec cannot open.
     """
     tables = open_table_store(root)
     if tables.format != format:

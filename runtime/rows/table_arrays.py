@@ -1,4 +1,4 @@
-"""Tables for analysis: `open_tables(path)[ids, layer]` gives float32 rows."""
+"""Tables as arrays, for analysis: `open_tables(path)[ids, layer]` returns float32 rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Tables:
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
-        """Return records [n, record_nbytes] of token ids [n], as bytes in the layout that graphs read."""
+        """Return the stored records of token ids [n]: uint8 [n, record_nbytes]."""
         tokens = self._store.tokens
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < tokens:
             raise InputError(

@@ -1,10 +1,8 @@
-"""Rows of a model with tables: fills row cache slots with records from the table store.
+"""Fills row cache slots with records from the table store, and prefetches the next step's records.
 
-`expect` lets a thread read the records of the next step that are not cached. `slots` waits for this
-read, and itself reads all other missing records. Only `slots` changes the cache, in the caller's thread
-and between two computations, so the graph never reads a slot that is being written. At most one read runs
-at a time. If the thread's read fails, `slots` reads the records again, and raises an error if that fails,
-too. Over a network, it raises the thread's error instead.
+A thread reads the records of `expect`. `slots` repeats its failed reads, except over a network.
+Only `slots` changes the cache, between computations, so the graph never reads a slot that is being
+written.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Asked(NamedTuple):
-    """The last lookup in the row cache, and its result."""
+    """A row cache lookup and its result."""
 
     row_ids: I64
     records: I64  # in the shape of row_ids
@@ -44,9 +42,9 @@ class Asked(NamedTuple):
 
 
 class TableRows(Rows):
-    """The rows of a model with tables. overlap: let `expect` read the next step's rows in a thread; else do nothing.
+    """The rows of a model with tables. Not thread-safe, except `release`. `close` closes the store.
 
-    Only the thread that runs a step may use it, except for `release`. `close` also closes the store.
+    overlap: if True, `expect` reads the next step's rows in a thread; if False, it does nothing.
     """
 
     def __init__(
@@ -75,9 +73,9 @@ class TableRows(Rows):
         return 0 if self._edits is None else self._edits.made
 
     def _fitting(self, rows_before: int = 0) -> int:
-        """Return how many tokens' rows fit in the slots, after `rows_before` rows of earlier tokens."""
+        """Return how many tokens' rows fit in the row cache if `rows_before` rows are in it."""
         if self.cache.slots >= self.store.layout.records + self.made:
-            return ANY_NUMBER  # any tokens fit
+            return ANY_NUMBER
         return (self.cache.slots - rows_before) // self._keys.rows_per_token
 
     def expect(self, row_ids: I64, later: I64 = NO_IDS) -> None:
@@ -93,9 +91,9 @@ class TableRows(Rows):
                 self._pool.submit(self.store.ahead, self.cache.find(records).missing)
 
     def slots(self, row_ids: I64) -> I32:
-        """Read the rows that are not cached; return the slots of all rows, in the shape of row_ids.
+        """Read uncached rows; return the row cache slots of all rows, in the shape of row_ids.
 
-        Each distinct record needs a slot. Raises RowReadError or MemoryError; the call can then be repeated.
+        Each distinct record needs a slot. Can be repeated after RowReadError or MemoryError.
         """
         asked = self._ask(row_ids)
         self.cache.use(self._new(asked.records), asked.found)
@@ -105,7 +103,7 @@ class TableRows(Rows):
         return asked.found.slots.reshape(row_ids.shape)
 
     def _ask(self, row_ids: I64) -> Asked:
-        """Look up a step's records in the cache; reuse the last result if nothing has changed."""
+        """Look up a step's records in the row cache; reuse the last result if it is still valid."""
         asked = self._asked
         if asked is None or not np.array_equal(asked.row_ids, row_ids):
             records = self.store.records_of(row_ids)
@@ -113,18 +111,18 @@ class TableRows(Rows):
         return asked
 
     def _new(self, keys: I64) -> I64:
-        """Flatten row ids [T] or [T, n], without the leading columns of earlier tokens' row ids."""
+        """Flatten row ids [T] or [T, n], dropping columns that belong to earlier tokens."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
     def _install(self, missing: I64, records: U8, asked: Asked) -> Asked:
-        """Write the missing records into slots of the row cache; return the lookup `asked` with these slots."""
+        """Write uncached records to row cache slots; return the updated lookup."""
         self._asked = None
         self.cache.install(missing, records, asked.found.slots)
         asked = self._asked = asked._replace(found=self.cache.find(asked.records.ravel()))
         return asked
 
     def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the read begun by `expect`; write records that `asked` needs to slots; return the lookup."""
+        """Wait for the read that `expect` began, cache its records, return the updated lookup."""
         if self._reading is None:
             return asked
         read, call = self._reading
@@ -145,7 +143,6 @@ class TableRows(Rows):
         return asked
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Make row ids as Rows.make does, and first drop edit records that were released."""
         if lookups and not self._keys.editable:
             raise InputError(
                 "rows of this model belong to n-grams, and edits say which rows tokens look up; load it "
@@ -166,7 +163,7 @@ class TableRows(Rows):
         return made
 
     def _forget_unused(self, edits: EditedStore) -> None:
-        """Empty the slots of edit records that all users have released. An interrupt may stop it at any point."""
+        """Drop edit records that all users have released. Can be interrupted at any point."""
         gone = edits.unused()
         if not len(gone):
             return
