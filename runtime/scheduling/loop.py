@@ -1,4 +1,4 @@
-"""The loop that computes one answer: chunks of the prompt, then steps that choose tokens."""
+"""The generation loop of one request: prompt chunks, then decode steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stem_edge.system.memory import raise_out_of_memory
 
 
 class Loop:
-    """Computes one answer, for Model.generate. A Scheduler computes several together."""
+    """Computes one answer, for Model.generate."""
 
     _record: Recorder  # counts tokens and times
 
@@ -26,7 +26,7 @@ class Loop:
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
     def run(self, request: Request, recorder: Callable[[], Recorder]) -> Generator[Chunk]:
-        """Yield an answer's chunks, then raise its error if it failed. recorder: makes the answer's Recorder."""
+        """Yield chunks of the answer, then raise its error, if any. recorder: creates metrics."""
         self._record = recorder()
         failure: Exception | None = None
         try:
@@ -108,7 +108,7 @@ class Loop:
             self._engine.expect(step)
 
     def _hand_out(self, request: Request) -> bool:
-        """Add new final text to the results as a chunk; return False if the answer has ended."""
+        """Append a chunk of final text, if there is any; return False if the answer has ended."""
         chunk = request.hand_out()
         if chunk is not None and not request.cancelled:
             self._chunks.append((request, chunk))
@@ -117,6 +117,5 @@ class Loop:
         return not request.ended
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
-        """Release the context and other resources of a request."""
         request.end(error)
         self._record.update()

@@ -1,4 +1,4 @@
-"""Runs many prompts through a scheduler: submits prompts as others end, and yields chunks."""
+"""Runs many prompts through a scheduler, and yields chunks of their answers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def requests(
 ) -> Iterable[Request | InputError]:
     """Return, for each prompt, its request or the InputError that refuses the prompt.
 
-    If prompts is a sequence, this function checks them all, and raises the first InputError instead. If it is
-    an iterator, iterating the result checks them. Raises InputError if there are fewer params than prompts.
+    A sequence of prompts is checked now, and its first InputError is raised. Prompts of an iterator
+    are checked one by one. Raises InputError if there are fewer params than prompts.
     """
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise InputError("prompts are texts or lists of token ids; give a list of prompts")
@@ -105,8 +105,8 @@ def run(
     """Run items in a scheduler, each once the scheduler has room for it; yield their results.
 
     Closes the scheduler at the end. Nothing decodes while `items` waits for its next item.
-    begin: function that submits the request of an item, or returns the item's result if it needs no request.
-    push: function that gets each chunk, and returns a result to yield, or None.
+    begin: submits the request of an item, or returns the item's result if it needs no request.
+    push: gets each chunk, and returns a result to yield, or None.
     """
     more = True
     try:
@@ -123,7 +123,7 @@ def run(
 
 
 def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
-    """Return the text of each prompt, from the chunks of `numbered`. Raises the first error."""
+    """Join the chunks from `numbered` to one text per prompt. Raises the first error."""
     found: dict[int, str] = {}
     with closing(many):
         for number, chunk in many:

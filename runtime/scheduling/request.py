@@ -1,4 +1,4 @@
-"""The state of one generation request: its prompt, its answer, and how a model decodes."""
+"""One generation request: its prompt, sampling, stop conditions and chunks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Chunk:
 
 
 class Stepping(NamedTuple):
-    """What a model may decode in one step: tokens of several sequences, and drafts."""
+    """Whether decode steps may combine sequences or drafts, and how tokens are drafted."""
 
     # Decode several tokens or sequences in a step only if that changes no bits.
     exact: bool = False
@@ -57,7 +57,7 @@ class Stepping(NamedTuple):
 
     @property
     def same_bits(self) -> bool:
-        """True if a step of several tokens is known to compute the bits of one-token steps."""
+        """True if steps of several tokens give bit-identical results to one-token steps."""
         return self.costs is not None and self.costs.same_bits
 
     @property
@@ -66,21 +66,21 @@ class Stepping(NamedTuple):
         return not self.exact or (self.costs is not None and self.costs.same_in_batches)
 
     def guesses(self, context: Context) -> Guesses | None:
-        """Return a new source of drafts for the answer in `context`; None if nothing is drafted."""
+        """Return a new source of drafts for an answer; None without speculative decoding."""
         if self.speculation is None or (self.exact and not self.same_bits):
             return None
         return self.speculation(context)
 
 
 class Request:
-    """A prompt to continue. Model.request makes it, and Scheduler.submit accepts it once.
+    """A prompt and its answer so far. Model.request makes it, and Scheduler.submit accepts it once.
 
-    It chooses each token of the answer from its logits, and joins tokens into chunks. The thread that steps the
-    scheduler writes its metrics; other threads may read them.
+    Any thread may read its metrics.
 
-    lookups: rows that tokens look up in place of their own. length: most tokens of prompt and answer that are
-    processed. constraint: restricts the answer's text. score: function that gets the logits [n, V] of each step of
-    the prompt. With it, each such step gives a chunk without text, and nothing is generated.
+    lookups: edits, rows that tokens look up in place of their own. length: most tokens to process,
+    of prompt and answer. constraint: grammar of the answer. score: function that gets the logits
+    [n, V] of each step of the prompt. With it, each such step gives a chunk without text, and
+    nothing is generated.
     """
 
     context: Context  # once it has begun
@@ -127,21 +127,20 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens in the prompt."""
         return len(self.prompt)
 
     @property
     def prefill(self) -> bool:
-        """True if the prompt is long enough for the bundle's separate graph of prompts, if any."""
+        """True if the prompt is long enough for the bundle's prefill graph, if it has one."""
         return len(self.prompt) >= PREFILL_FROM
 
     @property
     def goes_on(self) -> bool:
-        """True if generation continues after the last chosen token."""
+        """True until a token, a stop text or the length has ended the answer."""
         return self._reason is None
 
     def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool = False) -> None:
-        """Get a context, and split the prompt into steps.
+        """Take a context from the prefix cache, and split the rest of the prompt into steps.
 
         whole: reserve the memory of a full context now, rather than while the context fills.
         """
@@ -164,7 +163,7 @@ class Request:
     def drafted(self, most: int, forced: int) -> Step:
         """Return the next decode step: the last chosen token and drafts of the tokens after it.
 
-        most: most tokens of the step. forced: most drafts from the grammar, which are tokens that it forces.
+        most: most tokens of the step. forced: most drafts of tokens that the grammar forces.
         """
         if self.guesses is None and self.constraint is None:
             return self.last
@@ -177,7 +176,6 @@ class Request:
         return self._next(drafts) if drafts else self.last
 
     def _next(self, drafts: Sequence[int] = ()) -> Step:
-        """Return the step of the last chosen token and of the drafts that follow it."""
         rows, last = self._engine.rows, len(self.seen) - 1
         first = max(0, last - rows.before)
         tokens = [*self.seen[first:], *drafts]
@@ -186,10 +184,10 @@ class Request:
         return Step(ids[last - first :], rows.ids(ids, own, last - first), 1 + len(drafts))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
-        """Choose tokens until a draft is wrong; yield True for each right draft, then False.
+        """Choose tokens until one differs from its draft; yield True per right draft, then False.
 
-        logits [1 + drafts, V]: of the step. Each token is chosen as without drafts: with the same sampler,
-        random numbers and earlier tokens. At the end, the context has all tokens except the last one.
+        logits: [1 + drafts, V]. The sampler sees the same random numbers and earlier tokens as
+        without drafts. At the end, the context has all tokens except the last one.
         """
         for place, line in enumerate(logits):
             self.choose(line)

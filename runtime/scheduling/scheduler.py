@@ -1,4 +1,4 @@
-"""The scheduler: decides which sequence computes next."""
+"""The scheduler: decodes several sequences together, and decides which computes next."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ class Scheduler(Loop):
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._length, self._nbytes_of = length, nbytes_of
-        self._places: BackendPlaces | None = (
-            None  # None: sequences step one by one, because batches may change bits
-        )
+        # None: sequences step one by one, because batches may change bits.
+        self._places: BackendPlaces | None = None
         if stepping.batches:
             backend = engine.backend
             self._places = engine.in_turn(lambda: backend.open_places(self.size, length))
@@ -74,7 +73,7 @@ class Scheduler(Loop):
         It does not wake a thread that waits for work.
         """
         self._waiting.append(request)
-        if self._closed:  # after that, because `close` may run at the same time
+        if self._closed:  # after the append, because `close` may run at the same time
             request.end()
             raise InputError("this scheduler is closed; make another")
 
@@ -96,12 +95,12 @@ class Scheduler(Loop):
 
     @property
     def _idle(self) -> bool:
-        """True if this scheduler has no running request. Other calls of the model may be running."""
+        """True if this scheduler has no running request."""
         return not self._running and self._prompt is None
 
     @property
     def free(self) -> int:
-        """Number of requests that can begin in addition to running and queued requests."""
+        """Number of requests that can begin, beyond the running and queued ones."""
         taken = len(self._running) + len(self._waiting) + (self._prompt is not None)
         return self.size - taken
 
@@ -166,11 +165,11 @@ class Scheduler(Loop):
                     self._expect(request.steps[0])
 
     def _nbytes(self, tokens: int) -> int:
-        """Return how many bytes the keys and values of a sequence of `tokens` tokens take."""
+        """Return the size in bytes of a sequence's KV cache."""
         return self._nbytes_of(min(in_steps(tokens), self._length))
 
     def _fits(self, request: Request) -> bool:
-        """True if memory suffices for a request, or if nothing runs, so that waiting would free none."""
+        """True if the request's KV cache fits, or if nothing runs, so that waiting is useless."""
         return self._idle or self._prefixes.fits(self._nbytes(request.length))
 
     def _began(self, request: Request) -> None:
@@ -225,8 +224,8 @@ class Scheduler(Loop):
     def _logits(self, step: Step, following: Step | None) -> list[F32 | Exception]:
         """Process one token of each running sequence; return the logits [V] or the error of each.
 
-        following: see Engine.step. The rows of all sequences are read together, each record once. If the common step
-        fails, each sequence is tried alone. Raises InputError once the model is closed.
+        If the common step fails, each sequence is tried alone. following: see Engine.step. Raises
+        InputError once the model is closed.
         """
         engine, contexts = self._engine, [request.context for request in self._running]
         if self._places is not None:
