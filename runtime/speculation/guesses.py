@@ -1,7 +1,6 @@
-"""Chooses the drafts of each step of an answer, in the number that is expected to be fastest.
+"""Chooses source and number of drafts for each decode step, by their expected speedup.
 
-Choices depend only on the text and on times that were measured before, never on a clock, so the same call always
-drafts the same tokens.
+Choices depend on the text and stored measurements only, so equal calls draft the same tokens.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Costs:
 
 
 class BestGuesses:
-    """Drafts for one answer. Each step uses the source and number of drafts expected to be fastest.
+    """Drafts for one answer, from the source and in the number expected to be fastest.
 
     seconds: time of a one-token step.
     """

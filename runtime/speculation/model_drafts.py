@@ -1,4 +1,4 @@
-"""Drafts from a draft model for one answer, and how often they are right."""
+"""Drafts from a draft model, for speculative decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXPECTED, TRUST, MEMORY, FADING = 0.75, 3.0, 0.95, 0.995
 class ModelDrafts:
     """Drafts from a draft model for one answer, and an estimate of how often they are right.
 
-    draft: function (token ids so far, number of drafts) -> drafts. May raise a step's errors. seconds: time per draft.
+    draft: (token ids so far, count) -> drafts; may raise a step's errors. seconds: time per draft.
     """
 
     def __init__(
@@ -23,9 +23,9 @@ class ModelDrafts:
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Update `chance`: compare the draft model's latest drafts with the tokens that the answer got.
+        """Update `chance` by comparing drafts with the tokens that followed.
 
-        seen: token ids of prompt and answer so far. drafts: for the tokens added to `seen` since the previous call.
+        seen: token ids so far. drafts: for the tokens added to `seen` since the last call.
         """
         if not drafts:
             self._right, self._all = FADING * self._right, FADING * self._all

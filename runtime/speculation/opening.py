@@ -65,23 +65,18 @@ def open_speculation(
 
 
 def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
-    """Wrap a caller's draft function: drop all drafts from the first that is not a token id on."""
+    """Wrap a caller's draft function: cut its drafts before the first that is not a token id."""
     return lambda seen, room: list(
         takewhile(lambda token: 0 <= token < vocab_size, draft(seen, room)[:room])
     )
 
 
 def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
-    """Measure how long steps of several sizes take, before the engine is in use.
-
-    Returns None if context, slots or planned memory are too small. Raises the errors of a step.
-    """
+    """Measure the time of steps of several sizes; None if context or memory is too small."""
     before = min(BEFORE, engine.chunk_tokens, plan.context_length - MOST)
     if before < 1 or engine.logit_tokens < MOST:
         return None
-    from stem_edge.runtime.backends.step_measure import (
-        measure_steps,  # preparing has measured others
-    )
+    from stem_edge.runtime.backends.step_measure import measure_steps  # seldom needed
 
     ids = np.arange(before + MOST, dtype=np.int64) % vocab_size
     # The slots are looked up once, because the row cache counts how often each record is used.

@@ -1,4 +1,4 @@
-"""Drafts from the text so far: the tokens that followed when its last tokens occurred before."""
+"""Prompt-lookup drafts: the tokens that followed where the text's last tokens occurred before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DOUBT, LEAST_DOUBT, MOST_DOUBT = 16, 4, 32
 
 
 class TextDrafts:
-    """Drafts from the text so far, for one answer. Same methods as ModelDrafts."""
+    """Prompt-lookup drafts for one answer. Methods: see ModelDrafts."""
 
     seconds = 0.0  # drafting takes no measurable time
 
@@ -23,7 +23,7 @@ class TextDrafts:
         self._doubt: float = DOUBT
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Add the new tokens of `seen`. drafts: the last step's drafts if made by this object, else []."""
+        """Index the new tokens in `seen`. drafts: this object's drafts of the last step, or []."""
         known, ids, places, key = len(self._ids), self._ids, self._places, self._key
         if drafts:
             doubt = self._doubt / 2 if drafts[0] == seen[known] else self._doubt * 2
@@ -42,13 +42,9 @@ class TextDrafts:
 
     @property
     def chance(self) -> float:
-        """Estimated probability that the next draft is right."""
         return self._length**2 / (self._length**2 + self._doubt)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return `count` drafts: the tokens after the match, repeated if they are fewer.
-
-        The match is where the last tokens of the text occurred before.
-        """
+        """Return `count` drafts: the tokens after the match, repeated if there are fewer."""
         found = self._ids[self._next : self._next + count]
         return (found * count)[:count]
