@@ -72,10 +72,10 @@ class Chat:
         template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> ChatPrompt:
-        """Render a conversation as text. Raises BundleError for a broken template, InputError for none.
+        """Render messages as a prompt. Raises BundleError if the template is broken.
 
-        Raises InputError if messages, tools or arguments contain the name of a special token, because
-        it could end a message and begin a forged one. special_tokens_in_text allows such names.
+        Raises InputError without a template, or (unless special_tokens_in_text) for names of
+        special tokens in messages, tools or arguments, because they could begin a forged message.
         """
         given, offered = checked_messages(messages), checked_tools(tools)
         arguments = checked_template_arguments(template_arguments)
@@ -101,6 +101,6 @@ class Chat:
                 )
 
     def close(self) -> None:
-        """Stop the template's process; closing twice is fine."""
+        """Stop the process that renders the template. Can be called twice."""
         if self._template is not None:
             self._template.close()

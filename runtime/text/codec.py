@@ -28,7 +28,7 @@ LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a who
 
 
 class ChatPrompt(str):
-    """A text from a chat template. When it is tokenized, names of special tokens become tokens."""
+    """A rendered chat template. Tokenizing converts the names of special tokens in it to tokens."""
 
     __slots__ = ()
 
@@ -45,8 +45,8 @@ class TextCodec:
 
     vocab_size: size of the model's vocabulary; all ids in the file must be below it.
     limit: most bytes of memory of this process while the tokenizer loads. Raises MemoryPlanError.
-    kept: path of the cached form of this tokenizer.json (kept.py). If that file is missing, a child process writes it, so
-        that all loads take the same memory.
+    kept: path of the tokenizer cache file (kept.py). If it is missing, a child process writes it,
+    so that all loads take the same memory.
     """
 
     room: TextRoom | None = None  # None: no limit
@@ -68,9 +68,7 @@ class TextCodec:
         if self._kept is not None:
             self._checked = self._kept.checked
         else:
-            from stem_edge.runtime.text.keeping import (
-                read_checked,  # not where it was checked before
-            )
+            from stem_edge.runtime.text.keeping import read_checked  # unless cached
 
             checked, self._tokenizer = read_checked(path, vocab_size, limit)
             self._checked = msgspec.structs.replace(checked, json=b"")
@@ -91,7 +89,7 @@ class TextCodec:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Names of tokens that are not text, such as the markers of a conversation's turns."""
+        """Names of special tokens, such as the markers around chat messages."""
         return self._checked.special_tokens
 
     def special_in(self, text: str) -> str | None:
@@ -200,9 +198,7 @@ class TextCodec:
             return b""
         if token_id in self._added:
             return bytes(text.encode())
-        from stem_edge.runtime.text.token_bytes import (
-            bytes_of,  # for grammars and log probabilities
-        )
+        from stem_edge.runtime.text.token_bytes import bytes_of  # for grammars and logprobs
 
         return bytes_of(text, byte_level=self._checked.byte_level)
 
@@ -214,7 +210,7 @@ class TextCodec:
 
     @contextmanager
     def _native(self, what: str) -> Iterator[None]:
-        """Convert errors and panics of the tokenizers package in this block to InputError. what: noun for its input."""
+        """Convert errors and panics of the tokenizers package to InputError. what: its input."""
         try:
             with self._lock:
                 yield
@@ -238,7 +234,7 @@ class TextCodec:
 
 
 def same_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the common beginning of two sequences."""
+    """Return the length of the common prefix of two sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 

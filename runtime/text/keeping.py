@@ -1,7 +1,7 @@
-"""Writes the cached form of a checked tokenizer, for later loads (kept.py).
+"""Writes the tokenizer cache file, from which kept.py loads only the tokens that a text needs.
 
-Run as a program: PATH VOCAB_SIZE KEPT LIMIT (tokenizer.json, number of ids, file to write, bytes of memory).
-It reports no errors: the parent process finds the same faults itself.
+Run as a program: PATH VOCAB_SIZE KEPT LIMIT (tokenizer.json, number of ids, file to write, bytes of
+memory). It reports no errors: the parent process finds the same faults itself.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def read_checked(
 def keep(
     path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer, limit: int | None = None
 ) -> None:
-    """Write the cached form of a BPE tokenizer to `path`, if its folder is writable.
+    """Write the tokenizer cache file `path` of a BPE tokenizer, if its folder is writable.
 
-    checked, tokenizer: results of read_checked. limit: most bytes of memory that this process may take.
+    checked, tokenizer: results of read_checked. limit: most bytes of memory of this process.
     """
     # This is slow, and takes as much memory as the library's tokenizer (37 of 42 MB with 128,256 tokens).
     if limit is not None and own_memory() + checked.memory.kept > limit:
@@ -83,12 +83,12 @@ def main() -> None:
 
 
 def _merges(model: dict[str, Any]) -> Iterator[Sequence[str]]:
-    """Yield the pairs of tokens that merge, one at a time, because all pairs take 100 MB."""
+    """Yield pairs of tokens that merge, one at a time, because all pairs take 100 MB."""
     return (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
 
 
 def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dict[str, Any]] | None:
-    """Return the content of the cached file; None if loading only parts could change token ids."""
+    """Return the content of the cache file; None if loading only parts could change token ids."""
     file = msgspec.json.decode(checked.json)
     model = file["model"]
     ids: dict[str, int] = model.get("vocab", {})

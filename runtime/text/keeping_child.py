@@ -1,4 +1,4 @@
-"""Runs a child process that writes the cached form of a checked tokenizer."""
+"""Writes the tokenizer cache file in a child process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def keep_by_child(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
-    """Write a tokenizer's cached form in a child process, which frees all memory at its end.
+    """Write the tokenizer cache file in a child process, which frees all memory at its end.
 
     limit: most bytes of memory that both processes together may take.
     """

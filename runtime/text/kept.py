@@ -1,8 +1,8 @@
-"""The cached form of a checked BPE tokenizer, of which only the parts that a text needs are loaded.
+"""A memory-mapped BPE tokenizer that loads only the tokens and merges that a text needs.
 
-The tokenizers library takes a second and 70 MB to load 262,144 tokens with half a million merges, but a text
-needs few of them. The token ids of a text stay the same if the library has all tokens that are parts of the
-text's words, and all merges between these tokens. To decode ids, it only needs their tokens.
+The tokenizers library takes a second and 70 MB to load 262,144 tokens with half a million merges. A
+text has the same token ids if the library has all tokens that are substrings of the text's words,
+and all merges between these tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_WRITTEN = 1 << 8  # tokens of the decoder, which is built again when it nee
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The part of a cached tokenizer file that is not arrays."""
+    """Header of a tokenizer cache file, before its arrays."""
 
     checked: CheckedTokenizer  # its JSON has only the added tokens, and no merges
     settings: dict[str, Any]  # of the library's BPE
@@ -46,7 +46,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Records the words into which the library splits a text. A separate object avoids a reference cycle."""
+    """Pre-tokenizer that records the words of a text; separate, to avoid a reference cycle."""
 
     def __init__(self) -> None:
         self.words = list[str]()
@@ -56,7 +56,7 @@ class Listener:
 
 
 class KeptTokenizer:
-    """A tokenizer that loads only the tokens a text or ids need. Not thread-safe."""
+    """A tokenizer that loads only the tokens that a text or ids need. Not thread-safe."""
 
     def __init__(self, header: Header, arrays: dict[str, npt.NDArray[Any]]) -> None:
         self._header, self._arrays = header, arrays
@@ -73,7 +73,6 @@ class KeptTokenizer:
         self._read({}, {})
 
     def for_ids(self, ids: Collection[int]) -> Tokenizer:
-        """Return a tokenizer that can decode these ids."""
         if self._whole is not None:
             return self._whole
         if set(ids) - self._written.keys():
@@ -84,7 +83,6 @@ class KeptTokenizer:
         return self._writer
 
     def for_text(self, text: str, special_tokens_in_text: bool) -> Tokenizer:
-        """Return a tokenizer that can encode this text."""
         if self._whole is not None or len(text) > MOST_CHARS:
             return self.whole()
         self._listener.words.clear()
@@ -99,7 +97,6 @@ class KeptTokenizer:
         return self._reader if len(self._tokens) <= MOST_READ else self.whole()
 
     def whole(self) -> Tokenizer:
-        """Return the tokenizer with all tokens and merges."""
         if self._whole is None:
             text, ends = bytes(self._arrays["text"]), self._arrays["ends"].tolist()
             starts = [0, *ends[:-1]]
@@ -159,7 +156,7 @@ class KeptTokenizer:
 
 
 def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
-    """Return the path of the cached form of a tokenizer.json in this state. Raises OSError."""
+    """Return the cache file of a tokenizer.json in its current state. Raises OSError."""
     found = disk.status(tokenizer)
     # st_ctime, because a copy may keep size and time of change (cp -p, rsync -t).
     times = found.st_mtime_ns, found.st_ctime_ns
@@ -173,18 +170,17 @@ def versions_digest() -> str:
 
 
 def key_of(token: str) -> int:
-    """Return a 64-bit key of a token, which is unique within a cached tokenizer."""
+    """Return a 64-bit hash of a token. Tokenizers in which hashes collide are not cached."""
     data = token.encode()
     return zlib.crc32(data) << 32 | zlib.adler32(data)
 
 
 def pair_key(first: int, second: int) -> int:
-    """Return a 64-bit key of a pair of token ids that merge."""
     return first << 32 | second
 
 
 def _find(wanted: Keys, among: Keys) -> I64:
-    """Return the index in `among`, which is sorted, of each key in `wanted`; -1 for absent keys."""
+    """Return the index of each wanted key in the sorted array `among`; -1 for absent keys."""
     if not len(among):
         return np.full(len(wanted), -1, np.int64)
     places = np.searchsorted(among, wanted).clip(max=len(among) - 1)
@@ -192,7 +188,7 @@ def _find(wanted: Keys, among: Keys) -> I64:
 
 
 def open_kept(path: Path) -> KeptTokenizer | None:
-    """Open a cached tokenizer file; None if it is missing or damaged."""
+    """Open a tokenizer cache file; None if it is missing or damaged."""
     try:
         descriptor = disk.open_file(path)
         try:

@@ -1,4 +1,4 @@
-"""Ends a growing text before the first of several stop texts."""
+"""Ends streamed text before the first stop text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopTexts:
-    """Receives a text in pieces, and returns the parts that certainly precede any stop text.
+    """Receives text in pieces, and returns the parts that certainly precede any stop text.
 
     If several stop texts end at the same character, the longest counts.
     """
@@ -32,7 +32,7 @@ class StopTexts:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return the text that was held back. Call this at the end of the text."""
+        """Return the text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 

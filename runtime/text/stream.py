@@ -69,7 +69,6 @@ class TokenStream:
         return new if self._stops is None else self._stops.push(new)
 
     def finish(self) -> str:
-        """Return the remaining text, after the last token."""
         rest = self._decode([*self._before, *self._waiting])[self._given :]
         return rest if self._stops is None else self._stops.push(rest) + self._stops.finish()
 

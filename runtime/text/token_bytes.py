@@ -8,9 +8,9 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
 
 
 def _bytes_of_chars() -> dict[str, int]:
-    """Return GPT-2's map of characters to the bytes for which they stand in byte-level tokens.
+    """Return GPT-2's map from characters in byte-level token names to bytes.
 
-    Printable characters stand for themselves. Characters from U+0100 on stand for the other bytes, in order.
+    Printable characters stand for themselves, characters from U+0100 on for the other bytes.
     """
     printing = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
     others = (byte for byte in range(0x100) if byte not in printing)
