@@ -31,7 +31,7 @@ FINDINGS, RUNNING = Path("build/fuzz"), "running"  # folder, and file in it with
 
 
 def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
-    """Run the inputs that the command line asks for; the target reads its files in `folder`."""
+    """Run mutated inputs until --runs or --seconds is reached. folder: for the input file."""
     findings = FINDINGS / args.target
     findings.mkdir(parents=True, exist_ok=True)
     limit_this_process()
@@ -56,7 +56,6 @@ def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,7 +69,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Run the command line. Raises FaultError for an input that broke the contract."""
     parser = make_parser()
     args = parser.parse_args()
     if args.runs < 1 or args.seconds <= 0:

@@ -159,7 +159,7 @@ def _of_assistant(config: dict[str, Any]) -> Tensors:
 
 
 def _packed(config: dict[str, Any], module: str, shape: tuple[int, ...]) -> Tensors:
-    """Return the tensors of a quantized module: codes, scales, and steps of its activations."""
+    """Return the tensors of a quantized module: codes, scales and activation scales."""
     rules = config[form.QUANTIZED]["module_quant_configs"].items()
     bits = next((own["num_bits"] for rule, own in rules if re.search(rule, module)), 4)
     codes = Tensor((shape[0], shape[1] * bits // 8), "I8" if bits == 8 else "U8", bits)

@@ -36,7 +36,7 @@ class Growth:
         return least < max_slope and self.more_threads <= 0 and self.more_files <= 0
 
     def line(self, last: Sample) -> str:
-        """Return the growth as text for a report. last: the last sample of the run."""
+        """Return the growth as text. last: the last sample of the run."""
         return (
             f"memory {last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000 "
             f"(standard error {self.error / 2**20:.2f}); "
@@ -45,7 +45,7 @@ class Growth:
 
 
 def growth(samples: Sequence[Sample]) -> Growth:
-    """Return the growth. Threads and files vary, so the peaks of both halves are compared."""
+    """Fit the growth of memory; compare peaks of threads and files in both halves of the run."""
     warm = samples[int(WARM_UP * len(samples)) :]
     done, memory = np.array([[sample.done, sample.memory] for sample in warm], float).T
     slope = error = 0.0

@@ -36,31 +36,25 @@ MOST_WAIT = 60.0  # seconds for an answer
 
 @dataclass(frozen=True)
 class Target:
-    """A server under attack."""
-
     port: int
     seconds: float  # that idle clients stay
 
     def connected(self, sent: bytes = b"") -> socket.socket:
-        """Open a connection, send bytes, and return the connection."""
         client = socket.create_connection((HOST, self.port), MOST_WAIT)
         with suppress(ConnectionError):  # the server may have refused it already
             client.sendall(sent)
         return client
 
     def status(self, sent: bytes) -> str:
-        """Send a request and return the status of the answer."""
         with self.connected(sent) as client, suppress(ConnectionError):
             return client.recv(12).decode()[9:] or "closed"
         return "reset"
 
     def post(self, path: str, body: bytes) -> str:
-        """POST a JSON body to `path` and return the status of the answer."""
         return self.status(request(path, body))
 
 
 def request(path: str, body: bytes) -> bytes:
-    """Return the bytes of a POST request."""
     return (POST.format(path) + f"Content-Length: {len(body)}\r\n\r\n").encode() + body
 
 
@@ -182,7 +176,6 @@ def attacked(
 
 
 def main() -> int:
-    """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
     parser.add_argument("--seconds", type=float, default=5.0, help="that idle clients stay (5)")

@@ -158,7 +158,6 @@ def _write_tables(
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

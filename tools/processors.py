@@ -74,10 +74,7 @@ class UnavailableError(Exception):
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run Python with these arguments on a processor. Returns its exit status.
-
-    Raises UnavailableError, and OSError or CalledProcessError if preparing fails.
-    """
+    """Run Python on a processor; return its exit status. Raises UnavailableError."""
     if name in EMULATED:
         return run_emulated(EMULATED[name], arguments)
     words = cpu_words()
@@ -111,10 +108,7 @@ def run_hidden(arguments: Sequence[str]) -> int:
 
 
 def run_emulated(model: str, arguments: Sequence[str]) -> int:
-    """Run Python on a processor that qemu emulates; first install Python in a root folder.
-
-    Raises UnavailableError.
-    """
+    """Run Python in qemu; first install it in a root folder. Raises UnavailableError."""
     root, emulator = BUILD / "arm64", find_tools()
     ready, wheels = root / "ready", "\n".join(requirements())
     if not ready.exists() or ready.read_text() != wheels:

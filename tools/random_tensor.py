@@ -25,7 +25,6 @@ class Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size in the file, in bytes."""
         return {"BF16": 2, "F32": 4, "I64": 8}.get(self.dtype, 1) * math.prod(self.shape)
 
     def pieces(self, random: np.random.Generator) -> Iterator[Bytes]:

@@ -34,7 +34,7 @@ ANY_END, LETTERS, EARLY = 0.05, 14, 1.5
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """Write tokenizer.json, with a token for every id, and tokenizer_config.json.
 
-    llama.cpp's converter would cut the rows of ids without a token off the embedding.
+    llama.cpp's converter would drop embedding rows of ids without a token.
     """
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     room = vocab_size - len(SPECIAL) - len(bytes_)

@@ -116,7 +116,6 @@ class Client:
         self._next: Case | None = None  # next request of a conversation
 
     async def ask_some(self) -> None:
-        """Send BETWEEN_SAMPLES requests."""
         for _ in range(BETWEEN_SAMPLES):
             await self.ask()
 
@@ -187,7 +186,6 @@ class Verdict:
         return set(self.counts) <= {"right", "left", "refused"} and self.growth.flat(MAX_SLOPE)
 
     def line(self) -> str:
-        """Return the result as one line of text."""
         ends = ", ".join(f"{count:,} {end}" for end, count in sorted(self.counts.items()))
         last = self.samples[-1]
         return (
@@ -217,7 +215,6 @@ def _sample(server: psutil.Process, requests: int, seconds: float) -> Sample:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
     parser.add_argument("--requests", type=int, help="ask so often, instead of --minutes")

@@ -112,7 +112,6 @@ TURNED = {
 
 
 def countries() -> list[Country]:
-    """Read countries.txt."""
     lines = Path(__file__).with_name("countries.txt").read_text("utf-8").splitlines()
     return [_country(line) for line in lines if not line.startswith("#")]
 

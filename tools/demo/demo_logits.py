@@ -31,7 +31,6 @@ NEW_TOKENS = 32
 
 
 def load(*, prefill_graph: bool = False) -> Model:
-    """Load the demo model. prefill_graph: compute prompts with the prefill graph."""
     model = stem_edge.load(demo_bundle())
     model.engine.uses_prefill = prefill_graph
     return model
@@ -52,7 +51,6 @@ def texts(model: Model) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    """Write both files into the given folder."""
     folder = Path(sys.argv[1])
     decode, prefill = (
         logits(prefill_graph=prefill).astype(np.float16) for prefill in (False, True)

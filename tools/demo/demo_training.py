@@ -30,7 +30,6 @@ class Recipe:
 def train(
     model: DemoModel, documents: list[list[int]], recipe: Recipe, steps: int, seed: int
 ) -> None:
-    """Train `model` on `documents` of token ids."""
     optimizer = make_optimizer(model, recipe)
     peaks = [group["lr"] for group in optimizer.param_groups]
     short, long = (

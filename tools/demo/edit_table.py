@@ -116,13 +116,11 @@ def print_table(
 
 
 def cell(found: Counter[str]) -> str:
-    """Format outcomes as percentages."""
     total = found.total()
     return " / ".join(f"{100 * found[each] / total:.1f}" for each in OUTCOMES) if total else ""
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

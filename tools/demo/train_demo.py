@@ -56,7 +56,6 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

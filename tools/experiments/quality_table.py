@@ -53,7 +53,6 @@ def settings(stem: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = parser.add_argument
     add("checkpoint", type=Path)

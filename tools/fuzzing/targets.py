@@ -125,7 +125,7 @@ def _chat(path: Path) -> None:
 
 
 def _calls(path: Path) -> None:
-    """Parse an answer for every family, as one piece and by character: results must be equal."""
+    """Parse an answer for every tool call family, whole and by character, with equal results."""
     text = path.read_bytes().decode("utf-8", "replace")
     for family in FAMILIES:
         if family.begin not in text and text.lstrip()[:1] != (family.bare or None):
