@@ -153,7 +153,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
 
 
 def _on_disk(footprint: Footprint) -> str:
-    """Return a phrase with a bundle's size on disk, and the size of the files that its first load adds."""
+    """Describe the bundle's size on disk, and the size of the files that its first load adds."""
     sizes = (footprint.backbone_nbytes, footprint.prefill_nbytes, footprint.tables_nbytes)
     named = zip(sizes, ("weights", "weights for prompts", "tables"), strict=True)
     said = ", ".join(f"{format_size(nbytes)} of {what}" for nbytes, what in named if nbytes)

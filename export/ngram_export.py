@@ -1,4 +1,4 @@
-"""Exports only a model's n-gram tables, for a server that runs the backbone elsewhere.
+"""Exports only a model's n-gram tables, for an inference server that runs the backbone itself.
 
 A table consists of pages with one or more rows each. They are written piece by piece, so an export of
 100 GB of rows needs only some MB of memory.
@@ -75,7 +75,7 @@ def export_rows(
 
 
 def _stored(table: NgramTable, rows: RowsStored) -> NgramTable:
-    """Return the description of a table whose rows are stored in the type that `rows` selects."""
+    """Return `table` with its row type changed to `rows` ("keep": as it is). Raises ExportError."""
     if rows not in ROWS_STORED:
         raise ExportError(f"rows of n-grams as {rows!r}; expected {', '.join(ROWS_STORED)}")
     if rows == "keep":

@@ -41,9 +41,7 @@ PREPARED = ".prepared"  # temporary folder in the bundle, for a prepared backbon
 DIGITS = 3
 # Number of tokens on which the graph for prompts is compared with the decoding graph.
 PROBE_TOKENS = 48
-LARGE_NBYTES = (
-    500_000_000  # larger bundles are prepared: takes seconds, but less memory than packing
-)
+LARGE_NBYTES = 500_000_000  # larger bundles are prepared: takes seconds, but less memory
 EXACT_VALUES = 1 << 25  # logits of the checkpoint that are in memory at once
 
 
@@ -53,7 +51,7 @@ def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 
     A prefill graph that is less exact than the decoding graph is deleted, unless the recipe asks for it.
     written: format of the backbone as written, with its prefill graph if any. ids: tokens to compare on.
     exact: the checkpoint's hidden states [T, hidden_width] before the head; None: do not compare.
-    Raises FarError if the bundle diverges from its checkpoint by more than recipe.bound.
+    Raises FarError if the bundle diverges from its checkpoint by more than the recipe allows.
     """
     format, notes, prefill, apart = plan.format, plan.source.notes, None, None
     if exact is None:
@@ -175,7 +173,6 @@ def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, f
 
 
 def _rounded(value: float | np.floating[Any]) -> float:
-    """Round to DIGITS significant digits, as all numbers of a quality report."""
     return float(f"{value:.{DIGITS}g}")
 
 

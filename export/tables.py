@@ -35,7 +35,7 @@ PIECE_NBYTES = 16 << 20
 def write_tables(
     out: Output, folder: str, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
 ) -> None:
-    """Write a table store into the folder `folder` of the bundle. tables: layer -> its table."""
+    """Write a table store into the bundle's folder `folder`. tables: STEM layer -> its table."""
     root, first = out.folder / folder, 0
     files = {root / "zarr.json": encode_metadata(group_document(plan.format))}
     grids = [
@@ -104,7 +104,7 @@ def _records(
 def _copied(
     plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
 ) -> U8 | None:
-    """Return records start..stop copied from quantized tables (`sources`: layer -> table); None if they need quantizing."""
+    """Copy records start..stop from quantized tables; None if they need quantizing."""
     scaled = [
         codes
         for layer in layout.layers
@@ -135,6 +135,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Cut an array into shards of `nbytes` bytes, and records so that the first `prompt_rows` rows can be read alone."""
+    """Plan shards of `nbytes`, with records whose first `prompt_rows` rows can be read alone."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))

@@ -20,7 +20,7 @@ from stem_edge.graph.special.assistant import ORDER, drafting
 
 
 def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
-    """Open the folder of a draft model. Raises CheckpointError; ExportError if it does not fit the plan's model."""
+    """Open a draft model's folder. Raises CheckpointError; ExportError if it fits another model."""
     # The cast is safe: a recipe for ggml cannot have an assistant.
     target, format = plan.source.config, cast(BackboneFormat, plan.format)
     measured = plan.nats is not None or plan.own_types
@@ -34,7 +34,7 @@ def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
 
 
 def write_assistant(own: AssistantCheckpoint, plan: Plan, out: Output) -> None:
-    """Write a draft model's weights to a file of the bundle. The report omits their quantization errors."""
+    """Write a draft model's weights into the bundle. The report omits their quantization errors."""
     format, order = own.described.format, {ORDER: own.order}
     target = plan.source.config, cast(BackboneFormat, plan.format)
     weights = drafting(own.described, *target)[1]

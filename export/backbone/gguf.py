@@ -77,7 +77,7 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
 
 
 def _importance_by_text(plan: Plan, bar: Progress) -> dict[str, F32]:
-    """Return matrix name -> importance of its input channels on the calibration text; {} if no type needs it."""
+    """Return matrix name -> importance of its input channels; {} if the plan's types need none."""
     if not plan.format.importance:
         return {}
     source, layers = plan.source, plan.source.config.n_layers

@@ -58,14 +58,14 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
         return
     stored = tensor.matrix.stored if isinstance(tensor.matrix, Tensor) else None
     if stored is not None and stored.type == tensor.type:
-        yield from _copied(tensor, stored, weights)  # it already has the wanted type
+        yield from _copied(tensor, stored, weights)
         return
     work = encoder(ggml, tensor, weights.meter)
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
 def _copied(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iterator[U8]:
-    """Yield a matrix's bytes just as a GGUF checkpoint has them, some rows at a time. stored: reads them."""
+    """Yield a matrix's bytes unchanged from a GGUF checkpoint, some rows at a time."""
 
     def read(span: RowSpan) -> U8:
         codes = stored.read(*span[1:])

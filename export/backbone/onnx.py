@@ -23,14 +23,14 @@ PREFILL = "prefill"  # part of a bundle that quality_check may delete
 
 
 def onnx_nbytes(plan: Plan) -> tuple[int, int]:
-    """Return the bytes of the weight file for decoding, and of the one for prompts (0: none). Raises GraphError."""
+    """Return the sizes of the weights for decoding and for prompts (0: none). Raises GraphError."""
     described = plan.source.config, plan.layout, _planned_format(plan, {})
     prefill = prompts(*described).plan.nbytes if plan.prefill else 0
     return decoding(*described).plan.nbytes, prefill
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the plan's format, completed by the list of products that need SmoothQuant factors. Raises GraphError."""
+    """Return the plan's format, with products that need SmoothQuant factors. Raises GraphError."""
     format = cast(BackboneFormat, plan.format)
     if not plan.prefill:
         return format

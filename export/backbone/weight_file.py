@@ -140,7 +140,7 @@ class WeightFile:
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, product: str) -> F32:
-        """Return the SmoothQuant factors [K] by which the input channels of a matrix product are divided."""
+        """Return the SmoothQuant factors [K] that divide the input channels of a matrix product."""
         if product not in self._balances:
             matrices = [self._tensors[part] for part in self._consumed[product]]
             self._balances = {product: _balance(self._peaks.get(product), matrices)}
@@ -182,7 +182,7 @@ class WeightFile:
         return quantize
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
-        """Return the item's matrices if the GGUF codes of all of them can be copied; () if they must be quantized."""
+        """Return the matrices of `item` if all their GGUF codes can be copied; else ()."""
         parts = [with_codes(self._tensors[part]) for part in item.parts if self._keeps_blocks]
         same = [
             part
@@ -195,7 +195,7 @@ class WeightFile:
         return same if len(same) == len(item.parts) else ()
 
     def _stored_rows(self, item: Blocks, span: RowSpan) -> Quantized:
-        """Read the checkpoint's codes and scales of some rows; return them in the plan's layout."""
+        """Read the checkpoint's codes and scales of some rows, in the weight file's layout."""
         matrix, start, stop = span
         if (stored := codes_of(matrix)) is None:
             raise TypeError(f"{item.name} has no codes")
@@ -250,14 +250,14 @@ class WeightFile:
 
 
 def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:
-    """Yield the codes of each quantized run of rows; append its scales, zero points and offsets to `made`."""
+    """Yield the codes of each piece of rows; append scales, zero points and offsets to `made`."""
     for blocks in stream:
         made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
         yield blocks.codes
 
 
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
-    """Return SmoothQuant factors [K]: sqrt(greatest input / greatest weight) of each channel; all 1 without peaks."""
+    """Return SmoothQuant factors [K]: sqrt(peak input / peak weight); all 1 without peaks."""
     width = matrices[0].shape[1]
     if peaks is None or len(peaks) != width:
         return np.ones(width, np.float32)
@@ -269,7 +269,7 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """List the products with outlier input channels that need an extra multiplication by SmoothQuant factors.
+    """List the products with outlier input channels, worth an extra multiplication (SmoothQuant).
 
     peaks: product -> greatest magnitude of each input channel [K]. Products whose input is a norm's output are not
     listed: the norm's weight is divided by the factors, so they need no extra multiplication.

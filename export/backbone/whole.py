@@ -51,7 +51,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 
 
 def _separate(graph: Graph, layout: RecordLayout | None, rows_per_token: int) -> None:
-    """Change a graph in place for other tools: table rows become inputs, norms become standard operators."""
+    """Change a graph for other tools: table rows become inputs, norms become standard operators."""
     nodes, graph.nodes = graph.nodes, []
     # Value gathered from slots -> the input that replaces it; cache -> cache after its update.
     other: dict[str, str] = {}

@@ -1,4 +1,1 @@
-"""Readers of checkpoints in the formats of Hugging Face, Meta Lingua, BlaGPT and llama.cpp.
-
-They return the model's config and tensors. tensor_files reads the file formats, such as safetensors.
-"""
+"""Readers of checkpoints in the formats of Hugging Face, Meta Lingua, BlaGPT and llama.cpp."""

@@ -29,7 +29,7 @@ from stem_edge.numerics.matrix import whole
 
 
 class AssistantCheckpoint(NamedTuple):
-    """Gemma 4's draft model in a checkpoint. Tensors have this project's names, and are lazy."""
+    """Gemma 4's draft model in a checkpoint: lazy tensors under this project's names."""
 
     described: Assistant
     tensors: Mapping[str, Tensor]
@@ -75,7 +75,7 @@ def shapes_of(config: ModelConfig, main_dim: int, clusters: int) -> dict[str, tu
 
 
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return Hugging Face's name of a tensor; there, layer config.own_kv_layers is layer 0."""
+    """Return Hugging Face's name of a tensor; it numbers layer config.own_kv_layers as 0."""
     if name.startswith("layers."):
         _, number, part = name.split(".", 2)
         name = f"layers.{int(number) - config.own_kv_layers}.{part}"

@@ -1,7 +1,6 @@
 """Reads checkpoints of BlaGPT's trainer: state_step*.pt and best_model*.pt.
 
 Such a file holds the model's options and tensors, and the trainer's source code, which is not read.
-Comments below state what the trainer always does, because no option in the file says so.
 """
 
 from __future__ import annotations
@@ -127,7 +126,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Read the model's config and tensors, and check that they agree."""
     state = load_tensors(path)
     described, saved = state.get("model_config"), state.get("model")
     if not isinstance(described, dict) or not isinstance(saved, dict):

@@ -59,7 +59,6 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Size of all tensors in the checkpoint, in bytes."""
         matrices = [*self.backbone.values(), *self.tables.values()]
         return sum(matrix.nbytes for matrix in matrices)
 

@@ -1,7 +1,4 @@
-"""Downloads a checkpoint from a model hub: only the files that this project's readers use.
-
-Hub repositories often hold a model in several formats, and pictures; one format is enough.
-"""
+"""Downloads a checkpoint from a model hub: only the files that this project's readers use."""
 
 from __future__ import annotations
 
@@ -105,7 +102,7 @@ def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _fetch(snapshot: Snapshot, files: list[str]) -> None:
-    """Download files. Large files have their sha256 as their name in the cache; it is verified."""
+    """Download files to the hub's cache, and verify those that the cache names by their sha256."""
     fetch(snapshot, files)
     links = [file for file in files if (snapshot.folder / file).is_symlink()]
     blobs = {file: (snapshot.folder / file).readlink().name for file in links}

@@ -104,7 +104,7 @@ def _read_keys(file: GgufFile, architecture: str) -> Keys:
 
 
 def _split_streams(config: ModelConfig, tensors: Tensors) -> None:
-    """In `tensors`, replace stacked AltUp tensors [E, N, K] by E matrices [N, K] each."""
+    """Replace AltUp tensors [E, N, K] in `tensors` by E matrices [N, K] each."""
     shape = config.streams - 1, config.dim, config.dim
     for name in STREAMS.values():
         found = tensors.pop(f"{name}.weight", None)
@@ -125,7 +125,7 @@ def _renamed(
     borrowing = range(config.own_kv_layers, config.n_layers)
     unread = [f"layers.{layer}.{part}" for layer in borrowing for part in LENT]
     names = (*config.backbone_shapes(), *unread)
-    theirs = {_stored_name(name): decoder.tensor(name) for name in names}
+    theirs = {_name_in_gguf(name): decoder.tensor(name) for name in names}
     if isinstance(decoder, gemma_ple.GemmaPle) and TABLE in tensors:
         theirs[TABLE] = decoder.inside + gemma_ple.TABLE
         tensors[TABLE] = coded_rows(tensors[TABLE], config.ple_width)
@@ -140,8 +140,7 @@ def _renamed(
     )
 
 
-def _stored_name(name: str) -> str:
-    """Return a backbone tensor's name in GGUF files."""
+def _name_in_gguf(name: str) -> str:
     at, _, part = name.rpartition(".")
     if part in STREAMS:
         return f"{STREAMS[part]}.{int(at.split('.')[1]) - 1}.weight"

@@ -19,7 +19,7 @@ from stem_edge.numerics.quantize import F32
 def pad_heads(
     config: ModelConfig, number: int, tensors: Mapping[str, Matrix]
 ) -> Mapping[str, Matrix]:
-    """Return layer `number`'s tensors with attention heads zero-padded from head_dim to head_width."""
+    """Return a layer's tensors with attention heads zero-padded from head_dim to head_width."""
     layer = config.layer(number)
     extra = head_width(layer) - layer.head_dim
     if not extra:
@@ -35,13 +35,13 @@ def pad_heads(
 
 
 def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F32:
-    """Pad a vector, such as a bias, as pad_heads pads rows of `matrix`: "wq", "wk" or "wv"."""
+    """Zero-pad the attention heads in a vector, such as a bias, of `matrix`: "wq", "wk" or "wv"."""
     layer = config.layer(number)
     return _padded(layer, _parts(config, layer)[matrix], vector)
 
 
 def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
-    """Return tensor name -> number of parts to pad: one for each head, or two if RoPE needs halves."""
+    """Return tensor name -> number of parts to pad: attention heads, or their halves for RoPE."""
     # If RoPE pairs a value of a head's first half with one of its second half, pad both halves.
     halves = 1 if config.rope_interleaved else 2
     parts = {
@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Divide rows into `parts` equal parts; append zeros to each. A head gets head_width rows."""
+    """Append zeros to each of `parts` equal parts of `rows`, so that a head has head_width rows."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

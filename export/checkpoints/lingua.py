@@ -2,8 +2,7 @@
 
     params.json  consolidated.pth  consolidated_stem.pth, or stem_shards/stem_model_mp<n>.pt
 
-The files do not state all defaults of the trainer. Comments below do: transformer arguments, the rule
-for the FFN width, and interleaved RoPE.
+The trainer's defaults, FFN width and interleaved RoPE are not in the files; they are set here.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Params(msgspec.Struct):
 
     @property
     def ffn_width(self) -> int:
-        """FFN width by the trainer's rule: 8/3 * dim * ffn_dim_multiplier, rounded up to a multiple of multiple_of."""
+        """FFN width: 8/3 * dim * ffn_dim_multiplier, rounded up to a multiple of multiple_of."""
         width = int(2 * (4 * self.dim) / 3)
         if self.ffn_dim_multiplier is not None:
             width = int(self.ffn_dim_multiplier * width)

@@ -1,4 +1,1 @@
-"""State of one export: its options (recipe), its plan, and the files that it writes.
-
-export/exporter.py decides the order of the steps.
-"""
+"""State of one export: its options (recipe), its plan, and the files that it writes."""

@@ -25,7 +25,6 @@ class BundleFile:
         self.nbytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes. Small pieces are buffered."""
         view = memoryview(data)
         self._digest.update(view)
         self.nbytes += view.nbytes
@@ -94,13 +93,12 @@ class Output:
         return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
-        """Delete the file `name`; discard the quantization errors in meter(part)."""
+        """Delete the file `name`, and discard the quantization errors of `part`."""
         del self._meters[part], self.files[name]
         disk.remove(self.folder / name)
 
 
 def write_file(path: Path, data: bytes) -> FileEntry:
-    """Write a file in one piece; return its size and checksum."""
     with create_file(path) as file:
         file.write(data)
     return file.entry

@@ -22,7 +22,7 @@ COST_TOKENS, PIECE_TOKENS = 128, 8
 
 
 def choose_types(plan: Plan) -> Plan:
-    """Return the plan with 8 bits for matrices that change logits too much at 4 bits, unless the recipe sets types."""
+    """Return the plan with 8 bits for matrices that need them, unless the recipe sets types."""
     source, format = plan.source, plan.format.stored_once(plan.source.config.tied_head)
     if plan.nats is not None and not kinds_of(source.config) <= plan.fixed:
         format = cast(BackboneFormat, format)  # `nats` is None for ggml
@@ -48,7 +48,7 @@ def _costly(
     fixed: Collection[MatrixKind],
     most_nats: float,
 ) -> list[str]:
-    """List matrix products for 8 bits, so that 4 bits in all others cost at most `most_nats`.
+    """List the matrix products to store with 8 bits, so that the others cost at most `most_nats`.
 
     found: product -> its cost (divergence) at 4 bits; fixed: kinds of matrices whose type is already chosen.
     """

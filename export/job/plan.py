@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def judged(self) -> bool:
-        """True if the export compares the bundle with its checkpoint. Default: if it rounds weights."""
+        """True if the bundle is compared with its checkpoint: it is rounded, or users ask."""
         asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
         return not self.own_types or asked or bool(self.recipe.prefill_graph)
 
@@ -136,7 +136,7 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
 
 
 def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
-    """Start a progress bar labelled `what` whose total is the layers' weights, counted as 4 bytes each."""
+    """Start a progress bar labelled `what`; its total is the layers' weights, as float32 bytes."""
     shapes = config.backbone_shapes().items()
     values = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
     bar.begin(what, 4 * values, layers=config.n_layers)

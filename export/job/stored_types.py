@@ -68,7 +68,7 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:
-    """Return the ggml format for tensor name -> type: as a llama.cpp mixture such as q4_k_m if it has these types."""
+    """Return the ggml format with these tensor types: if possible, one of llama.cpp's mixtures."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -91,7 +91,7 @@ def _stored_rows(source: Checkpoint) -> RowStorage | None:
 
 
 def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
-    """Return the onnxruntime format that keeps a checkpoint's quantized codes. bits: matrix name -> bits of a code."""
+    """Return the onnxruntime format that keeps quantized codes. bits: matrix -> bits of a code."""
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     for name, shape in config.backbone_shapes().items():
         if len(shape) != 2 or (kind := kind_of(name)) not in MATRIX_KINDS:
@@ -131,7 +131,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
 
 
 def _product(config: ModelConfig, name: str) -> str:
-    """Return the name of a matrix's product in the graph. wq, wk and wv may share one, qkv."""
+    """Return the name of a matrix's product in the graph: qkv, if wq, wk and wv share one."""
     at, _, part = name.rpartition(".")
     if part not in ("wq", "wk", "wv"):
         return name
@@ -146,7 +146,7 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
     """
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
-        return None  # nothing was quantized yet
+        return None
     if {*types.values()} - {*FOUR_BITS, *EIGHT_BITS, *FLOATS}:
         return None  # types of 2 or 3 bits would only become larger
     products = dict[str, list[str]]()  # name -> types of the matrices stacked in it
@@ -174,6 +174,6 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
 
 
 def _padded(config: ModelConfig, layer: int) -> bool:
-    """Return True if graphs pad the heads of a layer, which puts zeros into the blocks of wo."""
+    """Return True if graphs pad a layer's heads, which puts zeros into quantized blocks of wo."""
     own = config.layer(layer)
     return head_width(own) != own.head_dim

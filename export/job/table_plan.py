@@ -104,5 +104,5 @@ def _mixed(source: Checkpoint, layout: RecordLayout, counts: I64) -> TablePlan:
 
 
 def scaling_of(layout: RecordLayout) -> Scaling:
-    """Return the function that computes scales: from values' range for 8 bits, by search for 4."""
+    """Return the function that computes scales: from the values' range, or by search for 4 bits."""
     return least_error_scales if layout.bits < 8 else range_scales

@@ -54,7 +54,7 @@ def keep_trained_grid(plan: Plan) -> Plan:
     stem = source.config.stem_layers and not source.config.n_experts
     kept = any(table.codes is not None for table in source.tables.values())
     tables = source.tables.values() if stem and recipe.rows in (None, "int4") and not kept else ()
-    if block := min(map(_block, _some(tables)), default=0):
+    if block := min(map(_block, _first_middle_last(tables)), default=0):
         said.append(f"rows were trained for 4 bits in groups of {block} and are kept as trained")
         plan = replace(plan, rows=RowStorage("int4", block))
     return replace(plan, source=replace(source, notes=(*source.notes, *said)))
@@ -71,14 +71,13 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
             matrices.setdefault(name.rpartition(".")[2], []).append(source.backbone[name])
     blocks: dict[MatrixKind, list[int]] = {}
     for part, alike in matrices.items():
-        blocks.setdefault(kind_of(part), []).extend(map(_block, _some(alike)))
+        blocks.setdefault(kind_of(part), []).extend(map(_block, _first_middle_last(alike)))
     if source.config.tied_head:
         blocks["head"] = blocks["embedding"]
     return {kind: min(blocks[kind]) for kind in MATRIX_KINDS if min(blocks.get(kind, [0]))}
 
 
-def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
-    """Return the first, middle and last of `matrices`."""
+def _first_middle_last(matrices: Iterable[Matrix]) -> list[Matrix]:
     last = len(found := list(matrices)) - 1
     return [found[at] for at in sorted({0, last // 2, last}) if found]
 

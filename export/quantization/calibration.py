@@ -64,7 +64,7 @@ def _encode(tokenizer: Tokenizer, path: Path) -> I64:
 
 
 def judged_ids(text_ids: I64, max_context: int) -> list[int]:
-    """Return the text's last tokens, max_context at most, to compare bundle and checkpoint on."""
+    """Return the text's last tokens, on which bundle and checkpoint are compared."""
     ids: list[int] = text_ids[-min(JUDGED_TOKENS, max_context) :].tolist()
     return ids
 
@@ -87,7 +87,7 @@ def observe(
     texts: Iterable[list[int]] = (),
     threads: int = 1,
 ) -> tuple[F32, dict[str, F32]]:
-    """Run the checkpoint on `token_ids`; return its last hidden states and the peaks of channels.
+    """Run the checkpoint on `token_ids`; return its last hidden states, and peaks of activations.
 
     texts: more sequences, only for peaks. The hidden states [T, hidden_width] are the input of the head.
     Peaks: name of a matrix input, keys or values -> greatest magnitude of each channel [K] over all tokens.

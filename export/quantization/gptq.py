@@ -132,7 +132,7 @@ class _Scales(NamedTuple):
         return codes
 
     def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
-        """Round `column` [n] of block `group`, or `exact` in rows without corrections; return codes and values."""
+        """Round `column` [n], or `exact` in rows without corrections; return codes and values."""
         if self.kept[group].any():
             column = np.where(self.kept[group] != 0, exact, column)
         code = column * self.inverse[group]

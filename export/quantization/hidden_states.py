@@ -97,7 +97,7 @@ def importance_vectors(
     layer_done: Callable[[], object] = lambda: None,
     threads: int = 1,
 ) -> dict[str, F32]:
-    """Return name of a matrix -> importance of its input channels [width], float32, positive.
+    """Return matrix name -> importance of its input channels [width], float32, positive.
 
     Routers, and an embedding that is not the head, are left out. sequences: token ids to run through the
     checkpoint; layer_done: called after each layer. Needs memory for one layer and the hidden states.
@@ -121,7 +121,7 @@ def importance_vectors(
 
 
 def _inputs(config: ModelConfig) -> dict[str, str]:
-    """Map each backbone matrix to its input's name in stem_edge.numerics.reference."""
+    """Return matrix name -> name that numerics.reference gives its input."""
     found = {}
     for name, shape in config.backbone_shapes().items():
         at, _, part = name.rpartition(".")

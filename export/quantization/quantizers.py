@@ -58,7 +58,7 @@ def with_offsets(matrix: F32, block: int) -> Rounded:
 
 
 def _levels(blocks: F64) -> F64:
-    """Return the distance between the levels of each block [N, G], for values [N, G, block]."""
+    """Return the step between quantization levels [N, G] of blocks of values [N, G, block]."""
     least, greatest = blocks.min(axis=2), blocks.max(axis=2)
     found = np.asarray((greatest - least) / TOP, np.float64)
     open_ = found > 0
@@ -124,7 +124,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             moments[name] = list(each)
 
     def typical(source: str, layer: int) -> list[Inputs]:
-        """Run the text up to layer `layer`; return statistics of the matrix input named `source`."""
+        """Run the text up to layer `layer`; return statistics of the matrix input `source`."""
         while states.layer <= layer:
             moments.clear()
             for each in inputs.values():

@@ -134,7 +134,7 @@ class _Walk:
 
 
 def _branch(tokens: Tokens) -> Tokens:
-    """Return a copy of `tokens`, to which a differently rounded model can add its own keys and values."""
+    """Return a copy of `tokens` whose keys and values can differ from the original's."""
     other = copy(tokens)
     other.kv = dict(tokens.kv)
     return other
@@ -159,7 +159,7 @@ def _rounded(values: F32, block: int) -> F32:
 
 
 def _has_choice(name: str, matrix: Matrix, max_block: int) -> bool:
-    """Return True if a tensor is a matrix for which 4 or 8 bits can be chosen."""
+    """Return True if the tensor is a matrix that may get 4 or 8 bits."""
     shape = matrix.shape
     chosen = len(shape) == 2 and name.rpartition(".")[2] in _PARTS
     return chosen and fitting_block(shape[1], max_block) > 0

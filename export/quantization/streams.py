@@ -55,7 +55,6 @@ class MatrixReader:
         self.meter, self._threads, self._progress = meter, threads, progress
 
     def in_order(self, work: Callable[[RowSpan], R], items: Iterable[RowSpan]) -> Iterator[R]:
-        """Yield work(span) for all spans in order, computed on several threads."""
         return in_order(self._threads, work, items)
 
     def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
@@ -84,5 +83,4 @@ class MatrixReader:
 
 
 def all_rows(matrices: Iterable[Matrix]) -> list[RowSpan]:
-    """Return a span of all rows for each matrix."""
     return [(matrix, 0, matrix.shape[0]) for matrix in matrices]

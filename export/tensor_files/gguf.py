@@ -37,8 +37,6 @@ Value: TypeAlias = Any  # bool, int, float, str, or a list of one of these
 
 
 class GgufFile(NamedTuple):
-    """Keys and tensors of a GGUF file."""
-
     path: Path
     keys: dict[str, Value]
     tensors: dict[str, Tensor]

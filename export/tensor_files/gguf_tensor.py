@@ -95,7 +95,6 @@ def coded_rows(table: Tensor, width: int) -> Tensor:
 
 
 def decoded(codes: U8, type: TensorType) -> F32:
-    """Decode the stored bytes of rows to float32."""
     if type.name in NUMBERS:
         return np.asarray(codes.view(NUMBERS[type.name]), np.float32)
     if type.name == "BF16":  # the upper half of a float32

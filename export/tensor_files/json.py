@@ -98,7 +98,7 @@ def convert_options(path: Path, options: Mapping[str, object], type: type[T]) ->
 
 
 def some(problems: Sequence[str], shown: int = 80) -> str:
-    """Join the first problems, each cut to `shown` characters, and count the others; one line."""
+    """Join the first problems in one line, each cut to `shown` characters; count the others."""
     more = f" (and {len(problems) - MOST_SHOWN} more)" if len(problems) > MOST_SHOWN else ""
     return "; ".join(one_line(each, shown) for each in problems[:MOST_SHOWN]) + more
 

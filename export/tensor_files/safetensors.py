@@ -44,7 +44,6 @@ class TensorFiles:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors that `take` has not removed yet."""
         return sorted(self._left)
 
     def own(self, name: str) -> str:
@@ -98,7 +97,7 @@ class _Index(msgspec.Struct):
 
 
 def indexed_files(folder: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """Return the files with wanted tensors, as the index file lists them. Raises CheckpointError."""
+    """Return the files that hold wanted tensors, by the folder's index. Raises CheckpointError."""
     return {file for name, file in _places(folder, "").items() if wanted(name)}
 
 

@@ -75,7 +75,7 @@ Said: TypeAlias = tuple[str | None, str | None, bool, str | None]
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
-    """Return tokenizer, its settings, ids that end a text. Raises CheckpointError, ValueError."""
+    """Return tokenizer, settings, and ids that end a text. Raises CheckpointError, ValueError."""
     keys = open_gguf(path).keys
     kind = keys.get(AT + "model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):

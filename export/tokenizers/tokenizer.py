@@ -175,7 +175,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _adds(path: Path, tokenizer: Tokenizer, bos: str | None) -> bool:
-    """Return True if the tokenizer puts `bos` before text. Raises CheckpointError for other tokens."""
+    """Return True if the tokenizer puts `bos` before text; other tokens raise CheckpointError."""
     with _reading(path, "a tokenizer that puts nothing or its bos_token before a text"):
         added = tokenizer.encode("a")
         pairs = zip(added.tokens, added.special_tokens_mask, strict=True)

@@ -152,7 +152,7 @@ class Windowed(Decoder, kw_only=True):
     layer_types: list[str] | None = None
 
     def windows(self, default: list[str]) -> dict[str, Any]:
-        """Return ModelConfig's window fields. default: used if layer_types is missing."""
+        """Return ModelConfig's sliding-window fields. default: layer_types, if missing."""
         types = self.layer_types or default
         if len(types) != self.num_hidden_layers or set(types) - {FULL, SLIDING}:
             raise ValueError(
@@ -203,7 +203,7 @@ def read_config(
 ) -> tuple[ModelConfig, Decoder, tuple[str, ...], bool]:
     """Read a config.json whose model_type is in `kinds`. Raises CheckpointError.
 
-    Returns the config, its decoder, notes for the user, and True if matrices are packed codes (packed.py).
+    Returns the config, its keys, notes for the user, and True if matrices are packed codes.
     """
     whole = read_json(path, "a model's configuration", dict[str, Any])
     kind = whole.get("model_type")

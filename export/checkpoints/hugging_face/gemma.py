@@ -118,7 +118,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
     def kinds(self) -> Iterator[LayerKind]:
         """Yield a LayerKind for each group of layers with its own RoPE, heads or FFN width."""
         theta, scaling = self._rope_of(FULL)
-        yield LayerKind(layers=self.full(), rope_theta=theta, rope_scaling=scaling)
+        yield LayerKind(layers=self.full_layers(), rope_theta=theta, rope_scaling=scaling)
         for (width, count), layers in self.own_heads().items():
             yield LayerKind(layers=tuple(layers), head_dim=width, n_kv_heads=count)
         widths = self.ffn_widths()
@@ -127,7 +127,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
                 yield LayerKind(layers=those, d_ff=width)
 
     def own_heads(self) -> Mapping[tuple[int, int], Sequence[int]]:
-        """Return (head_dim, n_kv_heads) -> numbers of layers with these. Size 0 is the model's default."""
+        """Return (head_dim, n_kv_heads) -> layers with these sizes. 0: the model's default."""
         return {}
 
     def ffn_widths(self) -> Sequence[int]:
@@ -146,8 +146,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
             )
         return given
 
-    def full(self) -> tuple[int, ...]:
-        """Return the numbers of the layers with full attention."""
+    def full_layers(self) -> tuple[int, ...]:
         return tuple(n for n, kind in enumerate(self.layer_types or ()) if kind == FULL)
 
     def rounded(self, scale: float) -> float:

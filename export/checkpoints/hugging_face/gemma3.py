@@ -54,5 +54,4 @@ class Gemma3(Gemma, kw_only=True):
 
 
 def _plus_one(vector: Tensor) -> Tensor:
-    """Return a vector with 1 added to each value."""
     return vector.computed(lambda start, stop: vector.rows(start, stop) + np.float32(1))

@@ -61,7 +61,7 @@ class Gemma4(GemmaPle, kw_only=True):
         given = self.per_layer_config
         if given is None:
             heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
-            return {(self.global_head_dim, heads or 0): list(self.full())}
+            return {(self.global_head_dim, heads or 0): list(self.full_layers())}
         found: dict[tuple[int, int], list[int]] = {}
         for number, own in given.items():
             if own.keys() - {"head_dim", "num_key_value_heads"} or not number.isdecimal():

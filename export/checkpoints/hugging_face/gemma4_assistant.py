@@ -51,7 +51,7 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
 
 def with_kv_layers(config: ModelConfig) -> ModelConfig:
-    """Insert first layers that stand for the main model's KV caches, one per kind of attention."""
+    """Prepend layers that stand for the main model's KV caches, one per kind of attention."""
     kinds = dict[object, int]()
     for number, layer in enumerate(config.layers):
         kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)

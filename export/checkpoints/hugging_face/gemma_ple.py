@@ -105,7 +105,7 @@ class GemmaPle(Gemma, kw_only=True):
         return dict(zip(config.stem_layers, table.columns(width), strict=True))
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        """Return each token's row number in the tables [V]: 0 if missing; None if all are there."""
+        """Return each token's row in the tables [V], or 0 if missing; None if token i has row i."""
         if not config.ple_records:
             return None
         ids = np.arange(config.vocab_size, dtype=np.int32)

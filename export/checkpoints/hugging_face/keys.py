@@ -42,7 +42,7 @@ MOST_SHOWN = 400  # characters
 
 
 class KnownKeys(msgspec.Struct, frozen=True):
-    """Keys that transformers knows, with their default values."""
+    """Keys of config.json that transformers knows, with their default values."""
 
     transformers: str  # the version
     generation: list[str]  # keys of text generation

@@ -34,7 +34,7 @@ class PackedFiles(TensorFiles):
         self._widths = widths
 
     def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
-        """Remove and return a tensor. A packed matrix is decoded; others must have one of `dtypes`."""
+        """Remove and return a tensor: packed matrices are decoded, others must be of `dtypes`."""
         module, codes, taken = name.removesuffix(".weight"), name, super()._taken
         scales = module + SCALE
         if module + EMBEDDED in self:
@@ -60,6 +60,6 @@ class PackedFiles(TensorFiles):
 
 
 def stores_codes(given: Mapping[str, Any]) -> bool:
-    """Return True if a config.json (`given`) says that its matrices have gemma quantization."""
+    """Return True if `given`, a config.json, says that matrices have gemma quantization."""
     found = given.get(QUANTIZED)
     return isinstance(found, dict) and found.get("quant_method") == GEMMA

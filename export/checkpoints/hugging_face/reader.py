@@ -1,7 +1,4 @@
-"""Reads checkpoints in Hugging Face's form: config.json with one or more safetensors files.
-
-Supports the families in KINDS, and STEM models in this project's own schema (stem_schema.py).
-"""
+"""Reads checkpoints in Hugging Face's form: config.json with one or more safetensors files."""
 
 from __future__ import annotations
 
@@ -108,7 +105,7 @@ def assembled(
 def _ranges(
     backbone: Mapping[str, Tensor], decoder: Decoder, files: PackedFiles
 ) -> dict[str, tuple[float, float]]:
-    """Return matrix -> activation scales (input, output). Raises ValueError if rows have groups."""
+    """Return (input, output) activation scales by matrix. Raises ValueError for grouped codes."""
     modules = dict[str, str]()
     for name, matrix in backbone.items():
         if len(matrix.shape) != 2 or name == "embedding":

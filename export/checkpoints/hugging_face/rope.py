@@ -46,7 +46,7 @@ def read_rope(
 def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | None:
     """Return the RopeScaling of rope_type `kind`; None for "default".
 
-    given: options beside the type; context: max_position_embeddings. A missing option gets transformers'
+    given: the other options; context: max_position_embeddings. A missing option gets transformers'
     default. Raises ValidationError or TypeError for unknown or wrong options.
     """
     fields = dict(given)

@@ -156,7 +156,7 @@ def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor
     )
 
     def rows(start: int, stop: int) -> F32:
-        both = np.stack([gate.rows(start, stop), up.rows(start, stop)], axis=2)  # alternating
+        both = np.stack([gate.rows(start, stop), up.rows(start, stop)], axis=2)
         return np.hstack(
             [both.reshape(len(both), -1), down.rows(start, stop).reshape(len(both), -1)]
         )
