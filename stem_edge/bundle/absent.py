@@ -1,4 +1,4 @@
-"""The error for a path that is not a bundle: it says what is there instead, and what to do."""
+"""Error message for a path that is not a bundle: what is there instead, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLD = "-old"  # suffix of that folder: the replaced bundle, if the system cannot
 
 
 def no_bundle(manifest: Path) -> BundleError:
-    """Return the error for a missing manifest: what is at its folder's path, and what to do."""
+    """Return the error for a missing manifest.json; its message says what to do."""
     root = manifest.parent
     working = root.absolute().with_name(WORKING + root.absolute().name)
     if root.is_dir():
@@ -40,7 +40,7 @@ def no_bundle(manifest: Path) -> BundleError:
 
 
 def _or_on_a_hub(root: Path) -> str:
-    """Return the end of the error, like ", or hf:org/name", if the path may be a name; else ""."""
+    """Return a hint like ", or hf:org/name" if the path may name a model on a hub; else ""."""
     with suppress(InputError):
         meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
         return "" if root.is_file() else f", or {meant}"

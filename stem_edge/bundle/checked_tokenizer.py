@@ -21,9 +21,9 @@ class TokenizerMemory(NamedTuple):
     loading: int  # at its peak while it loads
 
     def check(self, path: Path, limit: int) -> None:
-        """Raise MemoryPlanError if loading the tokenizer would take this process over the limit.
+        """Raise MemoryPlanError if loading would take this process's memory over `limit` bytes.
 
-        Tokenizers under 16 MiB always pass. The later memory plan checks them, with a better error.
+        A tokenizer that needs up to 16 MiB passes; the later memory plan has a better error for it.
         """
         own = own_memory()
         if self.loading > SMALL_NBYTES and own + self.loading > limit:

@@ -15,7 +15,7 @@ from stem_edge.files.plain_files import check_folders, unreadable
 
 
 def tables_hash(files: Mapping[str, FileEntry]) -> str:
-    """Return one sha256 for a bundle's table store: of its sorted file names and their sha256s."""
+    """Return the sha256 of a bundle's table store, computed from its file names and sha256s."""
     digest = hashlib.sha256()
     for name in sorted(files):
         if name.startswith(TABLES + "/"):

@@ -1,8 +1,7 @@
 """Fetch files of a model on a hub, and check their sha256 before they are read.
 
-A hub may be wrong, a mirror dishonest, and a cache damaged. Files are hashed only once: a marker
-file in the user's cache folder records that their hashes were right. The marker's name is a digest
-of these hashes, and of the sizes and mtimes of the files.
+Files are hashed once: a marker file in the user's cache folder records that the hashes were right.
+Its name is a digest of the hashes, and of the sizes and mtimes of the files.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def fetch_checked(snapshot: Snapshot, files: Mapping[str, str]) -> None:
 
 
 def _mark(folder: Path, files: Mapping[str, str]) -> Path | None:
-    """Return the path of the files' marker; None without a file or the user's cache folder."""
+    """Return the path of the file that marks these files as checked; None if one is missing."""
     with contextlib.suppress(InputError, OSError):  # a user without a home; a file that is missing
         states = [disk.status(folder / file) for file in files]
         stamps = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
@@ -63,7 +62,7 @@ def _mark(folder: Path, files: Mapping[str, str]) -> Path | None:
 
 
 def marked_folder(mark: Path) -> str:
-    """Return the path of the snapshot that a marker file names; "" if it cannot be read."""
+    """Return the folder of checked files that a marker file names; "" if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return os.fsdecode(disk.read_file(mark, 1 << 16))
     return ""

@@ -1,4 +1,4 @@
-"""Sizes of the parts of a bundle that exists, or that an export is to write."""
+"""Sizes in bytes of a bundle's parts: weights, tables, KV cache, slots of the row cache."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class Footprint:
 
     @property
     def tables(self) -> RecordLayout | None:
-        """Layout of records in memory; None for a dense model."""
         return self.table_format.tables if self.table_format else None
 
     @property
@@ -71,13 +70,12 @@ class Footprint:
 
     @property
     def prepared_nbytes(self) -> int:
-        """Approximate bytes of the weights that a load repacks for this processor and saves, or 0."""
+        """Approximate bytes of the weights after repacking for this processor; 0 if not done."""
         own = self.backbone_nbytes + self.prefill_nbytes
         prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
 
     def kv_nbytes(self, tokens: int) -> int:
-        """Bytes of the KV cache of `tokens` tokens."""
         own = self.model.layers[: self.model.own_kv_layers]
         layers = sum(self.token_nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own)
         return layers + self._conv_nbytes(tokens)
@@ -94,12 +92,12 @@ class Footprint:
         ) + self._conv_nbytes(min(tokens, self.model.engram_kernel))
 
     def _conv_nbytes(self, tokens: int) -> int:
-        """Bytes that caching the inputs of Engram's convolutions takes for `tokens` tokens."""
+        """Bytes of the cached inputs of convolutions, which only Engram models have."""
         values = tokens * self.model.dim * len(self.model.conv_layers)
         return values * (FLOAT if self.kv == "fp32" else FLOAT // 2)
 
     def without_windows(self) -> Footprint:
-        """Return the footprint on an engine that caches all tokens even in layers with a window."""
+        """Return a footprint whose KV cache has all tokens even in sliding-window layers."""
         return replace(self, windows=False)
 
     def with_kv(self, kv: KvChoice) -> Footprint:
@@ -118,7 +116,6 @@ class Footprint:
 
 
 def footprint_of(manifest: Manifest) -> Footprint:
-    """Return the footprint of an existing bundle, from its manifest."""
     tables = manifest.table_format
     if manifest.gguf is not None:
         return gguf_footprint(manifest.model, manifest.gguf, tables)

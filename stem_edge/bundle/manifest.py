@@ -1,4 +1,4 @@
-"""Bundles: the folders that the exporter writes and the runtime reads.
+"""Manifest and files of a bundle, the folder that the exporter writes and the runtime reads.
 
     manifest.json           Manifest, below
     backbone.onnx.data      weights for onnxruntime, as stem_edge.graph.weight_plan lays them out
@@ -77,14 +77,12 @@ def digest(*values: object) -> str:
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Size and checksum of one file of the bundle."""
-
     nbytes: Size
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Worst and mean error of a kind of tensor: |stored - original| / max |original| in the row."""
+    """Quantization error of a kind of tensor: |stored - original| / max |original| in the row."""
 
     worst: float
     mean: float
@@ -111,8 +109,6 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Contents of manifest.json."""
-
     format_version: int
     model: ModelConfig
     backbone: BackboneFormat | None = None  # for onnxruntime, or
@@ -159,13 +155,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def format(self) -> BackboneFormat | GgufFormat:
-        """Format of the backbone, for onnxruntime or for ggml."""
         (found,) = [each for each in (self.backbone, self.gguf) if each is not None]
         return found
 
     @property
     def report(self) -> QualityReport:
-        """Size and quality of the backbone."""
         return self.reports[self.format.engine]
 
     @property
@@ -175,7 +169,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def has_prefill(self) -> bool:
-        """True if prompts are run by a separate graph with its own matrices."""
+        """True if a separate graph, with matrices of its own, processes prompts."""
         return self.backbone is not None and self.backbone.prefill
 
     @property
@@ -192,7 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def tables(self) -> RecordLayout | None:
-        """Layout of records in memory, where all have the same row type; None for a dense model."""
+        """Layout of table records in memory, all with one row type; None for a dense model."""
         return self.table_format.tables if self.table_format else None
 
     def required_files(self) -> list[str]:
@@ -246,7 +240,7 @@ def open_manifest(root: str | Path) -> Manifest:
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
-    """Parse the bytes of a manifest. Raises BundleError. path: for its message."""
+    """Parse the bytes of manifest.json. Raises BundleError, which names `path`."""
     try:
         found = decode_json(data, _Version, MAX_MANIFEST_NBYTES).format_version
         if found == FORMAT_VERSION:

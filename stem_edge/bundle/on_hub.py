@@ -13,8 +13,6 @@ from stem_edge.errors import BundleError
 
 
 class NoBundleError(BundleError):
-    """Raised if a model on a hub is not a bundle."""
-
     def __init__(self, found: HubName, asked: HubName) -> None:
         super().__init__(
             f"{asked}: not a bundle, it has no {MANIFEST}; make one with: stem-edge export {asked} OUT"
@@ -29,7 +27,7 @@ def fetched_folder(path: str, *, shards: bool, progress: bool | None) -> Path:
     """
     name = parsed_name(path)
     snapshot = open_snapshot(name, progress)
-    if snapshot.lacking([MANIFEST]) and not _is_listed(snapshot):
+    if snapshot.missing([MANIFEST]) and not _is_listed(snapshot):
         raise NoBundleError(snapshot.name, name)
     fetch(snapshot, [MANIFEST])
     try:

@@ -1,7 +1,4 @@
-"""Open a bundle: check its manifest, and the existence and sizes of its files.
-
-A bundle on a hub is fetched first. The checksums of a local folder are checked only by checksums.py.
-"""
+"""Open a bundle: check its manifest, and the existence and sizes of its files."""
 
 from __future__ import annotations
 
@@ -90,7 +87,7 @@ def _is_missing(path: Path) -> bool:
 
 
 def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | None = None) -> Path:
-    """Return the folder of a bundle. A bundle on a hub is fetched, as open_bundle says.
+    """Return the folder of a bundle; a bundle on a hub is fetched first.
 
     A path that does not exist may be the short name of a cached bundle (stem_edge.bundle.hub.kept).
     shards: False if the table shards are elsewhere, so that they are not fetched.
@@ -126,9 +123,7 @@ def _check_backbone(root: Path, manifest: Manifest) -> None:
             f"have {found} bytes, expected at least {least}",
         )
     if manifest.gguf is not None:
-        from stem_edge.ggml.gguf_schema import (
-            foreign_parts,  # for bundles with such a backbone alone
-        )
+        from stem_edge.ggml.gguf_schema import foreign_parts
         from stem_edge.ggml.gguf_tensors import locate
 
         if foreign := ", ".join(foreign_parts(manifest.model)):

@@ -1,4 +1,1 @@
-"""Edits, which make tokens use other table rows than their own: file format, alignment schemes.
-
-stem_edge.apps.editing makes and compares edits; stem_edge.runtime.lookups applies edits to prompts.
-"""
+"""Knowledge edits (tokens use the table rows of other tokens): file format, alignment schemes."""

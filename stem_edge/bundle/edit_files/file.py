@@ -46,7 +46,7 @@ class Replacement(
     target: Name
     scheme: Scheme = "auto"
     subset: Indices | None = None  # scheme subset only: places of the target's tokens
-    pad: Index | None = None  # the padding token
+    pad: Index | None = None
 
 
 class NewRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
@@ -61,9 +61,8 @@ Change: TypeAlias = Replacement | NewRows
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Change of the table rows that tokens use, made for one bundle by stem_edge.make_edit."""
 
-    made_for: Annotated[
-        str, msgspec.Meta(pattern="^[0-9a-f]{64}$")
-    ]  # hash of the tables, see tables_id
+    # hash of the tables, see tables_id
+    made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     change: Change  # of lookups, or new values of rows
     layers: Indices  # STEM layers whose rows the edit changes, ascending
     # "positions": only where the source text occurs. "everywhere": wherever its tokens occur.
@@ -104,7 +103,7 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class _File(msgspec.Struct):
-    """Fields that all versions of the format share; newer versions may have further fields."""
+    """Fields that edit files of every format version have; newer versions may have more."""
 
     format_version: int = 0
     sha256: str = ""
@@ -232,7 +231,7 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
 
 
 def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
-    """Return token id -> new rows, for all ids in a change. A padding token has no new rows: ()."""
+    """Return the token ids that a change names, with their new packed rows (none for padding)."""
     if isinstance(change, NewRows):
         return change.rows
     return {} if change.pad is None else {change.pad: ()}

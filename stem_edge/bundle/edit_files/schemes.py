@@ -45,7 +45,7 @@ def _sign(source_length: int, target_length: int) -> int:
 
 
 def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
-    """Return `scheme`, or for "auto" one that fits. Raises InputError if `scheme` cannot align."""
+    """Return `scheme`; for "auto", one for these lengths. Raises InputError if it does not fit."""
     sign = _sign(source_length, target_length)
     if scheme == "auto":
         return AUTO[sign]
@@ -68,10 +68,10 @@ def align(
     pad: int | None = None,
     subset: Sequence[int] | None = None,
 ) -> list[Lookup]:
-    """Return, for each of the `source_length` source tokens, the token ids whose rows it looks up.
+    """Return, for each token of the source, the ids of the tokens whose table rows it looks up.
 
-    target: ids of the target. pad: id of the padding token. subset: for the scheme subset, ascending indices
-    in `target`; default: its last tokens. Raises InputError if lengths or options do not fit the scheme.
+    target: token ids. pad: id of the padding token. subset: ascending indices in `target` for the
+    scheme subset; default: its last tokens. Raises InputError if lengths or options do not fit.
     """
     count = len(target)
     if not source_length or not count:

@@ -37,7 +37,7 @@ def asking(name: HubName) -> Iterator[None]:
 
 
 def _explained(name: HubName, error: BaseException) -> HubError | None:
-    """Return an error of huggingface_hub as HubError; None for any other error."""
+    """Convert errors of huggingface_hub, the network or the disk to HubError; None for others."""
     from huggingface_hub import errors
 
     said = _said(error)

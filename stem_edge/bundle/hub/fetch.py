@@ -1,8 +1,4 @@
-"""Files of a model on a hub, fetched by huggingface_hub into its own cache.
-
-A name is first resolved to a commit, so that all files come from this commit. Files that are in
-the cache are not requested again. Without a network, the cache is used.
-"""
+"""Fetch files of a model on a hub with huggingface_hub, into the cache that it shares."""
 
 from __future__ import annotations
 
@@ -33,14 +29,13 @@ ANSWER_SECONDS = 10.0  # of silence; huggingface_hub itself would wait for ever 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit of a model, and its folder in the hub's cache."""
+    """A commit of a model on a hub, and its folder in the hub's cache."""
 
     name: HubName  # with the commit
     folder: Path
     progress: bool | None = None  # show a bar on stderr; None: if that is a terminal
 
-    def lacking(self, files: Collection[str]) -> list[str]:
-        """Return the files that are not in the folder yet."""
+    def missing(self, files: Collection[str]) -> list[str]:
         return [file for file in files if not (self.folder / file).exists()]
 
     @cached_property
@@ -85,7 +80,7 @@ def kept_commit(ref: Path) -> str | None:
 
 def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
     """Fetch the files that are not in the snapshot's folder yet. Raises HubError."""
-    missing = snapshot.lacking(files)
+    missing = snapshot.missing(files)
     if not missing:
         return
     if absent := [file for file in missing if file not in snapshot.listing]:

@@ -30,7 +30,6 @@ class HubName:
         return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
 
     def at(self, commit: str) -> HubName:
-        """Return the same name with this commit as its revision."""
         return replace(self, revision=commit)
 
     @property
