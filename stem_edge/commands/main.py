@@ -76,7 +76,6 @@ EXIT_INTERRUPTED, EXIT_PIPE = 130, 141  # 128 + SIGINT or SIGPIPE, as shells cou
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     known, rest = _parse_name(arguments)
     parser = Parser(f"stem-edge {known}")
@@ -126,7 +125,7 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Return True if memory ran out. The import of a native library then raises ImportError."""
+    """Return True if memory ran out: a MemoryError, or an ImportError of a native library."""
     unmapped = ("failed to map", "allocate memory", "bad_alloc")
     return isinstance(error, MemoryError) or any(words in str(error) for words in unmapped)
 

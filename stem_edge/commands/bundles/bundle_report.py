@@ -89,7 +89,7 @@ def _sizes(model: ModelConfig, name: str) -> str:
 
 
 def _settings(manifest: Manifest) -> Rows:
-    """Yield (name, value) of model fields that are not defaults and not in another line."""
+    """Yield (name, value) of further model fields whose values are not the defaults."""
     model = manifest.model
     for field in msgspec.structs.fields(model):
         value = getattr(model, field.name)
@@ -188,5 +188,4 @@ def _comparison(report: QualityReport) -> Rows:
 
 
 def tables_nbytes(manifest: Manifest) -> int:
-    """Bytes of the tables on flash."""
     return sum(e.nbytes for name, e in manifest.files.items() if name.startswith(f"{TABLES}/"))

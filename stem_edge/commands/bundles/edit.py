@@ -71,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise InputError if options contradict each other, or if one is missing."""
     making = ["--" + name for name in MAKING if getattr(args, name) not in (None, False)]
     if args.show is not None and making:
         raise InputError(f"{making[0]}: for a new edit, not for --show; leave one of them out")
@@ -98,7 +97,6 @@ def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
 
 
 def _layers(text: str | None) -> list[int] | None:
-    """Parse the numbers of --layers; None if it is absent. Raises InputError."""
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:

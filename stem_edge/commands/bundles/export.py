@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verdict(args: argparse.Namespace, bundle: Bundle, options: Recipe) -> list[str]:
-    """Describe how much the bundle diverges from its checkpoint, and what would reduce that."""
+    """Describe how far the bundle diverges from its checkpoint, and how to export a nearer one."""
     report = bundle.manifest.report
     same, tokens = report.agreement or 0.0, len(report.probe_tokens)
     if not tokens:

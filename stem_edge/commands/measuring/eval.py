@@ -57,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(results: Sequence[Quality]) -> str:
-    """Format measured qualities of bundles as tables for people."""
     lines = [*_text(results), "", *_perplexities(results)]
     compared = [(each.bundle, each.divergence) for each in results if each.divergence]
     if compared:

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _planned(path: str, memory: str | None, load_options: LoadOptions) -> tuple[Needs, MemoryPlan]:
-    """Plan the memory of a load; `memory` must hold mapped weights, too. Raises MemoryPlanError."""
+    """Plan the memory of loading; `memory` includes mapped weights here. Raises MemoryPlanError."""
     allowed = available_memory() + own_memory() if memory is None else parse_size(memory)
     bundle = open_or_make(path)
     engine = choose_engine(bundle, load_options.engine)

@@ -32,7 +32,7 @@ def add_text(add: Callable[..., object], metavar: str, help_text: str) -> None:
 
 
 def given_text(args: argparse.Namespace) -> str | None:
-    """Return the prompt, or None. Raises InputError for two prompts, and for the prompt "-"."""
+    """Return the prompt of the command line, or None. Raises InputError for two, and for "-"."""
     if args.text is not None and args.prompt is not None:
         raise InputError("more than one prompt; give it by position or with -p")
     found: str | None = args.prompt if args.text is None else args.text
@@ -55,10 +55,7 @@ def _stdin_has_data() -> bool:
 
 
 def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> None:
-    """Declare options for the fields of SamplingParams; sampling_params reads them.
-
-    Options that are not given default to the model's own values.
-    """
+    """Declare options for the fields of SamplingParams; absent ones get the model's defaults."""
     add = group.add_argument
     number: dict[str, Any] = {"type": float, "metavar": "X"}
     count: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -80,12 +77,10 @@ def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> N
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Return the values of add_sampling's options as SamplingParams. Raises InputError."""
     return params_of(None, sampling_options(args))
 
 
 def sampling_options(args: argparse.Namespace) -> SamplingOptions:
-    """Return the values of add_sampling's options as keywords of generate. Raises InputError."""
     options: SamplingOptions = {"stop": args.stop}
     options.update({name: getattr(args, name) for name in RANGES if name in args})  # type: ignore[typeddict-item]
     for path, name, make in (

@@ -50,7 +50,7 @@ LOADING: dict[str, dict[str, Any]] = {
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
-    """Declare options for these keywords of load; without names, for all keywords in LOADING."""
+    """Declare command-line options for these keywords of stem_edge.load; by default, for all."""
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     for name in names or LOADING:
         given: dict[str, Any] = {"dest": name, "default": defaults[name], **LOADING[name]}
@@ -61,5 +61,4 @@ def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
-    """Return the values of add_loading's options as keywords of stem_edge.load."""
     return cast(LoadKeywords, {name: getattr(args, name) for name in LOADING})

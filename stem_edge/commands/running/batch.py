@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(result: Batch) -> str:
-    """Return what a batch did, in one line."""
     rows = result.answered + result.failed
     speed = f"{_count(result.tokens, 'token')} in {result.seconds:.3g} s"
     if result.seconds:

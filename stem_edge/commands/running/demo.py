@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def demo_bundle() -> Path:
-    """Return the folder of the bundle that ships inside the package."""
     return Path(stem_edge.__file__).parent / "demo_model"
 
 

@@ -15,7 +15,7 @@ QUOTES = '"""'
 
 
 class Typed(NamedTuple):
-    """One input: a message, or a command with its slash."""
+    """A typed message, or a slash command such as /help."""
 
     text: str
     is_command: bool

@@ -1,4 +1,4 @@
-"""Answers of `stem-edge run`, as they are printed."""
+"""A chat of `stem-edge run`: prints answers, statistics, notes and errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Session:
                 self._complete(done)
 
     def _fold(self, text: str) -> None:
-        """Write a progress line about thoughts to the terminal. The thoughts are not shown."""
+        """Write a progress line to the terminal while the model reasons; reasoning is not shown."""
         if self.interactive and not self.as_json:
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -37,7 +37,7 @@ HINTS = {
 
 
 def obey(session: Session, line: str) -> None:
-    """Run a slash command, except /exit. Raises InputError, and errors of generating answers."""
+    """Run a slash command other than /exit. Raises InputError, and errors of generating answers."""
     name, _, argument = line.partition(" ")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, *ENDS], 1)
