@@ -23,7 +23,6 @@ class TokenTexts:
         self._token = lru_cache(CACHED_TOKENS)(self._read)
 
     def of(self, token_id: int) -> str:
-        """Return the text of a token."""
         return self._token(token_id)[0]
 
     def _read(self, token_id: int) -> tuple[str, tuple[int, ...]]:
@@ -32,7 +31,7 @@ class TokenTexts:
         return text[self._start :], tuple(self._model.token_bytes(token_id))
 
     def chat_logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Return log probabilities in the form of chat completions."""
+        """Return log probabilities as OpenAI's chat completions write them."""
         content = [
             self._entry(each.token_id, each.logprob)
             | {"top_logprobs": [self._entry(*top) for top in each.top]}
@@ -45,10 +44,10 @@ class TokenTexts:
         return {"token": text, "logprob": _finite(logprob), "bytes": values}
 
     def logprobs(self, found: Sequence[TokenLogprobs | int], offset: int) -> dict[str, Any]:
-        """Return log probabilities in the form of completions.
+        """Return log probabilities as OpenAI's completions write them.
 
-        found: log probabilities of each token; for the first token of a prompt, only its id. offset:
-        number of characters before these tokens.
+        found: log probabilities of each token, but only the id of the first token of a prompt.
+        offset: number of characters before these tokens.
         """
         ids = [each if isinstance(each, int) else each.token_id for each in found]
         tokens, offsets = [self.of(token_id) for token_id in ids], list[int]()

@@ -1,4 +1,4 @@
-"""Answers the rows of a batch with a loaded model."""
+"""Answers the prompts of a batch with a loaded model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Settings:
         params_of(None, {**self.options, "seed": self.seed})
 
     def params(self, row: Row, given: dict[str, Any]) -> SamplingParams:
-        """Return sampling params: values `given` in the row, else the batch's. Raises InputError."""
+        """Return a row's sampling params: its own values, else the batch's. Raises InputError."""
         own = {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in own:
             own["logit_bias"] = biases(own["logit_bias"])
@@ -60,10 +60,10 @@ class Settings:
 
 
 def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
-    """Yield a result for each row, in the order of completion.
+    """Yield a result for each row (prompt) of a batch, in the order of completion.
 
-    A row is read when there is room for one more answer; decoding pauses until the row is read. If a row cannot be
-    answered, its result is an error. Raises errors that make the model unusable, such as DeviceLostError.
+    A row is read when there is room for one more answer; decoding pauses while it is read. If a row
+    cannot be answered, its result is an error. Raises errors that make the model unusable.
     """
     settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
     scheduler = model.scheduler(settings.sequences, steady=True)

@@ -108,7 +108,6 @@ def batch(
 
 
 def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
-    """Split options into keywords of stem_edge.load and sampling settings. Raises InputError."""
     check_known(options, list(BatchKeywords.__annotations__))
     given = cast("dict[str, Any]", options.copy())
     sampling = {key: given.pop(key) for key in SamplingOptions.__annotations__ if key in given}
@@ -118,7 +117,7 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return `sequences`; default: how many full contexts 8 answers of 128 tokens fill."""
+    """Return the option `sequences`; default: as many contexts as 8 answers of 128 tokens fill."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
     opened = options.open(bundle)  # always, so that errors of the bundle come first

@@ -33,9 +33,9 @@ PROCESS_NBYTES = 256 << 20  # at most, for a Ray process without a model
 def ray_answers(
     bundle: str, keywords: LoadKeywords, settings: Settings, address: str, rows: Iterable[Row]
 ) -> Generator[Result]:
-    """Yield a result for each row, computed on a Ray cluster.
+    """Yield a result for each row (prompt) of a batch, computed on a Ray cluster.
 
-    keywords: arguments of stem_edge.load. address: "auto" for the cluster on this machine, or host:port.
+    keywords: of stem_edge.load. address: "auto" for the cluster on this machine, or host:port.
     bundle: a path that exists on each machine, or a name on a hub with its commit. Raises what load
     raises, and StemEdgeError for Ray's errors.
     """

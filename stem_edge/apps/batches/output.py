@@ -1,4 +1,4 @@
-"""The result file of a batch. It is the only record of which rows are done."""
+"""The result file of a batch, which is also the record of the input rows that are done."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ WIDTH = 24  # columns of a token's text
 
 
 def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
-    """Yield lines that describe an edit of this bundle."""
     change, layers = edit.change, f"STEM layers {','.join(map(str, edit.layers))}"
     if isinstance(change, NewRows):
         yield f"new rows of {len(change.rows):,} tokens in {layers}"
@@ -44,7 +43,7 @@ def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
 
 
 def _looked_up(codec: TextCodec, change: Replacement, source: Sequence[int], before: str) -> str:
-    """Describe which table rows `change` assigns to each source token. before: text before them."""
+    """Describe which table rows each token of the source text looks up. before: text before it."""
     found = lookups(codec, change, len(source), before)
     pairs = [
         (_names(codec, [token]), _names(codec, each))

@@ -64,7 +64,7 @@ class LayerShape:
 
     @classmethod
     def as_paper(cls, dim: int, d_ff: int) -> Self:
-        """Return the sizes of the paper's layer: attention is as wide as the model (4 d^2)."""
+        """Return the sizes of a layer in the STEM paper, where attention has 4 d^2 parameters."""
         return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
 
     @classmethod
@@ -150,7 +150,6 @@ def _saving(dense: int, stem: int) -> dict[str, float | None]:
 
 
 def cost_table(bundle: Bundle, context_length: int | None) -> str:
-    """Return costs of a token as a text table; see cost_figures. Raises InputError."""
     figures, model = cost_figures(bundle, context_length), bundle.manifest.model
     rows: list[tuple[str, ...]] = [("ONE LAYER", "dense FFN", "STEM FFN", "saved", "share")]
     for name, label in LAYER_LABELS.items():
@@ -201,7 +200,6 @@ def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
 
 
 def geometry_table(found: dict[str, Any]) -> str:
-    """Format the result of `geometry` as a readable table."""
     heading = (
         f"Cosines between rows of {found['width']} values ({found['row_type']}), all pairs of up to "
         f"{found['sample']:,} rows of a layer; lengths of all {found['tokens']:,} rows. A cosine near "

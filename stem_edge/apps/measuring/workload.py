@@ -42,10 +42,10 @@ def make_workload(
     new_tokens: int | None = None,
     context_length: int | None = None,
 ) -> Workload:
-    """Return the workload of a file (see read_ids), or of the text inside this package.
+    """Return a prompt and the tokens after it, from a file (see read_ids) or this package's text.
 
-    By default, it has 512 prompt tokens and 128 new ones; fewer, in about the same ratio, if context
-    or text are too short. If one number is given, the other is its default, or as many as still fit.
+    Default: a prompt of 512 tokens, and 128 new ones; fewer, in about this ratio, if the context or
+    the text is too short. If one number is given, the other is its default, or what still fits.
     Raises InputError if the numbers do not fit.
     """
     path = DEFAULT_TEXT if text is None else Path(text)

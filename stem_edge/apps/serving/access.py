@@ -37,7 +37,6 @@ class Access:
         self._held = 0  # bytes of all requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the routes, or respond with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -87,7 +87,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn with limits on connections. most: their largest number; default: `room()`."""
+    """uvicorn with limits on connections. most: largest number at a time; default: `room()`."""
 
     def __init__(self, program: ASGIApp, most: int | None = None) -> None:
         most = most or room()

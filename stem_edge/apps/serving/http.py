@@ -40,7 +40,7 @@ STREAM_HEADERS = {
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """Return a request's body as a struct `kind`. Raises RefusalError for the field at fault."""
+    """Return a request's body as a struct `kind`. A RefusalError names the wrong field."""
     body = await request.body()
     values = sum(map(body.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
@@ -120,7 +120,7 @@ async def _chunks(
 async def _choices(
     service: Service, asked: AskedChat | Asked, number: int, piece: AnswerEvent
 ) -> list[dict[str, Any]]:
-    """Convert an event of answer `number` to choices; log probabilities are formatted in a thread."""
+    """Convert an event of an answer to OpenAI's choices; a thread formats log probabilities."""
     if asked.body.logprobs is None or asked.body.logprobs is False:
         return asked.choices(number, piece)
     return await service.answers.run(lambda: asked.choices(number, piece))
@@ -180,7 +180,6 @@ async def _left(receive: Receive) -> None:
 
 
 def error_response(error: RefusalError) -> Response:
-    """Return the response for an error."""
     headers = {"retry-after": "1"} if error.retry else {}
     return JSONResponse(openai_error(error), error.status, headers)
 

@@ -73,7 +73,6 @@ class Service:
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """Cached texts of single tokens."""
         return TokenTexts(self.model)
 
     def timings(self, reply: Reply) -> dict[str, float]:
@@ -105,12 +104,10 @@ class Service:
 
     @property
     def model(self) -> Model:
-        """The model. Raises RefusalError until it is loaded."""
         return self.compute.model
 
 
 def service_of(connection: HTTPConnection) -> Service:
-    """Return the service of the program that handles a request."""
     return cast(Service, connection.app.state.service)
 
 

@@ -18,8 +18,6 @@ from stem_edge.text.tool_calls.parser import Call
 
 
 class ChatBody(Options, kw_only=True):
-    """Request body of a chat completion."""
-
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -47,7 +45,7 @@ class ChatBody(Options, kw_only=True):
         return AskedChat(self, texts, requests, reader)
 
     def _most(self, model: Model) -> int:
-        """Return the limit of answer tokens: at most the context. Raises RefusalError if below 1."""
+        """Return the largest number of answer tokens, up to the context. Raises RefusalError."""
         most, name = self.max_completion_tokens, "max_completion_tokens"
         if most is None:
             most, name = self.max_tokens, "max_tokens"
@@ -105,7 +103,7 @@ class AskedChat:
         return head(model_name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Convert an event of answer `number` to choices; the first event also yields the role."""
+        """Convert an event of an answer to OpenAI's choices; the first one also sends the role."""
         found = (
             [] if number in self.begun else [_delta(number, {"role": "assistant", "content": None})]
         )
@@ -128,7 +126,6 @@ class AskedChat:
         return [_choice(index, each, self.texts) for index, each in enumerate(answers)]
 
     def usage(self) -> dict[str, Any]:
-        """Return the counts of prompt and answer tokens."""
         return usage(self.requests, len(self.requests))
 
 
@@ -150,6 +147,6 @@ def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
 
 
 def call_object(call: Call) -> dict[str, Any]:
-    """Return a tool call in OpenAI's form."""
+    """Return a tool call as OpenAI writes it in JSON."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}

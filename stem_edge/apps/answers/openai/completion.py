@@ -20,8 +20,6 @@ DEFAULT_TOKENS = 16  # as OpenAI's
 
 
 class CompletionBody(Options, kw_only=True):
-    """Request body of a completion: one prompt, or a list."""
-
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
@@ -29,7 +27,7 @@ class CompletionBody(Options, kw_only=True):
     best_of: int | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """Return prompts: texts or token ids. Raises RefusalError if empty, or a mixed list."""
+        """Return each prompt as text or token ids. Raises RefusalError for empty or mixed lists."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = [each for each in self.prompt if isinstance(each, int)]
@@ -62,13 +60,13 @@ class CompletionBody(Options, kw_only=True):
         return top
 
 
-# (prompt text, "" if not echoed; log probabilities of the prompt's tokens, but the id of the first).
+# (Echoed prompt or "", log probabilities of its tokens, but only the id of the first token).
 Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A tokenized completion request for `count` answers to each prompt; formats them as JSON."""
+    """A tokenized completion request: `count` answers to each prompt; formats answers as JSON."""
 
     body: CompletionBody
     texts: TokenTexts
@@ -83,7 +81,7 @@ class Asked:
         return head(model_name, "cmpl", "text_completion")
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
-        """Convert an event of answer `number` to a choice; the first adds the echoed prompt."""
+        """Convert an event of an answer to a choice; the first begins with the echoed prompt."""
         before, tokens = ("", []) if number in self.offsets else self.echoes[number // self.count]
         text, found = piece if isinstance(piece, Text) else ("", None)
         tokens, offset = [*tokens, *(found or ())], self.offsets.get(number, 0)
@@ -94,7 +92,7 @@ class Asked:
         return [choice | {"finish_reason": reason}]
 
     def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
-        """Return a choice for each request; without new text if max_tokens is 0 (`answers` empty)."""
+        """Return a choice for each answer; if max_tokens is 0, choices without new text."""
         pieces = [(Text(each.text, each.logprobs), each.reason) for each in answers]
         if not self.generates:
             pieces = [(Text(""), "length")] * len(self.requests)
@@ -105,7 +103,6 @@ class Asked:
         ]
 
     def usage(self) -> dict[str, Any]:
-        """Return the counts of prompt and answer tokens."""
         return usage(self.requests, self.count)
 
 

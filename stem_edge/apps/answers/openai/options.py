@@ -46,8 +46,6 @@ GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
 
 
 class StreamOptions(msgspec.Struct):
-    """OpenAI's `stream_options`."""
-
     include_usage: bool | None = None
 
 
@@ -194,7 +192,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return token counts in OpenAI's form; a prompt counts once for its `count` requests."""
+    """Return token counts in OpenAI's form. Each prompt has `count` requests, but counts once."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)

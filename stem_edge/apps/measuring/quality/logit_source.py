@@ -40,7 +40,7 @@ def open_sources(
     reference: Bundle | Checkpoint | None,
     edits: Sequence[Edit],
 ) -> tuple[list[str | None], list[Logits]]:
-    """Load a bundle and its reference, if any; return the engine and the logit source of each.
+    """Load a bundle and its reference, if any; return engines, and functions that yield logits.
 
     The engine of a checkpoint is None. stack: closes the models. options: for loading the bundle; a
     reference bundle gets half of the memory. edits: knowledge edits of the bundle only. Both models

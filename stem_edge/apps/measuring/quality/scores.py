@@ -130,9 +130,9 @@ class Scores(NamedTuple):
 def score(
     task: ScoringTask, sources: Sequence[Logits], advance: Callable[[int], object]
 ) -> tuple[list[Scores], F64]:
-    """Return each source's scores, and KL(second source || first source) in nats at each token.
+    """Return each model's scores, and KL(second model || first model) in nats at each token.
 
-    The KL array is empty if there is only one source. advance: called with the number of tokens scored.
+    sources: functions that yield logits; KL is empty for one. advance: called with token counts.
     """
     found, nats = [list[Scores]() for _ in sources], [np.zeros(0)]
     for ids in task.token_ids:
@@ -152,7 +152,7 @@ def score(
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
-    """Yield the logits [n, V] of all streams for the same n positions; n is limited by memory."""
+    """Yield the models' logits [n, V] of the same n positions; n is limited by memory."""
     held = [next(stream) for stream in streams]
     most = positions_at_once(held[0].shape[1])
     while True:

@@ -63,7 +63,7 @@ class LlamaModel:
         return {}
 
     def clear(self) -> None:
-        """Empty the context."""
+        """Empty the KV cache."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
     def choose(self, token_ids: list[int]) -> int:

@@ -1,7 +1,7 @@
-"""Measure time and memory of a bundle, alone or against other subjects, on the same tokens.
+"""Measure time and memory of a bundle, alone or against other models, on the same tokens.
 
-Each run has a process of its own, whose memory this process samples. Subjects take turns, A B A B, so
-that other load on the machine affects all of them. Ratios are medians over the rounds.
+Each run has a process of its own, whose memory this process samples. The models alternate, A B A B,
+so that other load on the machine affects all of them. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def measure(
 
 
 def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str], None]) -> None:
-    """Load once, so that measured loads find repacked weights. sizes: context length, threads."""
+    """Load once, so that later loads find repacked weights. sizes: context length, threads."""
     if subject.kind != "stem-edge" or subject.options.get("resident"):
         return
     notify(f"preparing {subject.name}")
@@ -118,10 +118,10 @@ def _rounds(
     *,
     cold: bool,
 ) -> dict[str, SubjectResult]:
-    """Run all rounds; return results by subject.
+    """Run all rounds; return name -> results of each bundle and GGUF file.
 
-    sizes: context length and threads. cold: drop files from the page cache before each run. A subject that
-    fails keeps its earlier rounds. Raises InputError, and any error of the first subject in its first round.
+    sizes: context length and threads. cold: drop files from the page cache before each run. A model
+    that fails keeps its earlier rounds. Raises InputError, and if the first model fails in round 1.
     """
     found = {subject.name: SubjectResult() for subject in subjects}
     for number, subject in product(range(1, rounds + 1), subjects):
@@ -145,7 +145,7 @@ def _rounds(
 def _round(
     worker: WorkerProcess, loading: list[tuple[str, dict[str, Any]]], work: Workload
 ) -> Round:
-    """Measure one run of a subject, phase by phase. loading: phases from `Subject.loading`."""
+    """Measure one run of a model, phase by phase. loading: the phases of `Subject.loading`."""
     phases, before, counters = list[Phase](), dict[str, float](), dict[str, float]()
     for name, what in [
         *loading,

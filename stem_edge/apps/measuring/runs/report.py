@@ -78,14 +78,13 @@ def _head(report: Report) -> Iterator[str]:
         yield f"provider {settings['options']['provider']}"
 
 
-def _last(report: Report) -> Round:
-    """Return the last round of the bundle."""
+def _last_round_of_bundle(report: Report) -> Round:
     return next(iter(report.subjects.values())).rounds[-1]
 
 
 def _phases(report: Report) -> list[str]:
     """Return a table of the bundle's last round: time, and memory at the end of each phase."""
-    phases = _last(report).phases
+    phases = _last_round_of_bundle(report).phases
 
     def sizes(label: str, value: Callable[[Phase], int | None]) -> list[tuple[str, ...]]:
         values = [value(phase) for phase in phases]
@@ -107,7 +106,7 @@ def _phases(report: Report) -> list[str]:
 
 
 def _subjects(report: Report) -> list[str]:
-    """Return a table of each subject's metrics; columns without any value are left out."""
+    """Return a table with the metrics of each bundle and GGUF file, without empty columns."""
     figures = {name: result.figures() for name, result in report.subjects.items()}
     columns = [c for c in COLUMNS if any(c[2] in of for of in figures.values())]
     rows = [("", *(title for title, *_ in columns)), ("", *(unit for _, unit, *_ in columns))]
@@ -132,7 +131,7 @@ def _ratios(report: Report) -> Iterator[str]:
 
 def _end(report: Report) -> Iterator[str]:
     figures = next(iter(report.subjects.values())).figures()
-    planned = int(_last(report).counters["planned"])
+    planned = int(_last_round_of_bundle(report).counters["planned"])
     yield (
         f"needs {format_size(int(figures['peak_anonymous']))} of RAM that cannot be reclaimed "
         f"(planned for a full context: at most {format_size(planned)})"

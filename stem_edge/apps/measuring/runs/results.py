@@ -1,4 +1,4 @@
-"""Results of a measurement: phases of each run, medians over the rounds, ratios of subjects."""
+"""Results of a measurement: phases of each run, medians over the rounds, ratios of models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """One run of a subject, in its own process."""
+    """One run of a bundle or GGUF file, in its own process."""
 
     phases: list[Phase]
     steps: list[float]  # seconds of each decode step
@@ -83,7 +83,7 @@ class Spread:
 
 @dataclass
 class SubjectResult:
-    """All rounds of a subject."""
+    """All rounds of one measured bundle or GGUF file."""
 
     rounds: list[Round] = field(default_factory=list)
     failed: str = ""  # which round failed, and why
@@ -109,7 +109,7 @@ class Report:
     subjects: dict[str, SubjectResult]  # the first one is the bundle
 
     def ratios(self) -> dict[str, dict[str, Spread]]:
-        """Return subject -> metric -> spread of the ratio bundle / subject over the rounds."""
+        """Return other model -> metric -> spread of bundle / other model over the rounds."""
         (_, bundle), *others = self.subjects.items()
         return {
             name: {rate: _spread(bundle, other, rate) for rate in RATES}

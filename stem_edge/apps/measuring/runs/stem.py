@@ -1,4 +1,4 @@
-"""stem-edge for measurements: a prompt, then one token of a real text at a time."""
+"""A loaded bundle for measurements: a prompt, then one token of a real text at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StemEdge:
             loaded.later.find(PREFILL)
 
     def clear(self) -> None:
-        """Empty the context."""
+        """Empty the KV cache."""
         self._context = self._engine.open_context(self._length)
 
     def choose(self, token_ids: list[int]) -> int:

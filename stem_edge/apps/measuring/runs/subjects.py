@@ -1,4 +1,4 @@
-"""What `measure` can run: a bundle, the same with other options, other bundles, GGUF files."""
+"""Models that `measure` runs: a bundle, the same with other options, other bundles, GGUF files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LLAMA_MODES = {
 def make_subjects(
     bundle: Bundle, options: LoadOptions, cases: Iterable[str], against: Iterable[str]
 ) -> list[Subject]:
-    """Return what to measure, without duplicates: the bundle, its cases, and `against`.
+    """Return the models to measure, without duplicates: the bundle, its cases, and `against`.
 
-    cases: changes of `options`, like "engine=ggml". against: other bundles, or GGUF files. Raises InputError
-    for an unknown name, BackendError if llama.cpp is not installed.
+    cases: changes of `options`, like "engine=ggml". against: other bundles, or GGUF files. Raises
+    InputError for an unknown name, BackendError if llama.cpp is not installed.
     """
     found = [_subject("bundle", bundle, options)]
     found += [_subject(words, bundle, _changed(words, options)) for words in cases]
@@ -60,7 +60,7 @@ def _changed(words: str, options: LoadOptions) -> LoadOptions:
 
 
 def _other(words: str, options: LoadOptions) -> Subject:
-    """Return the subject of an --against argument: a bundle or GGUF file. Raises InputError."""
+    """Return the bundle or GGUF file of an --against argument, to measure it. Raises InputError."""
     path, *modes = words.split(",")
     if path.endswith(GGUF_SUFFIX):
         return _llama(words, Path(path), modes)

@@ -1,4 +1,4 @@
-"""Worker process of a measured subject: it reads requests and writes answers as JSON lines.
+"""Worker process that loads and runs a measured model; it reads requests and answers as JSON lines.
 
 The process imports only the engine whose memory is measured. workers.py starts it.
 """

@@ -46,7 +46,7 @@ class Subject:
         return KINDS[self.kind][0] if engine is None else loader_module(engine)
 
     def loading(self, context: int, threads: int) -> list[tuple[str, dict[str, Any]]]:
-        """Return the phases of a load: (name, fields of the request to the worker)."""
+        """Return (name, request to the worker process) of each phase of loading."""
         load = {"kind": self.kind, "path": self.path, "options": self.options}
         sizes = {"context": context, "threads": threads}
         return [("start", {}), ("import", {"module": self.module}), ("load", load | sizes)]
@@ -65,15 +65,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class WorkerAnswer:
-    """Answer of a worker to one request."""
-
     seconds: float  # from the request to the answer
     steps: list[float] = field(default_factory=list)  # seconds of each decode step
     counters: dict[str, float] = field(default_factory=dict)
 
 
 class WorkerProcess:
-    """A worker process, and a sampler of its memory. `ask` raises its error, or StemEdgeError if it died."""
+    """A worker process with a sampled memory. `ask` raises its error, StemEdgeError if it died."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self._began = subject, time.perf_counter()
@@ -114,8 +112,7 @@ class WorkerProcess:
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, StemEdgeError):
             return known(words)
-        # Name the class, because the message may be empty, like that of MemoryError. Join the lines of
-        # the message, which may be many.
+        # Name the class, because the message may be empty, like that of MemoryError.
         return StemEdgeError(
             f"{self.subject.name} failed in phase {phase}: {' '.join([kind, *words.split()])}; "
             "if it needs more memory than there is, give it a shorter context"

@@ -12,7 +12,6 @@ from stem_edge.apps.serving.service import service_of
 
 
 async def chat(request: Request) -> Response:
-    """Respond to a chat completion request."""
     service = service_of(request)
     body = await read(request, ChatBody)
     service.compute.check(body.count)

@@ -29,7 +29,6 @@ async def health(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """Return properties of the model and of the server."""
     service = service_of(request)
     model = service.model
     usual = model.chosen(SamplingParams(), CONVERSATION)
