@@ -1,8 +1,10 @@
-"""A first load stays within its memory, all processes together."""
+"""A first load stays within its memory, all processes together, and within the disk that it forecasts."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
+from stem_edge.shown import parse_size
+from stem_edge.system.process_memory import MemoryReader
 
 MEMORY = 200_000_000
 # 143 MB of matrices that decode and 113 MB for prompts, which took 600 MB packed at once.
@@ -26,45 +30,41 @@ with stem_edge.load(**json.loads(sys.argv[1])) as model:
     assert [*model.generate("Once upon a time", max_new_tokens=8)]"""
 
 
-def peak_of_load(options: dict[str, object]) -> int:
-    """Load in a process of its own; return the most anonymous memory of it and its children."""
-    process = subprocess.Popen([sys.executable, "-P", "-c", LOAD, json.dumps(options)])
-    root, peak = psutil.Process(process.pid), 0
+def load(options: dict[str, object], cache: Path) -> tuple[int, int, str]:
+    """Load in another process; return the peaks of all its processes' memory and of disk, and its stderr."""
+    command = [sys.executable, "-P", "-c", LOAD, json.dumps(options)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    root, memory, disk = psutil.Process(process.pid), 0, 0
     while True:
         try:
-            status: int | None = process.wait(SECONDS)
+            _, said = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            peak = max(peak, sum(anonymous(one) for one in processes(root)))
+            memory, disk = map(max, (memory, disk), used(root, cache))
         else:
-            assert status == 0
-            return peak
+            assert process.returncode == 0, said
+            return memory, disk, said
 
 
-def processes(root: psutil.Process) -> list[psutil.Process]:
+def used(root: psutil.Process, cache: Path) -> tuple[int, int]:
     try:
-        return [root, *root.children(recursive=True)]
-    except psutil.Error:  # it has ended
-        return []
-
-
-def anonymous(process: psutil.Process) -> int:
-    try:
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    except OSError:  # it has ended
-        return 0
-    sizes = [line.split()[1] for line in lines if line.startswith(("RssAnon:", "VmSwap:"))]
-    return sum(map(int, sizes)) << 10
+        running = [root, *root.children(recursive=True)]
+        files = (Path(folder, name) for folder, _, names in os.walk(cache) for name in names)
+        memory = sum(MemoryReader(one.pid).unevictable() for one in running)
+        return memory, sum(path.stat().st_blocks << 9 for path in files)
+    except (OSError, psutil.Error):  # a process has ended, or a file was renamed
+        return 0, 0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_all_processes_of_a_first_load(tmp_path: Path) -> None:
+def test_a_first_load_in_its_memory_and_disk(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", SHAPE)
     bundle = stem_edge.export_bundle(
         checkpoint, tmp_path / "bundle", type="int8", prefill_graph=True
     )
     asked: dict[str, object] = {"path": str(bundle.path), "memory": MEMORY, "threads": 1}
-    asked |= {"context_length": 128, "cache_dir": str(tmp_path / "cache")}
-    peaks = [peak_of_load(asked) for _ in range(2)]
-    assert 0 < max(peaks) <= MEMORY
-    assert [*(tmp_path / "cache" / "prepared").iterdir()]
+    asked |= {"context_length": 128, "cache_dir": str(tmp_path / "cache"), "progress": True}
+    first, second = (load(asked, tmp_path / "cache") for _ in range(2))
+    assert 0 < max(first[0], second[0]) <= MEMORY
+    forecast = re.search(r"preparing .*up to (.+?) of disk", first[2])
+    assert forecast and first[1] <= parse_size(forecast[1]) < 2 * first[1], first
