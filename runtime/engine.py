@@ -118,7 +118,7 @@ class Engine:
                     self._release()
 
     def open_context(self, length: int, prompt: PromptKey = NO_PROMPT) -> Context:
-        """Open an empty context (KV cache) with space for `length` tokens."""
+        """Open an empty context (KV cache) for `length` tokens. prompt: key of the prompt that it will hold."""
         return self.in_turn(lambda: Context(self.backend.open_context(length), prompt))
 
     def step(

@@ -1,4 +1,4 @@
-"""Defines Checkpoint, which describes checkpoints of all trainers, and checks their tensors."""
+"""Defines Checkpoint, one description for checkpoints of all file formats, and checks their tensors."""
 
 from __future__ import annotations
 

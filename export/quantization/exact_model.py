@@ -47,7 +47,10 @@ def next_states(
 
 
 def exact_logits(source: Checkpoint, x: F32, observe: Observer = lambda name, x: None) -> F32:
-    """Return logits [T, V] of x; `observe` gets the head's input. Raises CheckpointError if not finite or all equal."""
+    """Return logits [T, V] of the last layer's output x; `observe` gets x after the final norm.
+
+    Raises CheckpointError if logits are not finite or all equal.
+    """
     with np.errstate(all="ignore"):
         logits = head_forward(source.config, source.backbone, x, observe)
     ends = [name for name in source.backbone if not name.startswith("layers.")]

@@ -23,7 +23,7 @@ class TextDrafts:
         self._doubt: float = DOUBT
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Index the new tokens in `seen`. drafts: this object's drafts of the last step, or []."""
+        """Index the new tokens of `seen` (all so far). drafts: what this object proposed in the last step, or []."""
         known, ids, places, key = len(self._ids), self._ids, self._places, self._key
         if drafts:
             doubt = self._doubt / 2 if drafts[0] == seen[known] else self._doubt * 2

@@ -210,7 +210,7 @@ class TextCodec:
 
     @contextmanager
     def _native(self, what: str) -> Iterator[None]:
-        """Convert errors and panics of the tokenizers package to InputError. what: its input."""
+        """Convert errors and panics of the tokenizers package to InputError. what: name of the text in the message."""
         try:
             with self._lock:
                 yield

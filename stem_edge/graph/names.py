@@ -125,12 +125,12 @@ def apart_step(tokens: int) -> str:
 
 
 def updated_by(cache: str, token: int) -> str:
-    """Return the name of the output of step2 to step8 that is a KV cache after token `token`."""
+    """Return the output name, in the graphs step2 to step8, of a KV cache after the step's token number `token`."""
     return f"{cache}.{token}"
 
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:
-    """Return name -> layers of the decoding graphs that have layers, in order of execution."""
+    """Return graph name -> layer numbers, for each decoding graph with layers, in order of execution."""
     own = config.own_kv_layers
     first = min(config.stem_layers[0] if config.stem_layers else own, own)
     graphs = {EARLY: range(first), LATE: range(first, own), REST: range(own, config.n_layers)}

@@ -47,7 +47,7 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return the least number of equal pieces of a record with a cut after `prompt_rows` rows."""
+    """Return the least number of equal pieces of a record in which one ends after its first `prompt_rows` rows."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 

@@ -105,7 +105,7 @@ def assembled(
 def _ranges(
     backbone: Mapping[str, Tensor], decoder: Decoder, files: PackedFiles
 ) -> dict[str, tuple[float, float]]:
-    """Return (input, output) activation scales by matrix. Raises ValueError for grouped codes."""
+    """Return matrix name -> scales of its (input, output). Raises ValueError for weights with a scale per group."""
     modules = dict[str, str]()
     for name, matrix in backbone.items():
         if len(matrix.shape) != 2 or name == "embedding":

@@ -24,7 +24,7 @@ from stem_edge.tables.rows import RecordLayout, Scales
 
 
 class BlockSlots(Slots):
-    """Row cache slots for ggml: uint8 [slots, bytes] for each layer with rows and part of a row."""
+    """Row cache slots for ggml: uint8 [slots, bytes] for each layer with rows and each part of a row (codes, ...)."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count

@@ -106,7 +106,7 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
 
 
 def logits_nbytes(footprint: Footprint, scored: int) -> int:
-    """Return bytes that a token with logits adds to a step. scored: attention scores per head."""
+    """Return bytes of memory for each token whose logits a step computes. scored: attention scores per head."""
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0

@@ -42,10 +42,10 @@ def make_workload(
     new_tokens: int | None = None,
     context_length: int | None = None,
 ) -> Workload:
-    """Return a prompt and the tokens after it, from a file (see read_ids) or this package's text.
+    """Return a prompt and the tokens after it, from the file `text` (see read_ids), or from the package's own text.
 
     Default: a prompt of 512 tokens, and 128 new ones; fewer, in about this ratio, if the context or
-    the text is too short. If one number is given, the other is its default, or what still fits.
+    the text is too short. If one number is given, the other is its default, reduced to what fits.
     Raises InputError if the numbers do not fit.
     """
     path = DEFAULT_TEXT if text is None else Path(text)

@@ -65,7 +65,7 @@ def _gate(layer: LayerGraph, query: str, keys: str) -> str:
 
 
 def _convolved(layer: LayerGraph, normed: str) -> str:
-    """Store `normed` [B, T, dim] in the context, and emit SiLU of its convolution over tokens."""
+    """Emit SiLU of the causal convolution of `normed` [B, T, dim]; save `normed` for the next step's convolution."""
     graph, config, at = layer.graph, layer.config, layer.at + "engram.conv"
     if _is_first(layer):
         _emit_places(layer, normed)

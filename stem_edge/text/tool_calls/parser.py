@@ -78,7 +78,7 @@ class CallParser:
         return bool(mark) and self._text.startswith(mark, at)
 
     def _take(self, count: int) -> None:
-        """Consume `count` characters as content. After content, a call needs a marker."""
+        """Consume `count` characters as content. After content, a tool call counts only if it begins with a marker."""
         self._bare = self._after_call = False
         rest = self._text[count:]
         self._content(self._text[:count])

@@ -114,7 +114,7 @@ def _word(word: str) -> str:
 
 
 def _escape(found: re.Match[str]) -> str:
-    """Convert an escape or control character to JSON. As in Python, needless backslashes stay."""
+    """Convert an escape sequence or control character of a Python string to JSON. Unknown escapes keep the backslash."""
     char = found[1]
     if char is None:
         return json.dumps(found[0])[1:-1]

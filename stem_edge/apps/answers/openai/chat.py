@@ -28,7 +28,7 @@ class ChatBody(Options, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def asked(self, model: Model, texts: TokenTexts) -> AskedChat:
-        """Tokenize the chat; `texts` formats log probabilities. Raises InputError, RefusalError."""
+        """Tokenize the chat. texts: token texts for log probabilities. Raises InputError, RefusalError."""
         choice, tool = self._choice()
         requests, reader = prepare(
             model,

@@ -92,7 +92,7 @@ class WorkerProcess:
     def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
         """Send request `do` with arguments `what` to the worker; wait for the answer.
 
-        Memory is sampled as `phase`. The first request is timed from the start of the process.
+        Memory samples are stored as `phase`. The first request is timed from the start of the process.
         """
         began, self._began = self._began or time.perf_counter(), 0.0
         try:
