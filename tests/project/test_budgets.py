@@ -181,10 +181,10 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 41_909),
-    "tools, lines": Budget(lambda: lines_in("tools"), 3_498),
-    "tests, lines": Budget(lambda: lines_in("tests"), 38_182),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_823),
+    "package, lines": Budget(package_lines, 41_544),
+    "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
+    "tests, lines": Budget(lambda: lines_in("tests"), 38_178),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_817),
     "classes": Budget(package_classes, 365),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 66),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 85)
-PLAIN_LINES = Budget(int, 10_568)
+PLAIN_LINES = Budget(int, 10_432)
 
 
 @pytest.mark.parametrize("name", BUDGETS)
