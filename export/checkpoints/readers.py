@@ -60,7 +60,7 @@ def _open(path: Path) -> Checkpoint:
     if find_states(path):
         return read_blagpt(path)
     _refuse(path)
-    return read_lingua(path)  # raises an error that says what is missing
+    raise CheckpointError(f"{path}: no {CONFIG} or {PARAMS}; give a checkpoint or a GGUF file")
 
 
 def _refuse(path: Path) -> None:

@@ -75,7 +75,7 @@ class Conversation:
     def _last_question(self) -> int:
         roles = [message["role"] for message in self.messages]
         if "user" not in roles:
-            raise InputError("there is no message of the user yet; give one with send")
+            raise InputError("there is no message of the user yet; give one first")
         return len(roles) - 1 - roles[::-1].index("user")
 
     def _begin(

@@ -51,8 +51,8 @@ def parsed_name(text: str) -> HubName:
     found = _NAME.fullmatch(text.removeprefix(PREFIX).replace("\\", "/"))  # a Path on Windows
     if found is None or "--" in found[1] or ".." in found[0]:
         raise InputError(
-            f"{text!r} is no name of a model; expected hf:org/name, or hf:org/name@revision with a "
-            "branch, a tag or a commit"
+            f"{text!r} is no name of a model; expected hf:org/name, hf:org/name@revision with a "
+            "branch, a tag or a commit, or hf:org/name:FILE.gguf"
         )
     return HubName(found[1], found[2])
 

@@ -23,7 +23,7 @@ MORE = "(docs/run.md)"  # help of options that few people need
 RUN, DRAFTS, GPU = "stem-edge run chats", "--speculate N drafts", "--provider NAME chooses a device"
 KV, WHOLE = "--kv TYPE stores keys and values so", "--resident reads all tables first"
 FOREIGN = {
-    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "-dev"), GPU),
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "-dev", "--device"), GPU),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-bits"), KV),
     **dict.fromkeys(("--mlock", "--no-mmap"), WHOLE),
     **dict.fromkeys(("-i", "-cnv", "--conversation", "--interactive", "--chat"), RUN),
@@ -31,9 +31,8 @@ FOREIGN = {
     **dict.fromkeys(("-st", "--single-turn"), "stem-edge run MODEL MESSAGE answers once"),
     **dict.fromkeys(("--mmproj", "--image"), "models read only text here"),
     **dict.fromkeys(("-tb", "--threads-batch"), "--threads N is for prompts, too"),
-    **dict.fromkeys(
-        ("-b", "--batch-size", "-ub", "--ubatch-size"), "memory decides it; leave it out"
-    ),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--memory SIZE decides it"),
+    **dict.fromkeys(("-hff", "--hf-file"), "name the file as hf:org/name:FILE.gguf"),
     **dict.fromkeys(("--quantize", "-q", "--q-bits"), "--type TYPE chooses the bits"),
     **dict.fromkeys(("--input", "--output"), "give files without an option, as IN OUT"),
     **dict.fromkeys(
@@ -49,10 +48,10 @@ FOREIGN = {
     "--keepalive": "a model stays loaded; leave it out",
     "--logit-bias": "the server and Python have logit_bias",
     "--repeat-last-n": "--repetition-penalty counts the whole text",
-    "--adapter-path": "stem-edge export --lora merges an adapter",
+    **dict.fromkeys(("--adapter-path", "--lora"), "stem-edge export --lora merges an adapter"),
     "--api-key": "--api-key-file FILE, because all users of a machine see its command lines",
     "--greedy": "--temp 0 takes the most probable token",
-    "--verbose": "--json prints all figures",
+    **dict.fromkeys(("-v", "--verbose"), "--json prints all numbers"),
 }
 # llama.cpp's options that name a model -> prefix of the model's name. Here the model is positional.
 MODEL = {"-m": "", "--model": "", "-hf": "hf:", "-hfr": "hf:", "--hf-repo": "hf:"}

@@ -64,7 +64,7 @@ def report(result: Batch) -> str:
     if result.errors:
         parts.append(f"{_count(result.errors, 'error')} among {_count(result.results, 'result')}")
         parts[-1] += f" ({result.first_error})"
-        parts.append("rows whose lines are deleted are run again")
+        parts.append("to run failed rows again, delete their lines from OUT")
     return "; ".join(parts)
 
 

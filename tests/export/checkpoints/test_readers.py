@@ -74,7 +74,7 @@ def test_folders_that_are_not_checkpoints(tmp_path: Path) -> None:
         (tmp_path / "a.txt", "not a checkpoint"),
         (tmp_path / "run", "its folders consolidated, checkpoints/0000000100 are; give"),
         (tmp_path, "its folders run/consolidated are; give"),
-        (tmp_path / "empty", "no params.json"),
+        (tmp_path / "empty", "no config.json or params.json"),
     ):
         with pytest.raises(CheckpointError, match=expected):
             read_checkpoint(path)

@@ -139,10 +139,10 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
     ("words", "said"),
     [
         ("-ngl 99", "there is no -ngl here; --provider NAME"),
-        ("-np 4", "--sequences N"),
         ("--repeat-last-n 4", "--repetition-penalty counts"),
         ("-no-cnv", "there is no -no-cnv here; stem-edge generate continues"),
-        ("-tb 2", "there is no -tb here; --threads N"),
+        ("--lora a", "there is no --lora here; stem-edge export --lora"),
+        ("-hff a.gguf", "there is no -hff here; name the file as hf:org/name:FILE.gguf"),
         ("export a b -q", "there is no -q here; --type TYPE"),
         ("batch --input a", "there is no --input here; give files without"),
         ("--inpu a", "unrecognized arguments: --inpu a; see"),
