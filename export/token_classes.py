@@ -13,8 +13,9 @@ import tokenizers
 from tokenizers import normalizers
 
 from stem_edge.errors import CheckpointError
+from stem_edge.files import disk
 from stem_edge.numerics.quantize import I32
-from stem_edge.text.tokenizer_gate import check_json
+from stem_edge.text.tokenizer_gate import MAX_NBYTES, check_json
 
 REPLACED = "\ufffd"  # decoded text of a token that is only a part of a character
 SPACE = "\ue000"  # private-use character that replaces a lone space while ends are stripped
@@ -37,7 +38,7 @@ def token_classes(path: Path, vocab_size: int, classes: int) -> I32:
     Raises CheckpointError unless the number of classes is `classes`.
     """
     try:
-        checked = check_json(path.read_bytes(), vocab_size)
+        checked = check_json(disk.read_file(path.resolve(), MAX_NBYTES), vocab_size)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: cannot read the tokenizer ({error}); copy it, too"

@@ -1,13 +1,8 @@
 """Converts a trainer's tokenizer of any kind to a Hugging Face `tokenizer.json`.
 
-A token's id selects its table row, so the converted tokenizer must return the trainer's own ids. Tests
-compare both tokenizers.
-
-If a prompt contains the name of a special token, it is encoded as this token, as Hugging Face users
-expect. The trainer encodes it as ordinary text; so does `Tokenizer.encode_special_tokens = True`.
+A token's id selects its table row, so the converted tokenizer must return the trainer's own ids.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +14,12 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.json import one_line, read_json
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
+from stem_edge.files import disk
 from stem_edge.system.memory import return_freed_memory
-from stem_edge.text.tokenizer_gate import check_json
+from stem_edge.text.chat_template import MAX_CONFIG_NBYTES
+from stem_edge.text.tokenizer_gate import MAX_NBYTES, check_json
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"  # of the tokenizer "bytes"
 SAMPLE = "The 12 caf\u00e9s of \u65e5\u672c:\n\tx == 0 \U0001f600"  # encoded as a test, because some damage shows only in use
@@ -63,7 +60,6 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
 
 
 def _of_bytes() -> Tokenizer:
-    """Build the tokenizer "bytes": its first 256 ids are the bytes of UTF-8 text."""
     # Byte-level instead of byte fallback, which decodes a whole run of bytes to U+FFFD when a
     # single one of them is wrong.
     vocab = {char: byte for byte, char in enumerate(_byte_chars())}
@@ -75,7 +71,6 @@ def _of_bytes() -> Tokenizer:
 
 
 def _byte_chars() -> list[str]:
-    """List the 256 characters with which ByteLevel represents the bytes 0 to 255."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = {ord(char): char for char in alphabet if ord(char) < 256}
     others = iter(char for char in alphabet if ord(char) >= 256)
@@ -144,7 +139,7 @@ def _special_id(tokenizer: Tokenizer, name: str | None) -> int | None:
 
 def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     with _reading(path, "a tokenizer.json of the tokenizers library"):
-        data = path.read_text("utf-8").encode()
+        data = disk.read_file(path.resolve(), MAX_NBYTES)
         checked = check_json(data)  # first, because the library does not check numbers
         tokenizer = Tokenizer.from_buffer(checked.json)
         model = msgspec.json.decode(data, type=dict[str, msgspec.Raw])["model"]
@@ -154,7 +149,9 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     template, jinja = config.get("chat_template"), path.with_name("chat_template.jinja")
     if jinja.is_file():
         with _reading(jinja, "a chat template in UTF-8"):
-            template = jinja.read_text("utf-8")
+            template = disk.read_file(jinja.resolve(), MAX_CONFIG_NBYTES).decode()
+            if len(template) > MAX_CONFIG_NBYTES:
+                raise ValueError(f"more than {MAX_CONFIG_NBYTES:,} bytes")
     bos, eos = (_token_name(beside, config, key) for key in ("bos_token", "eos_token"))
     # add_bos_token is not read, since transformers, too, goes by the tokenizer.json alone.
     adds = _adds(path, tokenizer, bos) if add_bos is None else add_bos
@@ -168,10 +165,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Read a file that holds a JSON object; return {} if there is no file."""
-    if not path.is_file():
-        return {}
-    with _reading(path, "a JSON object"):
-        return dict(json.loads(path.read_text("utf-8")))
+    return read_json(path, "a JSON object", dict[str, Any]) if path.is_file() else {}
 
 
 def _adds(path: Path, tokenizer: Tokenizer, bos: str | None) -> bool:

@@ -1,9 +1,6 @@
 """The process that renders chat templates: requests on stdin, answers on stdout, as lines of JSON.
 
-A template is a program from an untrusted author. Jinja's sandbox restricts it to its own values,
-the limits of this process keep it from exhausting the machine, and the parent
-(stem_edge/text/chat_template.py) kills it when it takes too long.
-"""
+A template is a program from an untrusted author: Jinja's sandbox and this process's limits restrict it."""
 
 from __future__ import annotations
 

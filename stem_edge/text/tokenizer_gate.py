@@ -1,8 +1,7 @@
 """Checks a tokenizer.json before the tokenizers library reads it.
 
-The library trusts the numbers, lengths and ids in the file. Some values make it abort the process, so
-this module limits values, and refuses unknown kinds of steps. The library gets newly encoded JSON, so
-that it cannot read anything else than what was checked.
+The library trusts the numbers in the file, and some make it abort the process. It gets newly encoded JSON, so that
+it cannot read anything else than what was checked.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ class CallParser:
         self._family, self._ended = family, False
         self._text = ""  # text that push has not returned yet
         self._due = 0  # length of _text from which an unfinished call is read again
+        self._open = self._counted = 0  # braces that are open after this many characters of _text
+        mark = re.escape(family.quote or "\0")
+        self._braces = re.compile(
+            rf'[{{}}]|"(?:[^"\\]++|\\.)*+"|{mark}.*?{mark}|{mark}|"', re.DOTALL
+        )
         self._bare, self._after_call = bool(family.bare), False  # bare: a call needs no marker here
         self._count = 0  # of calls
         self._pieces = list[str | Call]()
@@ -42,7 +48,7 @@ class CallParser:
         self._text, self._ended = self._text + text, ended
         try:
             # Read an unfinished call again only where it may end, not with each delta.
-            closed = "}" in text and self._text.count("{") <= self._text.count("}")
+            closed = "}" in text and self._braces_are_closed()
             while self._text and (ended or closed or len(self._text) >= self._due):
                 self._read()
         except MoreError:
@@ -51,9 +57,18 @@ class CallParser:
         pieces, self._pieces = self._pieces, []
         return pieces
 
+    def _braces_are_closed(self) -> bool:
+        for found in self._braces.finditer(self._text, self._counted):
+            if found[0] in ('"', self._family.quote):  # a string that is not complete
+                break
+            change, self._counted = {"{": 1, "}": -1}.get(found[0], 0), found.end()
+            self._open += change
+        return self._open <= 0
+
     def _read(self) -> None:
-        """Consume one call, or text before a call. Raises MoreError if more text is needed."""
-        self._due, at = 0, self._next(0)
+        """Consume one call, or text before a call. Raises MoreError."""
+        self._due = self._open = self._counted = 0
+        at = self._next(0)
         if self._after_call and self._comes(self._family.between.strip(), at):
             at = self._next(at + len(self._family.between.strip()))
         if at == len(self._text):
@@ -67,7 +82,6 @@ class CallParser:
             self._take(min((stop for stop in stops if stop > 0), default=len(self._text)))
 
     def _next(self, at: int) -> int:
-        """Return the index of the first character from `at` on that is not white space."""
         return len(self._text) - len(self._text[at:].lstrip(SPACE))
 
     def _comes(self, mark: str, at: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ def test_a_text_that_begins_with_other_tokens_is_refused(tmp_path: Path) -> None
     make_tokenizer(tmp_path, {"bos_token": "<s>"}, ["<s>", "<x>"])
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*\['<s>', '<x>'\] before"):
         convert(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_large_files_are_not_read(tmp_path: Path, name: str) -> None:
+    make_tokenizer(tmp_path, {}, [])
+    with (tmp_path / name).open("ab") as file:
+        file.truncate(1 << 29)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=name):
+        convert(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    tracemalloc.stop()
 
 
 def test_what_ends_a_text(tmp_path: Path) -> None:

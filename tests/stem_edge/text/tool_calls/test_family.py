@@ -27,10 +27,6 @@ WRITTEN = [
         "llama3",
     ),
     ("<|header_start|>{{- '{\"name\": \"' + name + '\", ' }}{{- '\"parameters\": ' }}", "llama3"),
-    (
-        "<|header_start|>[func_name1(params_name1=params_value1, ...), func_name2(params)]",
-        None,
-    ),
     ("<start_of_turn>user [func_name1(params_name1=params_value1...)]", None),
     ("{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' }}", None),
     ("{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}", None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tool_families import BY_NAME, TOOLS, call, read
 
 from stem_edge.text.tool_calls.parser import Call, CallParser
+from stem_edge.text.tool_calls.reading import read_call
 
 TEXTS: list[tuple[str, str, list[str | Call]]] = [
     ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', [call(0, "now", "{}")]),
@@ -95,6 +97,18 @@ def test_no_text_is_lost(family: str, parts: list[str], data: st.DataObject) -> 
         assert pieces == ([text] if text else [])
 
 
+def test_a_call_is_not_read_again_at_each_brace(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = Mock(wraps=read_call)
+    monkeypatch.setattr("stem_edge.text.tool_calls.parser.read_call", reads)
+    for name, begin in (
+        ("hermes", '{"arguments": {"a": "}}}}", "b": ['),
+        ("gemma4", 'call:now{a:<|"|>}}<|"|>,b:['),
+    ):
+        answer = CallParser(BY_NAME[name], TOOLS)
+        assert not any(map(answer.push, (BY_NAME[name].begin + begin, *["{}, "] * 500)))
+    assert reads.call_count < 99
+
+
 def test_pieces_come_as_soon_as_they_can() -> None:
     parser = CallParser(BY_NAME["hermes"], TOOLS)
     assert parser.push("Yes <tool") == ["Yes"]
@@ -112,7 +126,5 @@ def test_pieces_come_as_soon_as_they_can() -> None:
 def test_schemas_that_nobody_checked(schema: object) -> None:
     parameters = {"type": "object", "properties": {"a": schema}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    for name, text in (
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>'),
-    ):
-        assert read(BY_NAME[name], text, tools=tools) == [call(0, "f", '{"a": "x"}')]
+    text = '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>'
+    assert read(BY_NAME["hermes"], text, tools=tools) == [call(0, "f", '{"a": "x"}')]
