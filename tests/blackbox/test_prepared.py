@@ -17,6 +17,7 @@ from ways import answered
 
 import stem_edge
 from stem_edge.commands.main import main
+from stem_edge.runtime.backends.onnxruntime.providers.session import products_saturate
 
 MAPS = Path("/proc/self/maps")
 
@@ -30,7 +31,8 @@ def test_the_same_bits(
     capsys.readouterr()
     assert main(["prepare", str(out), "--cache-dir", str(tmp_path / "made"), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["files"] and {*record["files"]} <= {*map(str, relative(Path(record["folder"])))}
+    folder = Path(record["folder"])
+    assert record["files"] and all((folder / name).exists() for name in record["files"])
     for cache in ("none", "made"):
         with stem_edge.load(out, cache_dir=tmp_path / cache, threads=1) as model:
             if MAPS.exists():  # on Linux
@@ -59,8 +61,6 @@ def test_drafts_where_steps_of_several_tokens_round_alike(
         plain = answered(model, (prompt := [*range(5, 100)]), max_new_tokens=24)
         told.tell([*prompt, *plain.ids], 5)
         assert answered(model, prompt, max_new_tokens=24).ids == plain.ids
-        assert model.stats.drafted_tokens > model.stats.accepted_tokens > 0
-
-
-def relative(folder: Path) -> list[Path]:
-    return [path.relative_to(folder) for path in folder.rglob("*")]
+        drafted = model.stats.drafted_tokens > model.stats.accepted_tokens > 0
+        # Without VNNI, blocks of 32 round by the number of tokens in a step, so nothing is drafted.
+        assert drafted or (block == 32 and products_saturate() and not model.stats.drafted_tokens)
