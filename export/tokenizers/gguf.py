@@ -6,8 +6,7 @@
 | llama | BPE in the style of sentencepiece, with merges in the order of the scores |
 | gemma4 | as for llama, but the file lists the merges |
 
-The patterns come from the models' own tokenizer.json, because llama.cpp's pattern for "tekken" lacks
-combining marks. A name in tokenizer.ggml.pre stands for several models with the same tokenizer.
+The patterns come from the models' tokenizer.json: llama.cpp's pattern for "tekken" lacks combining marks.
 
 llama.cpp does not normalize text, and neither does the converted tokenizer, even if the original did.
 Ids still differ for characters whose class differs between Unicode versions, for overlapping names of
@@ -26,7 +25,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import Value, open_gguf
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.text.tokenizer_gate import check_added, check_lengths
-from stem_edge.text.tokenizer_model import MAX_MERGES_IN_ALL
+from stem_edge.text.tokenizer_model import MAX_MERGES_IN_ALL, MAX_TOKENS
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -36,7 +35,6 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Labels for the patterns that are built into ByteLevel.
 GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"
 
 
@@ -108,11 +106,13 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
 
 
 def _tokens(keys: Mapping[str, Value]) -> tuple[list[str], list[int]]:
-    """Return the name and the type of each token. Raises ValueError if a name occurs twice."""
+    """Return the name and the type of each token. Raises ValueError for too many names, or equal ones."""
     names = _texts(keys, "tokens")
     types = keys.get(AT + "token_type", [NORMAL] * len(names))
     if not isinstance(types, list) or len(types) != len(names):
         raise ValueError(f"{AT}token_type is not a list of {len(names)}, as {AT}tokens is")
+    if len(names) > MAX_TOKENS:
+        raise ValueError(f"{len(names):,} tokens, expected at most {MAX_TOKENS:,}")
     if len(set(names)) < len(names):
         raise ValueError(f"{len(names) - len(set(names))} tokens of {len(names)} are there twice")
     check_lengths(names)

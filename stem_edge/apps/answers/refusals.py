@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.shown import one_line
 
 log = logging.getLogger(__name__)
 BUSY, FAILED, UNAVAILABLE = 429, 500, 503
@@ -27,7 +28,7 @@ class RefusalError(StemEdgeError):
     def __init__(
         self, message: str, param: str | None = None, *, status: int = 400, retry: bool = False
     ) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message, 1000))  # it may quote the client's text
         self.param, self.status, self.retry = param, status, retry or status == BUSY
 
 

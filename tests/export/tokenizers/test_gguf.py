@@ -170,6 +170,7 @@ def test_special_tokens_and_the_chat_template(tmp_path: Path) -> None:
     assert added == {"<s>": True, "</s>": True, "<|im_end|>": True, "<own>": False}
 
 
+MANY = [*map(str, range(1 + (1 << 19)))]
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"model": "t5"}, "tokenizer.ggml.model is 't5'; expected 'gpt2', 'llama'"),
     "no kind": ({"model": None}, "tokenizer.ggml.model is None"),
@@ -178,6 +179,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "numbers": ({"tokens": [1, 2]}, "tokenizer.ggml.tokens is [1, 2]; expected a list of texts"),
     "types": ({"token_type": [1]}, "tokenizer.ggml.token_type is not a list of 258"),
     "twice": ({"tokens": ["a", "a"], "token_type": [1, 1]}, "1 tokens of 2 are there twice"),
+    "too many": ({"tokens": MANY, "token_type": None}, "524,289 tokens"),
     "no merges": ({"merges": None}, "tokenizer.ggml.merges is None"),
     "an unknown merge": ({"merges": ["xx yy"]}, "xx"),
     "an id": ({"eos_token_id": 258}, "eos_token_id is 258; expected an id below 258"),

@@ -238,7 +238,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 5}, "max_new_tokens"),
     ({"schema": SCHEMA}, "schema"),
     ({"regex": "a+"}, "regex"),
-    ({"response_format": {"type": "yaml"}}, "response_format"),
+    ({"response_format": {"type": "yaml" * 50_000}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": OBJEKT}, "response_format"),
     ({"grammar": "root ::= x"}, "grammar"),
@@ -246,7 +246,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": "root ::= x", "json_schema": {}}, "json_schema"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": "perhaps"}, "tool_choice"),
+    ({"tool_choice": "perhaps" * 30_000}, "tool_choice"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
@@ -261,7 +261,7 @@ def test_refused_chats_name_the_field(
     got = client.post("/v1/chat/completions", json={"messages": MESSAGES} | options)
     error = got.json()["error"]
     assert (got.status_code, error["type"]) == (400, "invalid_request_error")
-    assert error["param"] == param, error
+    assert error["param"] == param and len(error["message"]) <= 2000, error
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,7 @@ def test_refused_chats_name_the_field(
         ({"prompt": "a", "max_new_tokens": 5}, "give max_tokens"),
         ({"prompt": "a", "n_predict": 5}, "give max_tokens"),
         ({"prompt": "a", "num_ctx": 5}, "give --context-length"),
-        (
-            {"prompt": "a", "options": {"num_predict": 5}},
-            "give its fields as fields of the request",
-        ),
+        ({"prompt": "a", "options": {"num_predict": 5}}, "give its fields as fields"),
     ],
 )
 def test_refused_completions(client: TestClient, options: dict[str, Any], words: str) -> None:
