@@ -1,6 +1,8 @@
 """The process that renders chat templates: requests on stdin, answers on stdout, as lines of JSON.
 
-A template is a program from an untrusted author: Jinja's sandbox and this process's limits restrict it."""
+A template is a program from an untrusted author. Jinja's sandbox and this process's limits restrict it, and the
+parent (stem_edge/text/chat_template.py) kills it when it takes too long.
+"""
 
 from __future__ import annotations
 

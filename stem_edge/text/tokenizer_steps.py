@@ -1,6 +1,4 @@
-"""Checks a tokenizer's steps: their kinds, and the factor by which they can lengthen a text.
-
-The library accepts nine steps that each replace a character by ten, which turn a line into gigabytes."""
+"""Checks a tokenizer's steps: their kinds, and how far they lengthen a text (nine may turn a line into gigabytes)."""
 
 from __future__ import annotations
 
