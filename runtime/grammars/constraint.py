@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_COMPILED = 32  # cached grammars, 0.1 to 4 MB each if they are small
 # Characters of all cached grammars together. Each takes 20 to 360 bytes of memory: at most about 100 MB.
 MAX_COMPILED_CHARS = 1 << 18
-MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
+MAX_SYMBOLS = 20_000  # of a grammar: 100,000 take a minute to compile
 LOOKAHEAD = 32  # most forced tokens to compute in one call
 MAX_FUEL = 500_000  # to read a grammar's regexes; with llguidance's million, a regex may take 90 MB
 _STUCK = "the answer cannot go on by its grammar"

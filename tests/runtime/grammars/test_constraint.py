@@ -182,9 +182,9 @@ def test_long_chains_of_rules() -> None:
     """The library follows them by recursion, which ended the process."""
     rules = "".join(f'\na{n}: "x" a{n + 1}' for n in range(1900))
     assert demo_grammars().open(Grammar.of_text(f'start: a0{rules}\na1900: "y"')).forced(9)
-    definitions = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(4990)}
+    definitions = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {}]} for n in range(4990)}
     schema = {"$ref": "#/$defs/d0", "$defs": definitions | {"d4990": {"type": "null"}}}
-    assert allows(Grammar.of_schema(schema), "[[[], []]]")
+    assert allows(Grammar.of_schema(schema), "null")
 
 
 def test_a_grammar_without_an_end_stops_the_answer() -> None:
