@@ -12,21 +12,15 @@ from stem_edge.text.tool_calls.parser import Call, CallParser
 
 
 class Text(NamedTuple):
-    """A piece of the answer's text."""
-
     text: str
     logprobs: Sequence[TokenLogprobs] | None = None  # of a chunk's tokens, if requested
 
 
 class Thought(NamedTuple):
-    """A piece of the reasoning before the answer."""
-
     text: str
 
 
 class End(NamedTuple):
-    """The end of an answer, with its finish reason."""
-
     reason: Literal["stop", "length", "tool_calls"]
 
 

@@ -117,7 +117,7 @@ def _split(options: BatchKeywords) -> tuple[LoadKeywords, Settings]:
 
 
 def _contexts(bundle: str, loading: LoadKeywords) -> int:
-    """Return the option `sequences`; default: as many contexts as 8 answers of 128 tokens fill."""
+    """Return option `sequences`; default: the fewest contexts that hold 8 answers of 128 tokens."""
     given = loading.pop("sequences", None)
     options = LoadOptions(**loading)
     opened = options.open(bundle)  # always, so that errors of the bundle come first

@@ -57,7 +57,7 @@ class ResultFile:
                 raise
 
     def append(self, result: Result) -> bool:
-        """Write a result; return False if its row already has one."""
+        """Append a result, or return False if the file already has one for the same input row."""
         key = key_of(result["id"], result.get("line", 0))
         if key in self.keys:
             return False

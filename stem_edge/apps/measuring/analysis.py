@@ -81,10 +81,11 @@ class LayerShape:
         return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
 
     def costs(self, length: int) -> dict[str, tuple[int, int]]:
-        """Return label -> (cost with a dense FFN, cost with a STEM FFN) of one token.
+        """Return the costs of one token: label -> (with a dense FFN, with a STEM FFN).
 
-        Counted for a batch of 1, as in the paper's Table 1 and section 3.2.3. The token attends to all `length`
-        tokens: the paper ignores the causal mask. Loads count the parameters and KV cache values that are read.
+        Labels that begin with "ffn" are for the FFN; `multiply_adds` and `loads` (parameters and KV
+        cache values that are read) are for the whole layer. As in the paper's Table 1 and section
+        3.2.3, costs are for a batch of 1, and the token attends to all `length` tokens.
         """
         dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
         attention, row = 2 * self.dim * (self.queries + self.keys), self.row_multiply_adds

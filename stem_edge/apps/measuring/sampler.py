@@ -14,10 +14,8 @@ INTERVAL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """Memory in one phase, in bytes."""
-
     at_end: Memory
-    peak_unevictable: int  # anonymous memory and swap
+    peak_unevictable: int  # bytes of anonymous memory and swap
 
 
 class MemorySampler:

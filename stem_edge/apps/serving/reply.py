@@ -15,8 +15,6 @@ KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, o
 
 
 class Reply(NamedTuple):
-    """An answer that is being generated."""
-
     request: Request
     events: AnswerEvents
     counters: RowCounters  # statistics of rows when the request was submitted

@@ -65,7 +65,7 @@ class Service:
     created: int = field(default_factory=unix_time)
 
     def __post_init__(self) -> None:
-        """Create threads that tokenize and format; near the memory limit, each call frees memory."""
+        """Create threads that tokenize and format, and give freed memory back after each task."""
         after = self.compute.give_back
         self.prompts = RequestThreads(2, 64, after)
         # Answers are never refused for waiting: Compute limits their number.

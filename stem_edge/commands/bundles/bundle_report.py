@@ -34,7 +34,6 @@ APART = {
 
 
 def bundle_figures(bundle: Bundle) -> dict[str, object]:
-    """Return the manifest and derived sizes as plain JSON values."""
     manifest = bundle.manifest
     model, tables = manifest.model, manifest.stored
     derived: dict[str, object] = {
@@ -50,7 +49,6 @@ def bundle_figures(bundle: Bundle) -> dict[str, object]:
 
 
 def bundle_table(bundle: Bundle) -> str:
-    """Format a bundle's contents as a table for people, as wide as a small terminal."""
     lines = [str(bundle.path)]
     if bundle.tables is not None:
         lines.append(

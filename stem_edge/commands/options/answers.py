@@ -32,7 +32,7 @@ def add_text(add: Callable[..., object], metavar: str, help_text: str) -> None:
 
 
 def given_text(args: argparse.Namespace) -> str | None:
-    """Return the prompt of the command line, or None. Raises InputError for two, and for "-"."""
+    """Return the command line's prompt, or None. Raises InputError for two prompts, or for "-"."""
     if args.text is not None and args.prompt is not None:
         raise InputError("more than one prompt; give it by position or with -p")
     found: str | None = args.prompt if args.text is None else args.text

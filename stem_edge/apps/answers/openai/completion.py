@@ -66,15 +66,20 @@ Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
 
 @dataclass(frozen=True)
 class Asked:
-    """A tokenized completion request: `count` answers to each prompt; formats answers as JSON."""
+    """A tokenized completion request, which also formats its answers as JSON.
+
+    count: number of answers to each prompt. echoes: what comes before the answers to a prompt, one
+    for each prompt. generates: False if max_tokens is 0. offsets: index of a choice -> number of
+    characters in the texts of its tokens so far.
+    """
 
     body: CompletionBody
     texts: TokenTexts
     requests: list[Request]
-    echoes: list[Echo]  # one for each prompt
+    echoes: list[Echo]
     count: int
-    generates: bool  # False if max_tokens is 0
-    offsets: dict[int, int] = field(default_factory=dict)  # index of a choice -> characters so far
+    generates: bool
+    offsets: dict[int, int] = field(default_factory=dict)
 
     def head(self, model_name: str, *, streamed: bool) -> dict[str, Any]:
         """Return the fields that begin a response or, if `streamed`, each chunk of a stream."""

@@ -47,7 +47,11 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a bundle predicts a text."""
+    """How well a bundle predicts a text of `nbytes` bytes.
+
+    The bundle sees `window` tokens at once, and windows begin `stride` tokens apart. `window_asked`
+    is the requested window, which is greater if no document has that many tokens.
+    """
 
     bundle: str
     documents: int

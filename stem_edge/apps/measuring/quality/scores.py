@@ -25,7 +25,7 @@ LONGEST_WINDOW = 2048
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """Documents to score, of at least two tokens each, and the size of windows."""
+    """Documents of at least two tokens each, and windows to score them in; fields as in Quality."""
 
     text: str
     lines: bool

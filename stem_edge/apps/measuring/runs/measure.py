@@ -121,7 +121,7 @@ def _rounds(
     """Run all rounds; return name -> results of each bundle and GGUF file.
 
     sizes: context length and threads. cold: drop files from the page cache before each run. A model
-    that fails keeps its earlier rounds. Raises InputError, and if the first model fails in round 1.
+    that fails keeps its earlier rounds. Raises InputError, or errors of the first model in round 1.
     """
     found = {subject.name: SubjectResult() for subject in subjects}
     for number, subject in product(range(1, rounds + 1), subjects):
@@ -145,7 +145,7 @@ def _rounds(
 def _round(
     worker: WorkerProcess, loading: list[tuple[str, dict[str, Any]]], work: Workload
 ) -> Round:
-    """Measure one run of a model, phase by phase. loading: the phases of `Subject.loading`."""
+    """Measure one run of a model. loading: (name, request to the worker) of each loading phase."""
     phases, before, counters = list[Phase](), dict[str, float](), dict[str, float]()
     for name, what in [
         *loading,

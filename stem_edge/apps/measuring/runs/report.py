@@ -45,7 +45,6 @@ NO_COMPARISON = (
 
 
 def to_dict(report: Report) -> dict[str, object]:
-    """Return the whole report as a JSON object. Sizes in bytes, times in seconds."""
     ratios = {
         name: {rate: asdict(spread) for rate, spread in rates.items()}
         for name, rates in report.ratios().items()
@@ -59,7 +58,6 @@ def to_dict(report: Report) -> dict[str, object]:
 
 
 def report_table(report: Report) -> str:
-    """Return the report as readable tables, 80 columns wide if possible."""
     sections = [_head, _phases, _subjects, _ratios, _end]
     texts = ("\n".join(section(report)) for section in sections)
     return "\n\n".join(text for text in texts if text)

@@ -34,12 +34,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """One run of a bundle or GGUF file, in its own process."""
+    """One run of a bundle or GGUF file, in a process that does nothing else.
+
+    steps: seconds of each decode step. before, counters: row counters before and after decoding.
+    """
 
     phases: list[Phase]
-    steps: list[float]  # seconds of each decode step
-    before: dict[str, float]  # counters before decoding
-    counters: dict[str, float]  # counters after decoding
+    steps: list[float]
+    before: dict[str, float]
+    counters: dict[str, float]
 
     @cached_property
     def figures(self) -> dict[str, float]:
@@ -74,8 +77,6 @@ class Round:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, minimum and maximum of a metric over the rounds."""
-
     median: float
     least: float
     most: float
@@ -83,8 +84,6 @@ class Spread:
 
 @dataclass
 class SubjectResult:
-    """All rounds of one measured bundle or GGUF file."""
-
     rounds: list[Round] = field(default_factory=list)
     failed: str = ""  # which round failed, and why
 

@@ -12,7 +12,7 @@ from stem_edge.runtime.loading import load_with
 
 
 class StemEdge:
-    """A loaded bundle that is fed a real text: its own answers could repeat the same tokens."""
+    """A loaded bundle to measure on a real text: repetitive answers would need fewer rows."""
 
     def __init__(self, path: str, context: int, threads: int, **options: Any) -> None:
         given = LoadOptions(context_length=context, threads=threads, **options)

@@ -41,7 +41,6 @@ def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[f
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
     # Only answers may go to the pipe, so what libraries print to stdout goes to stderr instead.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -71,7 +71,7 @@ class WorkerAnswer:
 
 
 class WorkerProcess:
-    """A worker process with a sampled memory. `ask` raises its error, StemEdgeError if it died."""
+    """A process that loads and runs a model, while this process samples its memory."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self._began = subject, time.perf_counter()
@@ -92,7 +92,8 @@ class WorkerProcess:
     def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
         """Send request `do` with arguments `what` to the worker; wait for the answer.
 
-        Memory samples are stored as `phase`. The first request is timed from the start of the process.
+        Memory samples are stored as `phase`. The first request is timed from the start of the
+        process. Raises the worker's error, or StemEdgeError if the worker process ended.
         """
         began, self._began = self._began or time.perf_counter(), 0.0
         try:

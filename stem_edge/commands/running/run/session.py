@@ -56,7 +56,6 @@ class Session:
             self.tell(f"stem-edge: {message}")
 
     def tell(self, text: str) -> None:
-        """Print a notice to stderr."""
         print(text, file=sys.stderr, flush=True)
 
     def _print(self, chunks: Generator[Chunk]) -> None:
