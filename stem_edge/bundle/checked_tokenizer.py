@@ -11,7 +11,7 @@ from stem_edge.errors import MemoryPlanError
 from stem_edge.shown import format_size
 from stem_edge.system.memory import own_memory
 
-SMALL_NBYTES = 16 << 20
+SMALL_NBYTES = 16 << 20  # up to this, a later check, of the memory plan, has a better error
 
 
 class TokenizerMemory(NamedTuple):
@@ -21,10 +21,7 @@ class TokenizerMemory(NamedTuple):
     loading: int  # at its peak while it loads
 
     def check(self, path: Path, limit: int) -> None:
-        """Raise MemoryPlanError if loading would take this process's memory over `limit` bytes.
-
-        A tokenizer that needs up to 16 MiB passes; the later memory plan has a better error for it.
-        """
+        """Raise MemoryPlanError if loading would take this process's memory over `limit` bytes."""
         own = own_memory()
         if self.loading > SMALL_NBYTES and own + self.loading > limit:
             raise MemoryPlanError(
@@ -35,12 +32,15 @@ class TokenizerMemory(NamedTuple):
 
 
 class CheckedTokenizer(msgspec.Struct, frozen=True):
-    """A tokenizer.json that passed all checks, with bounds on how much it can lengthen a text."""
+    """A tokenizer.json that passed all checks, with bounds on how much it can lengthen a text.
+
+    growth: largest number of bytes that one byte of a text becomes. count: number of token ids.
+    """
 
     json: bytes
     longest_nbytes: int  # bytes of the longest token in UTF-8
-    growth: int  # largest factor by which its steps can lengthen a text
+    growth: int
     special_tokens: tuple[str, ...]
     byte_level: bool  # True if tokens are written with one character for each byte
     memory: TokenizerMemory
-    count: int  # number of token ids
+    count: int

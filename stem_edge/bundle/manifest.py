@@ -89,7 +89,12 @@ class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Size and quality of a backbone, measured while exporting."""
+    """Size and quality of a backbone, compared with its checkpoint on the text `probe_tokens`.
+
+    `prefill_from_decode` is the divergence of the graph for prompts from the decoding graph, on the
+    machine that exported. `agreement` is the share of probe tokens after which both models have the
+    same most probable token.
+    """
 
     checkpoint_nbytes: Size  # bytes of the tensors that were read
     backbone_nbytes: Size
@@ -100,11 +105,10 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     greatest_logit: float  # of the checkpoint, to compare the difference with
     divergence: float  # mean Kullback-Leibler divergence from the checkpoint, in nats
     prefill_divergence: float | None = None  # of the prefill graph, if the bundle has one
-    # Divergence of the prefill graph from the decoding graph, on the machine that exported.
     prefill_from_decode: Annotated[float, msgspec.Meta(ge=0)] | None = None
     # None in older bundles, which did not measure them.
     divergence_99: float | None = None  # 99th percentile of the divergence over the probe
-    agreement: float | None = None  # share of the probe where the most probable token is the same
+    agreement: float | None = None
     notes: tuple[str, ...] = ()  # remarks of the exporter, a sentence each
 
 
@@ -174,7 +178,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def table_format(self) -> TableFormat | None:
-        """Format of the table store; None for a dense model."""
         if self.stored is None:
             return None
         return TableFormat(

@@ -92,7 +92,6 @@ def create(path: Path, mode: int = 0o666) -> int:
 
 
 def append(path: Path) -> int:
-    """Open an existing file for appending."""
     return os.open(path, _APPEND)
 
 
@@ -143,7 +142,6 @@ def remove(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete an empty folder."""
     path.rmdir()
 
 

@@ -39,7 +39,7 @@ def blob_of(link: Path) -> Path | None:
 
 
 def _shared(blob: Path) -> Path | None:
-    """Return the shared file that a link in `blobs/` leads to; None for any other link."""
+    """Return the file, shared by all repositories, that a link in `blobs/` leads to, or None."""
     found, store = _TO_SHARED.fullmatch(_target(blob)), blob.parents[2] / BLOBS
     if found is None or not _is_folder(store) or not _is_folder(store / found[1]):
         return None

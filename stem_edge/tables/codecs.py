@@ -24,7 +24,7 @@ FP16_MAX = float(np.finfo(np.float16).max)
 
 
 class Codec(NamedTuple):
-    """How the values of rows are encoded in records."""
+    """How row values are encoded. forms: types they convert to exactly. scaled: with scales."""
 
     bits: int  # bits of a value, not counting the scales
     forms: tuple[Form, ...]  # types to which it converts exactly, narrowest first

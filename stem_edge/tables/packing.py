@@ -77,8 +77,8 @@ def make_layout(
 ) -> RecordLayout:
     """Return a record layout with the largest quantization group that fits, at most `group_size`.
 
-    records: their number. parts: shapes of the arrays of a row. mixed: number of rows, for a router to mix, that lie
-    side by side in one table row; no group spans two of them.
+    records: number of records. parts: shapes of the arrays of a row. mixed: number of vectors that
+    a row consists of, if a router mixes several for each token; no group spans two of them.
     """
     width = math.gcd(*(part[-1] // mixed for part in parts))
     group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0

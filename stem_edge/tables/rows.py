@@ -39,12 +39,12 @@ class RecordLayout(
 ):
     """Byte layout of the records of one table store. Raises ValueError for invalid fields.
 
-    Derived sizes are cached, because every step uses them in each layer.
+    parts: shapes of the arrays that a row consists of: one vector, or an expert's matrices.
     """
 
     records: int  # number of tokens, unless tokens share records
     layers: tuple[int, ...]
-    parts: Parts  # shapes of the arrays of one row
+    parts: Parts
     row_type: RowType
     group_size: int = 0  # values that share a scale; 0 for float rows
     scale_type: ScaleType = "fp32"
@@ -96,27 +96,24 @@ class RecordLayout(
 
     @cached_property
     def row_width(self) -> int:
-        """Number of values in one row, in all its arrays together."""
+        """Number of values in one row, which is a vector, or all matrices of an expert."""
         return sum(map(math.prod, self.parts))
 
     @cached_property
     def groups(self) -> int:
-        """Number of scales in one row, for all its arrays together."""
+        """Number of scales in one row."""
         return self.row_width // self.group_size if self.quantized else 0
 
     @cached_property
     def codes_nbytes(self) -> int:
-        """Bytes of one row's codes."""
         return self.row_width * self.bits // 8
 
     @cached_property
     def row_nbytes(self) -> int:
-        """Bytes of one row: codes and scales."""
         return self.codes_nbytes + self.groups * self.scales_dtype.itemsize
 
     @cached_property
     def record_nbytes(self) -> int:
-        """Bytes of one record: the rows of all layers."""
         return self.row_nbytes * len(self.layers)
 
     @cached_property
@@ -126,29 +123,28 @@ class RecordLayout(
 
     @cached_property
     def scales_dtype(self) -> np.dtype[np.generic]:
-        """dtype of the result of `row_scales()`: float32 or float16."""
         return np.dtype({"fp32": "<f4", "fp16": "<f2"}[self.scale_type])
 
     def codes_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Return the shape of the codes of a row's `part`-th array, in elements of codes_dtype."""
+        """Return the shape of a row's codes in codes_dtype. part: which of an expert's matrices."""
         *outer, width = self.parts[part]
         return (*outer, width * self.bits // 8 // self.codes_dtype.itemsize)
 
     def scales_shape(self, part: int = 0) -> tuple[int, ...]:
-        """Return the shape of the scales of a row's `part`-th array. Only for quantized rows."""
+        """Return the shape of a quantized row's scales. part: which of an expert's matrices."""
         *outer, width = self.parts[part]
         return (*outer, width // self.group_size)
 
     def codes_width(self, part: int = 0) -> int:
-        """Number of columns of `row_codes()` that belong to a row's `part`-th array."""
+        """Number of columns in `row_codes()`. part: of which matrix, if rows are experts."""
         return math.prod(self.codes_shape(part))
 
     def part_groups(self, part: int = 0) -> int:
-        """Number of columns of `row_scales()` that belong to a row's `part`-th array."""
+        """Number of columns in `row_scales()`. part: of which matrix, if rows are experts."""
         return math.prod(self.scales_shape(part)) if self.quantized else 0
 
     def zero_points(self, rows: int) -> U8:
-        """Return packed zero points [rows, bytes] for the first array of each quantized row."""
+        """Return packed zero points [rows, bytes] of quantized rows, which are vectors."""
         return zero_points(rows, self.part_groups(), self.bits)
 
     def row_codes(self, records: U8, index: int) -> Codes:

@@ -47,7 +47,7 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
 
 
 def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return the least number of equal pieces of a record in which one ends after its first `prompt_rows` rows."""
+    """Return how many equal pieces a record needs so that one ends after `prompt_rows` rows."""
     layers = len(layout.layers)
     return layers // math.gcd(prompt_rows, layers)
 
@@ -91,7 +91,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return b"".join(_index_blocks(*self._index_facts(shard)))
 
     def _index_facts(self, shard: int) -> tuple[int, int, int]:
-        """Return (record pieces in a shard, entries of its index, bytes of a piece with crc32c)."""
+        """Return (equal parts of records in a shard, index entries, bytes of a part and crc32c)."""
         count = self.shard_records(shard) * self.pieces
         return count, self.records_per_shard * self.pieces, self.piece_stride
 
@@ -120,7 +120,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         if nbytes != expected:
             raise damaged(path, f"shard has {nbytes} bytes, expected {expected}")
         found = read_at(descriptor, CRC_NBYTES, nbytes - CRC_NBYTES)
-        if found != _index_sum(*self._index_facts(shard)):
+        if found != _index_crc32c(*self._index_facts(shard)):
             at = self.shard_records(shard) * self.stride
             raise damaged(path, f"shard index is damaged or not dense at byte {at}")
 
@@ -134,7 +134,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
-        """Remove the crc32c after each piece. checked [n, bytes]: records, or only first pieces."""
+        """Remove the checksums of n records, or of their first equal parts (pieces): [n, bytes]."""
         pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
         # A copy, because views of float32 need records that follow each other without a gap.
         return np.ascontiguousarray(pieces).reshape(len(checked), -1)
@@ -164,15 +164,13 @@ def _index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[byte
     yield crc.to_bytes(CRC_NBYTES, "little")
 
 
-@cache
-def _index_sum(pieces: int, entries: int, piece_nbytes: int) -> bytes:
-    """Return the crc32c of a shard's index. Cached: most shards of a table have the same index."""
+@cache  # most shards of a table have the same index
+def _index_crc32c(pieces: int, entries: int, piece_nbytes: int) -> bytes:
     *_, last = _index_blocks(pieces, entries, piece_nbytes)
     return last
 
 
 def array_metadata(grid: ShardGrid) -> dict[str, Any]:
-    """Return the contents of the zarr.json of an array of records."""
     layout = grid.layout
     inner = {
         "chunk_shape": [1, layout.record_nbytes // grid.pieces],

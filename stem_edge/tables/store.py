@@ -76,12 +76,11 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return {RECORDS: msgspec.structs.replace(self.stored, records=frequent), RARE_RECORDS: rare}
 
     def folders(self) -> list[str]:
-        """Names of the folders of all arrays in the group."""
         return [*self.arrays(), *([INDEX] if self.indexed else [])]
 
     @property
     def index_nbytes(self) -> int:
-        """Bytes of the int32 index; 0 without an index."""
+        """Bytes of the index from tokens to records; 0 without an index."""
         return 4 * self.tokens if self.indexed else 0
 
     def nbytes(self, prompt_rows: int = 0) -> int:
@@ -92,8 +91,6 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
 
 class TableStore(msgspec.Struct, frozen=True):
-    """An opened table store: its format, its shards, and the record of each token."""
-
     format: TableFormat
     grids: tuple[ShardGrid, ...]
     index: I32 | None

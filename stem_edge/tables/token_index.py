@@ -14,7 +14,6 @@ from stem_edge.tables.zarr_json import array_document, compare, naming, read_jso
 
 
 def index_metadata(tokens: int) -> dict[str, Any]:
-    """Return the contents of the zarr.json of an index array."""
     codecs: list[dict[str, Any]] = [
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "crc32c"},

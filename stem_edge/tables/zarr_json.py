@@ -31,7 +31,6 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
 def array_document(
     shape: list[int], data_type: str, chunk_shape: list[int], codecs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the contents of an array's zarr.json."""
     return {
         "zarr_format": 3,
         "node_type": "array",

@@ -115,7 +115,10 @@ def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Render a request. Any failure returns {"refused": reason} or {"error": reason}."""
+    """Render a request's template: {"text": ...}, or {"refused": reason} or {"error": reason}.
+
+    request: the template, and values of its variables: messages, tools, special tokens, ...
+    """
     try:
         return render(compiled(request["template"]), request)
     except RefusedMessagesError as error:

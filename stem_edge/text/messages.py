@@ -45,10 +45,7 @@ def checked_messages(messages: object) -> list[Object]:
 
 
 def checked_tools(tools: object) -> list[Object] | None:
-    """Check and copy tools, each {"type": "function", "function": {"name", ...}}.
-
-    Returns None if there are no tools. Raises InputError.
-    """
+    """Check and copy OpenAI's list of tools; return None if there are none. Raises InputError."""
     if tools is None or (isinstance(tools, Sequence) and not tools):
         return None
     given = _listed("tools", tools, 1, MAX_TOOLS)
@@ -213,7 +210,10 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Return a JSON object without nulls. Raises InputError for missing or unknown keys."""
+    """Return the object `value` without keys whose value is None. Raises InputError.
+
+    It must have the keys `needed`, and may have the keys `optional`. where, form: for errors.
+    """
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}

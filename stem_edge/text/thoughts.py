@@ -79,7 +79,7 @@ class ThoughtParser:
             self._state = "content"
 
     def _read_thought(self, *, ended: bool) -> str:
-        """Return the thoughts so far, without an end marker or, unless `ended`, a part of one."""
+        """Return new thoughts. Text that could begin an end marker is held back, unless `ended`."""
         text, end = self._text, self._marks.end
         if self._lead:
             text = text.lstrip(SPACE)

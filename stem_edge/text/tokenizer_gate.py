@@ -49,8 +49,6 @@ class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False
 
 
 class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The top-level object of a tokenizer.json."""
-
     model: msgspec.Raw
     version: Literal["1.0"] = "1.0"
     truncation: msgspec.Raw = NULL

@@ -40,12 +40,16 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 class Replacement(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="replacement"
 ):
-    """Change that makes the tokens of one text look up the table rows of another text."""
+    """Change that makes the tokens of one text look up the table rows of another text.
+
+    scheme: which target token each source token uses (schemes.py). subset: for scheme "subset", the
+    indices of these target tokens. pad: id of the token that fills up a shorter target.
+    """
 
     source: Name
     target: Name
     scheme: Scheme = "auto"
-    subset: Indices | None = None  # scheme subset only: places of the target's tokens
+    subset: Indices | None = None
     pad: Index | None = None
 
 
@@ -231,7 +235,7 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
 
 
 def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
-    """Return the token ids that a change names, with their new packed rows (none for padding)."""
+    """Return token id -> new packed rows for each id in a change; a padding token has no rows."""
     if isinstance(change, NewRows):
         return change.rows
     return {} if change.pad is None else {change.pad: ()}

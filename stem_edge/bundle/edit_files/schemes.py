@@ -45,7 +45,7 @@ def _sign(source_length: int, target_length: int) -> int:
 
 
 def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
-    """Return `scheme`; for "auto", one for these lengths. Raises InputError if it does not fit."""
+    """Return the scheme to align texts of these lengths ("auto": choose one). Raises InputError."""
     sign = _sign(source_length, target_length)
     if scheme == "auto":
         return AUTO[sign]

@@ -27,10 +27,10 @@ MARK = "manifest.json"
 
 
 class Kept(NamedTuple):
-    """A cached bundle on this machine."""
+    """A bundle cached in `folder`. `place` is the folder, or a name on the hub with a commit."""
 
     name: str
-    place: str  # path of its folder, or its name on the hub with the commit
+    place: str
     folder: Path
 
 

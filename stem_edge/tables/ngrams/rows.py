@@ -72,7 +72,6 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def row_nbytes(self) -> int:
-        """Bytes of one row: codes and scales."""
         if self.stored in FLOAT_NBYTES:
             scales = self.width // self.block if self.block else 0
             return self.width * FLOAT_NBYTES[self.stored] + scales
@@ -97,7 +96,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def format(self) -> TableFormat:
-        """Format of a table store whose records are the pages, declared as fp16 values."""
+        """Format of the table store: each page is a record, nominally of fp16 values."""
         words = ((self.page_nbytes // WORD_NBYTES,),)
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)

@@ -74,8 +74,6 @@ class QwenConfig(msgspec.Struct):
 
 
 class DeepSeekConfig(msgspec.Struct):
-    """The fields of a DeepSeek model's config.json about its n-gram tables."""
-
     vocab_size: Count
     engram_layer_ids: list[int]  # counted from 0
     engram_num_embeddings: list[Count]
@@ -121,8 +119,6 @@ class DeepSeekConfig(msgspec.Struct):
 
 
 class LongCatConfig(msgspec.Struct):
-    """The fields of a LongCat model's config.json about its n-gram embedding."""
-
     vocab_size: Count  # of text
     hidden_size: Count
     ngram_vocab_size_ratio: Ratio
@@ -158,10 +154,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 
 
 def keyed_tables(config: dict[str, Any]) -> list[NgramTable]:
-    """Return the n-gram tables that a config.json describes.
-
-    Raises ValueError if it describes no known kind of n-gram table, or if a field is missing.
-    """
+    """Return the n-gram tables that a config.json describes. Raises ValueError if it has none."""
     inner = config.get("text_config")
     config = config | (inner if isinstance(inner, dict) else {})
     config |= {name: config[other] for other, name in ALIASES.items() if other in config}
@@ -185,11 +178,8 @@ def splitmix64(number: int) -> int:
 
 
 def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[int, ...]:
-    """Return the first `count` primes above `number` that are not in `used`, ascending.
-
-    Trial division is fast enough, because tables have at most 2**30 rows.
-    """
-    found = list[int]()
+    """Return the first `count` primes above `number` that are not in `used`, ascending."""
+    found = list[int]()  # trial division is fast enough: tables have at most 2**30 rows
     while len(found) < count:
         number = max(number + 1, 2)
         if number not in used and all(number % factor for factor in range(2, isqrt(number) + 1)):
@@ -198,7 +188,7 @@ def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[in
 
 
 def _bound(n_ids: int) -> int:
-    """Return a bound of m: below it, (2m + 1) * id fits in int64 for all ids below `n_ids`."""
+    """Return a limit of m such that the multiplier 2m + 1 times any id < n_ids fits in int64."""
     return max(1, INT64_MAX // n_ids // 2)
 
 
