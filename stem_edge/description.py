@@ -1,4 +1,4 @@
-"""The description of a model: its layers, their sizes, and which layers look up table rows.
+"""The description of a decoder-only transformer with RMS norms, RoPE and gated FFNs.
 
 Exporter, reference model and runtime use only this description to know what a model computes.
 To support a new architecture, write a checkpoint reader that fills it in.
@@ -14,7 +14,7 @@ from stem_edge.layers import Activation, Layer, LayerKind, Rope, RopeScaling
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """A decoder-only transformer with RMS norms, RoPE and gated FFNs; some layers look up rows."""
+    """A transformer's layers, their sizes and table rows. Comments explain the fields."""
 
     vocab_size: int
     dim: int
@@ -78,7 +78,6 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ranges: dict[str, tuple[float, float]] = {}
 
     def ffn_kind(self, layer: int) -> str:
-        """Return the kind of a layer's FFN, which is a key of FFN_TERMS."""
         return self.stem_ffn if layer in self.stem_layers else "dense"
 
     def window(self, layer: int) -> int:

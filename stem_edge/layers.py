@@ -66,8 +66,6 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | ProportionalRope
 
 
 class Rope(msgspec.Struct, frozen=True):
-    """Parameters of rotary position embedding (RoPE) in one kind of layer."""
-
     width: int  # head_dim
     theta: float
     scaling: RopeScaling | None
@@ -86,14 +84,17 @@ class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """Sizes, RoPE and attention window of one layer."""
+    """Sizes, RoPE and attention window of one layer.
+
+    kv_layer: layer that computes its K and V. sparsity: share of FFN gates that are set to 0.
+    """
 
     head_dim: int
     n_kv_heads: int
     d_ff: int
     rope: Rope
     window: int  # tokens that attention sees, the current one included; 0: all
-    kv_layer: int  # the layer that computes its K and V: itself, or an earlier one
+    kv_layer: int  # itself, or an earlier layer
     sparsity: float = 0.0
 
     @property

@@ -129,7 +129,7 @@ def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str,
     """Return backbone tensor name -> type. weights: a mixture such as q4_k_m, or OwnTypes.
 
     llama.cpp's rules choose the types of a mixture. OwnTypes map names of matrices, like "wq", to
-    types. Raises ValueError if a matrix has no type or a part of a block, or if a name is unknown.
+    types. Raises ValueError for a missing or unknown name, and for rows that end within a block.
     """
     if not isinstance(weights, str):
         return _own_types(config, weights)
@@ -245,12 +245,10 @@ def _by_layer(sizes: Iterable[int]) -> int | tuple[int, ...]:
 
 
 def usual_kv(weights: GgufType | OwnTypes) -> KvType:
-    """Return the default type of the KV cache: float32 if the weights are float32, else float16."""
     return "fp32" if weights == "f32" else "fp16"
 
 
 def kv_nbytes(kv: KvType, layer: Layer) -> int:
-    """Return the bytes that the key and value of one token take in a layer's KV cache."""
     return 2 * layer.n_kv_heads * KV_TENSORS[kv].row_nbytes(layer.head_dim)
 
 

@@ -73,9 +73,10 @@ def grouped(
 def caches(
     layer: LayerGraph, prefix: str, lender: int, updated: list[str], *, borrowed: bool
 ) -> tuple[list[str], list[str]]:
-    """Declare layer `lender`'s KV cache as graph inputs and `updated` as outputs; return names.
+    """Declare a KV cache as graph inputs, and its new state as outputs; return their names.
 
-    prefix: "window_" for a cache of limited length, else "". borrowed: this layer adds none.
+    lender: layer that owns the cache. prefix: "window_" for a cache of limited length, else "".
+    updated: names for the outputs. borrowed: True if `layer` only reads the cache.
     """
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
     shape: list[int | str] = [

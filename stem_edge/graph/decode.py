@@ -19,8 +19,6 @@ from stem_edge.tables.rows import RecordLayout
 
 
 class Built(NamedTuple):
-    """Graphs by name, and the layout of the weight file that they share."""
-
     graphs: dict[str, Graph]
     plan: WeightPlan
 

@@ -21,7 +21,6 @@ PACKED = "prepacked_0"  # onnxruntime's own key in a tensor's external_data
 
 
 def encode(graph: Graph) -> bytes:
-    """Return a graph as an ONNX file: the bytes of a ModelProto."""
     opset = SCATTER_OPSET if any(node.op == "TensorScatter" for node in graph.nodes) else OPSET
     opsets = [_text(1, domain) + _int(2, number) for domain, number in (("", opset), (CONTRIB, 1))]
     return (

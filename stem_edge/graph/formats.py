@@ -45,27 +45,31 @@ OwnTypes = dict[str, str]
 
 
 class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Storage format of a backbone for onnxruntime."""
+    """Storage format of a backbone for onnxruntime.
+
+    A matrix has the type that `matrices` gives for its name, or else `kinds` for its kind, or else
+    `weights` or `head`. offsets: each symmetric 4-bit block has a float offset, as in types Q4_1
+    and Q4_K of GGUF files. balanced: products for prompts that have no norm before them, and so
+    need an extra multiplication for SmoothQuant. field: key in the manifest. packed: loading can
+    rearrange weights for the processor. importance: always False here.
+    """
 
     engine: ClassVar[EngineName] = "onnxruntime"
-    field: ClassVar[str] = "backbone"  # key in the manifest
+    field: ClassVar[str] = "backbone"
     files: ClassVar[tuple[str, ...]] = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)
-    packed: ClassVar[bool] = True  # whether loading can rearrange weights for the processor
+    packed: ClassVar[bool] = True
     importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
     # Largest number of inputs that share a scale; smaller in matrices whose width it does not divide.
     block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
-    kinds: dict[MatrixKind, WeightType] = {}  # types of kinds that differ from `weights` and `head`
-    # Types of products, such as layers.3.down, that differ from the type of their kind.
-    matrices: dict[str, WeightType] = {}
+    kinds: dict[MatrixKind, WeightType] = {}
+    matrices: dict[str, WeightType] = {}  # key: name of a product, such as layers.3.down
     tied: bool = False  # whether embedding and head are one stored matrix
     asymmetric: bool = False  # whether blocks have their own zero points
-    # Whether each symmetric 4-bit block has a float offset, as in types Q4_1 and Q4_K of GGUF files.
     offsets: bool = False
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether prompts have separate int8 matrices
-    # Products for prompts whose SmoothQuant factors need an extra multiplication: no norm is before them.
     balanced: tuple[str, ...] = ()
     kv_peaks: bool = False  # whether the weight file has peaks of keys and values (graph.kv)
 
@@ -126,8 +130,6 @@ def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> Weigh
 
 
 class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Storage format of a backbone for ggml."""
-
     engine: ClassVar[EngineName] = "ggml"
     field: ClassVar[str] = "gguf"
     files: ClassVar[tuple[str, ...]] = (GGUF,)
@@ -140,7 +142,6 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def name(self) -> str:
-        """Name to show to users: the mixture of quantization types."""
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
 
     def with_kv_peaks(self) -> GgufFormat:
@@ -153,13 +154,15 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Draft model that reads its target model's keys and values. format: of its weights.
+    """Draft model that reads its target model's keys and values.
 
     The first layers of `model` are placeholders for the target's layers, whose keys and values the
     other layers read. Only these other layers are computed (graph/special/assistant.py).
+    clusters: number of equal parts that the vocabulary is divided into, or 0. With clusters, the
+    head scores only the tokens in the `best` most probable clusters.
     """
 
     model: ModelConfig
     format: BackboneFormat
-    clusters: int = 0  # number of equal clusters of tokens; 0: the head scores every token
-    best: int = 0  # number of clusters whose tokens the head scores
+    clusters: int = 0
+    best: int = 0

@@ -56,7 +56,11 @@ _BY_DTYPE: dict[np.dtype[Any], ElementType] = {dtype: kind for kind, dtype in _D
 
 @dataclass(frozen=True)
 class Tensor:
-    """Constant of a graph; its values are in the graph, or at an offset in a weight file."""
+    """Constant of a graph; its values are in the graph, or at an offset in a weight file.
+
+    packed: where onnxruntime finds a copy that is arranged for the processor, in its own notation.
+    parts: tensors in several files; their bytes, one after another, are the values.
+    """
 
     name: str
     type: ElementType
@@ -64,8 +68,8 @@ class Tensor:
     data: bytes | None = None  # None: the values are in `file`
     file: str = ""
     offset: int = 0  # bytes
-    packed: str = ""  # onnxruntime's description of where the prepacked form is
-    parts: tuple[Tensor, ...] = ()  # tensors in files whose bytes, joined, are the values
+    packed: str = ""
+    parts: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -74,11 +74,11 @@ MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
 class KvFormat(NamedTuple):
-    """Type of the KV cache, and the tensors that its quantization scales are computed from."""
+    """KV cache type, and peaks for its scales. widened: attention reads codes as float32."""
 
     type: KvType
     peaks: Mapping[tuple[int, str], Tensor]  # (layer, KEYS or VALUES) -> greatest magnitudes
-    widened: bool = False  # attention converts codes to float32, which is faster for many tokens
+    widened: bool = False  # which is faster for many tokens
 
     @property
     def cache(self) -> Cache:

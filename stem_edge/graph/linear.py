@@ -40,7 +40,6 @@ class Products:
         return vector(self.graph, self.plan, name, size, (name,))
 
     def values_apart(self, layer: int) -> bool:
-        """Return True if a layer's v has another weight type than q and k, so its own product."""
         return self.format.values_apart(layer)
 
     def product(
@@ -73,7 +72,7 @@ class Products:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[RowRange], list[RowRange]]:
-        """Reserve space for a head tied to the embedding; return it whole, and in row ranges."""
+        """Reserve space for a tied head; return [the whole matrix], and its row ranges."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, width * bits // 8)  # for mappable pieces
@@ -146,7 +145,7 @@ class Products:
         return RowRange(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
-        """Return rows `span` (start, stop) of the matrix `whole`, as tensors over its bytes."""
+        """Return rows `span` of a matrix: tensors, named after `name`, that share its bytes."""
 
         def part(tensor: Tensor) -> Tensor:
             row = tensor.dims[0] // whole.stop  # values per row, in flat tensors

@@ -138,7 +138,6 @@ def layer_graphs(config: ModelConfig) -> dict[str, range]:
 
 
 def decode_graphs(config: ModelConfig) -> list[str]:
-    """Return the names of the decoding graphs, in order of execution."""
     return [EMBED, *layer_graphs(config), HEAD]
 
 

@@ -34,7 +34,7 @@ def rest(
 
 
 def wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Select the n tokens that need logits in each layer input: [B, T, ...] -> [B, n, ...]."""
+    """From each value [B, T, ...] that `start` names, select the n tokens that need logits."""
     if config.ple_width:
         start = start._replace(slot_ids=wanted(graph, start.slot_ids))
     positions = start.positions if any(map(config.window, layers)) else ""

@@ -112,7 +112,7 @@ def _ffn(layer: LayerGraph, x: str) -> str:
 
 
 def _around(layer: LayerGraph, streams: str, context: str) -> str:
-    """Emit a layer with AltUp before and after it: streams [B, T, streams, dim] -> same shape."""
+    """Emit a layer with AltUp: [B, T, streams, dim] -> same shape. context: for `ple`, or ""."""
     from stem_edge.graph.special.altup import AltUp
 
     altup = AltUp(layer, streams)

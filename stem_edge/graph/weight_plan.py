@@ -22,16 +22,16 @@ SMALL_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Vector:
-    """Item of a weight file: a float32 vector, such as a norm's weight or concatenated biases."""
+    """Item of a weight file: a float32 vector. SmoothQuant factors of `divided_by` divide it."""
 
     tensor: Tensor
     parts: tuple[str, ...]  # names in ModelConfig.backbone_shapes; an absent bias is zeros
-    divided_by: str = ""  # graph for prompts: product whose SmoothQuant factors divide the values
+    divided_by: str = ""  # a product in the graph for prompts; "": none
 
 
 @dataclass(frozen=True)
 class Named:
-    """Item of a weight file that the exporter fills by name, e.g. greatest magnitudes of keys."""
+    """Item of a weight file that is no model tensor; the exporter finds its values by name."""
 
     tensor: Tensor
 
@@ -54,19 +54,24 @@ class Floats:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows start to stop (exclusive) of a quantized matrix, as tensors: codes, scales, ..."""
+    """Rows [start, stop) of a quantized matrix. points: zero points. offsets: added to blocks."""
 
     start: int
     stop: int
     codes: Tensor
     scales: Tensor
-    points: Tensor | None  # zero points; None: the middle of the range
-    offsets: Tensor | None = None  # float32 [rows, blocks], added to all values of a block
+    points: Tensor | None  # None: the middle of the range
+    offsets: Tensor | None = None  # float32 [rows, blocks]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Item of a weight file: stacked matrices [N, K], quantized in blocks along K."""
+    """Item of a weight file: stacked matrices [N, K], quantized in blocks along K.
+
+    pieces: ranges of rows, each stored on its own. step: 0, or the activation step of the input,
+    which the scales then include. With a step, each block ends with a zero code, and the item has
+    only columns `columns` (start, stop) of the matrices (graph/special/steps.py).
+    """
 
     name: str  # name of the product
     kind: MatrixKind
@@ -74,19 +79,20 @@ class Blocks:
     bits: int
     block: int
     pieces: tuple[RowRange, ...] = ()
-    # Activation step of the input, or 0. With a step, the scales include it, each block ends with a zero
-    # code, and the item has only `columns` (start, stop) of the matrices (graph/special/steps.py).
     step: float = 0.0
     columns: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Item of a weight file: int8 matrices for prompts [K, N], with a scale per output [N]."""
+    """Item of a weight file: int8 matrices for prompts, side by side [K, N], a scale per column.
+
+    consumer: product whose SmoothQuant factors multiply the input channels; "": none.
+    """
 
     name: str
     parts: tuple[str, ...]
-    consumer: str  # product whose SmoothQuant factors multiply the input channels; empty: none
+    consumer: str
     codes: Tensor
     scales: Tensor
 

@@ -50,7 +50,7 @@ def predicted(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32
 def corrected(
     config: ModelConfig, weights: Mapping[str, Matrix], streams: F32, computed: F32
 ) -> F32:
-    """Return the predicted streams, corrected by the layer's result `computed` [T, dim]."""
+    """Correct predicted hidden states [T, streams, dim] by a layer's result `computed` [T, dim]."""
     factors = 1 + linear(_routed(config, weights, computed), weights, "altup_correct")
     change = computed - streams[:, config.active_stream]
     return np.asarray(streams + factors[..., None] * change[:, None], np.float32)

@@ -22,7 +22,7 @@ Observer = Callable[[str, F32], None]
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     """Return x [T, K] times the transpose of the matrix `name` [N, K], plus its bias, if any.
 
-    If `weights` has quantization steps `name`.range, they round x (first) and the result (second).
+    If `weights` has `name`.range, x and the result are rounded to multiples of its two numbers.
     """
     matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
     if (ranged := weights.get(name + ".range")) is not None:
@@ -54,7 +54,6 @@ def pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:
 
 
 def rms_norm(x: F32, weight: Matrix, eps: float) -> F32:
-    """Return the RMS norm of x over the last axis, times `weight`."""
     return np.asarray(normalized(x, eps) * weight.rows(0, weight.shape[0]), np.float32)
 
 
@@ -73,7 +72,6 @@ def activated(activation: Activation, x: F32) -> F32:
 
 
 def gelu(x: F32) -> F32:
-    """Return GELU of x, in its tanh form."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), np.float32)
 

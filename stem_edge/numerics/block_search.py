@@ -171,9 +171,9 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Try an inverse scale [N, G] and a zero point for each block; store those that are better.
+        """Try an inverse scale [N, G] and a zero point for each block; store them if errors drop.
 
-        A scale becomes the least-squares scale for its codes. A greater gain is better.
+        The stored scale is not 1 / inverse, but the least-squares scale for the same codes.
         """
         codes = self._code(inverse, zero)
         weighted = codes
@@ -189,7 +189,7 @@ class _Best:
     def settle(self, inverse: F32, zero: F32) -> None:
         """Try inverse scales and zero points without refining them; store them where errors drop.
 
-        Errors are compared, because rounding of gains hides errors much smaller than the values.
+        This compares errors. `consider` uses sums, whose rounding hides very small errors.
         """
         best = self._loss(reciprocals(self.scales), self.scales, self.zeros)
         scale = reciprocals(inverse)

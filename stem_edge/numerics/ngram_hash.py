@@ -25,9 +25,11 @@ from stem_edge.numerics.quantize import I32, I64
 class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Hash function of one n-gram table. Raises ValueError for impossible parameters.
 
-    Each id of an n-gram is multiplied by a multiplier. The products are mixed by exclusive or
-    (Engram, arXiv 2601.07372) or summed (LongCat, arXiv 2601.21204). The result modulo the number
-    of rows of a head is the row in that head.
+    The table consists of heads, parts with a hash of their own, and an n-gram has a row in each.
+    Each id of the n-gram is multiplied by a multiplier. The products are mixed by exclusive or
+    (Engram, arXiv 2601.07372) or summed (LongCat, arXiv 2601.21204). The result modulo the head's
+    number of rows is the row. filler: id for positions before a text. end: id that ends a document;
+    later n-grams do not reach back to it. classes: number of classes that ids are mapped to first.
     """
 
     vocab_size: int  # token ids are below this
@@ -36,9 +38,9 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     mixing: Literal["xor", "sum"]
     # For each head, a multiplier for each id of its n-gram, newest first.
     multipliers: tuple[tuple[int, ...], ...]
-    filler: int  # id used for positions before the beginning of a text
-    end: int | None = None  # id that ends a document; later n-grams do not reach back to it
-    classes: int | None = None  # number of classes that ids are mapped to first; None: no mapping
+    filler: int
+    end: int | None = None
+    classes: int | None = None
 
     def __post_init__(self) -> None:
         heads = len(self.orders)
@@ -68,7 +70,6 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @cached_property
     def rows(self) -> int:
-        """Number of rows of the table."""
         return sum(self.sizes)
 
     @cached_property
@@ -88,9 +89,9 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def keys(
         self, ids: npt.ArrayLike, before: npt.ArrayLike = (), class_of: I32 | None = None
     ) -> I64:
-        """Return the row numbers that each position of `ids` [T] looks up, int64 [T, heads].
+        """Return row numbers [T, heads]: each position of `ids` [T] looks up one row of each head.
 
-        before: the ids before `ids`, at least `memory` of them; () at the beginning of a text.
+        before: the ids before `ids`, as many as n-grams reach back; () at the beginning of a text.
         class_of: the class of each id [vocab_size], if the hash has classes. Raises InputError.
         """
         text = np.concatenate([self._checked(before)[-self.memory :], self._checked(ids)])
@@ -110,7 +111,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return total
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
-        """Return `memory` + 1 arrays: the i-th has the id or class i tokens before text[past:]."""
+        """Return ids (or classes) of text[past:], and of the tokens 1, 2, ... positions before."""
         at, symbols, filler = np.arange(len(text)), text, self.filler
         if self.classes is not None:
             if class_of is None or class_of.shape != (self.vocab_size,):

@@ -186,7 +186,7 @@ def head_forward(
 
 
 def steps_of(config: ModelConfig, name: str) -> Matrix:
-    """Return a matrix's quantization steps (input, output), fixed by the checkpoint's training."""
+    """Return the step sizes [2] that a matrix's input and output are rounded to; 0: not rounded."""
     return ArrayMatrix(np.array(config.ranges[name], np.float32))
 
 

@@ -53,7 +53,7 @@ class Memory:
 class MemoryReader:
     """Reads the memory of one process. Methods raise OSError when the process has ended.
 
-    tables, backbone: files and folders whose mapped pages count as these kinds.
+    tables, backbone: files and folders whose mapped pages count as Memory.tables and .backbone.
     """
 
     def __init__(

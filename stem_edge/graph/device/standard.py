@@ -54,7 +54,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Return name -> decoding graph for accelerators, for a model without `obstacle`."""
+    """Return name -> decoding graph for accelerators. `obstacle` must have returned ""."""
     made = dict[str, Graph]()
     for name, graph in decoding(config, layout, format).graphs.items():
         lowering = _Lowering(graph, config, layout)
@@ -160,7 +160,7 @@ class _Lowering:
         nodes.reshape(values, [0, 0, width], name)
 
     def _row_sizes(self) -> tuple[int, int, int]:
-        """Return a cached row's number of values, number of scales, and number of bytes of codes."""
+        """Return a table row's number of values, number of scales, and number of bytes of codes."""
         if self._layout is None:
             raise ValueError("a graph gathers rows, but there is no layout of rows")
         return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()

@@ -58,9 +58,10 @@ class AltUp:
         self.active = self._one(self._streams, ".active")  # [B, T, dim], for the layer
 
     def corrected(self, computed: str, context: str) -> str:
-        """Emit the predicted streams, corrected by the layer's result `computed` [B, T, dim].
+        """Emit a token's hidden states after the layer: predictions, corrected by its result.
 
-        context: from `ple.contexts`, to add per-layer embeddings to streams 1, 2, ...; "": none.
+        computed: the layer's result [B, T, dim]. context: the value to compute per-layer embeddings
+        from, which are added to all hidden states but the first; "": there are none.
         """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")
@@ -79,7 +80,10 @@ class AltUp:
         return graph.add("Add", [self._streams, changes], at + ".corrected")
 
     def _gated(self, factors: str, change: str) -> str:
-        """Emit `ple`'s input: active stream + factor * change, times a trained scale, if any."""
+        """Emit the gate's input for per-layer embeddings: the corrected active hidden state.
+
+        change [B, T, dim]: made by the layer. factors [B, T, streams]: for each hidden state.
+        """
         graph, at, config = self._graph, self._at, self._layer.config
         place = graph.sizes([config.active_stream])
         own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
@@ -90,7 +94,7 @@ class AltUp:
         return graph.add("Mul", [active, self._layer.vector("ple_gate_scale")], at + ".scaled")
 
     def _with_ones(self, columns: str) -> str:
-        """Append a column [0, 1, 1, ...]: `ple`'s result is added to all streams but the first."""
+        """Append a column to `columns` [B, T, streams, 1]: 0 for stream 0, 1 for all others."""
         left, right = np.zeros((1, 2), np.float32), np.zeros((self._count, 2), np.float32)
         left[0, 0], right[1:, 1] = 1, 1
         graph, at = self._graph, self._at

@@ -26,15 +26,15 @@ def apart(graph: Graph, count: int) -> Graph:
     made = replace(graph, nodes=[], tensors=dict(graph.tensors), outputs=dict(graph.outputs))
     tokens = _Tokens(made, count)
     for node in graph.nodes:
-        if node.op == ATTENTION and not _keeps_bits(node):
+        if node.op == ATTENTION and not _one_query_at_a_time(node):
             _attend(made, node, tokens)
         else:
             made.nodes.append(node)
     return made
 
 
-def _keeps_bits(node: Node) -> bool:
-    """Return True for attention over a quantized KV cache: it computes queries one by one."""
+def _one_query_at_a_time(node: Node) -> bool:
+    """Return True if an attention kernel computes query by query: if the KV cache is quantized."""
     return len(node.inputs) > K_SCALE and bool(node.inputs[K_SCALE])
 
 

@@ -108,7 +108,10 @@ def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> s
 
 
 def _head(products: Products, assistant: Assistant, x: str) -> None:
-    """Emit logits of all tokens; with clusters, logits and ids of the best clusters' tokens."""
+    """Emit logits of all tokens or, if the assistant divides them into clusters, of some tokens.
+
+    These are the tokens of the clusters with the best scores. Emits their ids, too.
+    """
     graph, plan, model = products.graph, products.plan, assistant.model
     shape, count = (model.vocab_size, model.dim), assistant.clusters
     if not count:

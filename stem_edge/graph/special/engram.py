@@ -94,10 +94,11 @@ def _distances(layer: LayerGraph) -> list[int]:
 
 
 def _emit_places(layer: LayerGraph, x: str) -> None:
-    """Emit indices in `conv.<l>` for the tokens of x [B, T, dim]; all Engram layers share them.
+    """Emit which rows of the caches `conv.<l>` [B, 1, rows, dim] belong to x's tokens [B, T, dim].
 
-    PLACES [B, T, 3]: (sequence, 0, row) of each token. _row(distance) [B, T, 2]: (0, row) of the token that is
-    `distance` tokens earlier. _row(distance) + ".known" [B, T, 1]: 1 if such a token exists, else 0.
+    All Engram layers share these values. PLACES [B, T, 3]: the token's index (sequence, 0, row).
+    _row(n) [B, T, 2]: the index (0, row), within the sequence, of the token n tokens earlier.
+    _row(n) + ".known" [B, T, 1]: 1 if there is such an earlier token, else 0.
     """
     graph = layer.graph
     zero, one = (graph.constant(f"int64.{n}", np.array(n, np.int64)) for n in (0, 1))

@@ -53,7 +53,7 @@ def experts(layer: LayerGraph, x: str) -> str:
 
 
 def _chosen(layer: LayerGraph, codes: str) -> str:
-    """Emit routing scores [T, slots]: CHOSEN for the slot of a token's expert, else 0."""
+    """Emit scores [T, slots]: CHOSEN in the slot of a token's expert, else 0. codes: of slots."""
     graph, at = layer.graph, layer.at
     values = graph.constant(at + "scores", np.array([0, CHOSEN], np.float32))
     ids = graph.reshape(layer.slot_ids, [-1], at + "slots")

@@ -36,7 +36,7 @@ def contexts(
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """Emit the per-layer embedding term to add to x [B, T, dim]. context: from `contexts`."""
+    """Emit per-layer embeddings to add to x [B, T, dim]. context: projected token embeddings."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

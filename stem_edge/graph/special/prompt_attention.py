@@ -52,9 +52,9 @@ def widened_attention(layer: LayerGraph, x: str) -> str:
 
 
 def _rows(layer: LayerGraph, prefix: str, x: str) -> tuple[str, str]:
-    """Emit start and end (exclusive), [1] each, of the cache rows for the tokens of x [1, T, dim].
+    """Emit the places in the KV cache of the first token of x [1, T, dim], and after the last.
 
-    prefix: "window_" for a cache of limited length, else "".
+    Both are [1]. prefix: "window_" for a cache of limited length, else "".
     """
     graph, start, end = layer.graph, prefix + "start", prefix + "end"
     if not any(start in node.outputs for node in graph.nodes):

@@ -26,8 +26,6 @@ ZERO = "int8.zero"
 
 
 class SteppedProducts(Products):
-    """Matrix products for models with static activation ranges."""
-
     def __init__(
         self, graph: Graph, plan: WeightPlan, format: BackboneFormat, config: ModelConfig
     ) -> None:
@@ -40,7 +38,7 @@ class SteppedProducts(Products):
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit x times stacked `parts` [N, K]; x and the result are rounded to whole steps."""
+        """Emit x times stacked `parts` [N, K]; round x and the result to steps set by training."""
         ranges = [self._ranges.get("head" if kind == "head" else part) for part in parts]
         if not any(ranges):
             return super().product(name, kind, x, parts, shape)
@@ -67,7 +65,7 @@ class SteppedProducts(Products):
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
 
     def _in_parts(self, x: str, whole: Blocks, shape: tuple[int, int]) -> str:
-        """Emit x times the matrix `whole` [N, K]: a sum over the column ranges of `apart`."""
+        """Emit x times a matrix of `shape` [N, K], as a sum if `apart` divides its columns."""
         made = list[str]()
         for item in apart(whole, shape[1]):
             laid = self._capped(x, item, shape[1])
@@ -78,7 +76,7 @@ class SteppedProducts(Products):
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit `result`: rows `ids` of a matrix, without the zero columns of a tied head."""
+        """Emit rows `ids` of a matrix as `result`, without zeros that end blocks of a tied head."""
         step, _ = self._ranges.get("head", (0.0, 0.0))
         if not (self.format.tied and step) or self.format.bits(kind) == 32:
             return super().rows(name, kind, ids, result, shape)
@@ -92,7 +90,7 @@ class SteppedProducts(Products):
         return self.graph.add("Div", [x, self.graph.float(step)], result)
 
     def _rounded(self, x: str, step: float, result: str = "") -> str:
-        """Emit x, rounded to whole multiples of `step`, from -128 to 127."""
+        """Emit n * step, with n = x / step rounded and clipped to -128..127. result: its name."""
         key = x, step, "rounded"
         if key not in self._made:
             result = result or f"{x}.on_{step!r}"
@@ -103,7 +101,10 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _capped(self, x: str, item: Blocks, x_width: int) -> str:
-        """Emit `item.columns` of x [B, T, x_width] in whole steps, with 127 ending each block."""
+        """Emit columns of x [B, T, x_width] in the form that the matrix `item` multiplies.
+
+        Values become whole numbers of `item.step`, and 127 is appended to each block of them.
+        """
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
