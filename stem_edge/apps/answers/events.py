@@ -75,7 +75,8 @@ class Whole:
             case Text(more, found):
                 self.text += more
                 if found is not None:
-                    self.logprobs = [*(self.logprobs or ()), *found]
+                    self.logprobs = self.logprobs or []
+                    self.logprobs += found
             case Call():
                 self.calls.append(event)
             case End(ended):

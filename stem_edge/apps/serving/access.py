@@ -20,7 +20,7 @@ from stem_edge.apps.serving.service import Service
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
 LOCALHOST = "localhost"
-TOGETHER_NBYTES = 24 << 20  # limit for the bodies and the JSON of all requests together
+TOGETHER_NBYTES = 24 << 20  # of bodies, JSON and unsent answers of all requests
 SMALL_NBYTES = 64 << 10  # a smaller request is never refused because of other requests
 # What "localhost" means as an origin: pages of this machine, of whatever port.
 LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]+)?")
@@ -53,9 +53,11 @@ class Access:
             nonlocal held
             held += nbytes
             self._held += nbytes
-            if nbytes and held > SMALL_NBYTES and self._held > TOGETHER_NBYTES:
+            if nbytes > 0 and held > SMALL_NBYTES and self._held > TOGETHER_NBYTES:
                 raise RefusalError(
-                    "other large requests are answered; try again later", status=BUSY
+                    "requests and answers take too much memory; ask for fewer or shorter answers, for "
+                    "fewer log probabilities, or try again later",
+                    status=BUSY if held <= TOGETHER_NBYTES else 413,
                 )
 
         async def received() -> Message:

@@ -70,11 +70,6 @@ class Compute:
         return self._loaded()[0]
 
     @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler; only the compute thread may step it. Raises RefusalError like `model`."""
-        return self._loaded()[1]
-
-    @property
     def loaded(self) -> Model | None:
         """The model if it can be used, else None."""
         return self._found[0] if self._found is not None and self.failure is None else None
@@ -109,16 +104,19 @@ class Compute:
         return found
 
     def submit(
-        self, requests: Sequence[Request], events: Callable[[], AnswerEvents] = AnswerEvents
+        self,
+        requests: Sequence[Request],
+        hold: Callable[[int], None],
+        events: Callable[[], AnswerEvents] = AnswerEvents,
     ) -> Replies:
         """Queue all requests or none, and return their replies. Call this in the event loop.
 
-        events: called for each request, to split its answer into events.
+        hold: see Replies. events: called for each request, to split its answer into events.
         Raises RefusalError if too many requests wait, or if the server is ending.
         """
         with self._lock:
             _, scheduler = self.check(len(requests))
-            replies = Replies(self._leave)
+            replies = Replies(self._leave, hold)
             try:
                 for request in requests:
                     self._deliver[request] = replies.add(Reply(request, events(), self.counters))

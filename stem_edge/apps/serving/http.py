@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from stem_edge.apps.answers.events import AnswerEvent, End
 from stem_edge.apps.answers.openai.chat import AskedChat
 from stem_edge.apps.answers.openai.completion import Asked
-from stem_edge.apps.answers.openai.options import DONE
+from stem_edge.apps.answers.openai.options import DONE, head, usage
 from stem_edge.apps.answers.refusals import RefusalError, failed, openai_error, public
 from stem_edge.apps.serving.reply import Replies
 from stem_edge.apps.serving.service import Service
@@ -86,18 +86,18 @@ async def respond(
 async def _whole(service: Service, asked: AskedChat | Asked, replies: Replies) -> dict[str, Any]:
     """Wait for all answers; return them as one JSON object."""
     found = await replies.whole()
-    figures = {"timings": service.timings(replies[0])} if found else {}
+    figures = {"timings": service.timings(replies.made[0])} if found else {}
     # In a thread, because log probabilities may need the texts of thousands of tokens.
     choices = await service.answers.run(lambda: asked.whole(found))
-    body = {"choices": choices, "usage": asked.usage()}
-    return asked.head(service.name, streamed=False) | body | figures
+    body = {"choices": choices, "usage": usage(asked.requests, asked.body.count)}
+    return head(service.name, asked.id_prefix, asked.kind) | body | figures
 
 
 async def _chunks(
     service: Service, asked: AskedChat | Asked, replies: Replies
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a stream; the last event of each answer contains its timings."""
-    body, base = asked.body, asked.head(service.name, streamed=True)
+    body, base = asked.body, head(service.name, asked.id_prefix, asked.chunk_kind)
     base |= {"usage": None} if body.with_usage else {}
     for number in () if asked.generates else range(len(asked.requests)):
         for choice in await _choices(service, asked, number, End("length")):
@@ -110,10 +110,10 @@ async def _chunks(
         for choice in first:
             yield event(base | {"choices": [choice]})
         each = body.timings_per_token or last["finish_reason"] is not None
-        figures = {"timings": service.timings(replies[found[0]])} if each else {}
+        figures = {"timings": service.timings(replies.made[found[0]])} if each else {}
         yield event(base | {"choices": [last]} | figures)
     if body.with_usage:
-        yield event(base | {"choices": [], "usage": asked.usage()})
+        yield event(base | {"choices": [], "usage": usage(asked.requests, body.count)})
     yield DONE
 
 

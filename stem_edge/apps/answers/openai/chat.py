@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stem_edge.apps.answers.events import AnswerEvent, AnswerEvents, End, Text, Thought, Whole
-from stem_edge.apps.answers.openai.options import MOST_LOGPROBS, Options, head, usage
+from stem_edge.apps.answers.openai.options import Options
 from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.answers.turn import ToolChoice, prepare
@@ -18,6 +18,7 @@ from stem_edge.text.tool_calls.parser import Call
 
 
 class ChatBody(Options, kw_only=True):
+    logprobs_field = "top_logprobs"
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -56,16 +57,11 @@ class ChatBody(Options, kw_only=True):
         return min(most, model.plan.context_length)
 
     def _logprobs(self) -> int | None:
-        top = self.top_logprobs
-        if top is None:
-            return 0 if self.logprobs else None
-        if not self.logprobs:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs is not None:
             raise RefusalError("top_logprobs needs logprobs: true", "top_logprobs")
-        if not 0 <= top <= MOST_LOGPROBS:
-            raise RefusalError(
-                f"top_logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "top_logprobs"
-            )
-        return top
+        return None
 
     def _choice(self) -> tuple[ToolChoice, str | None]:
         match self.tool_choice:
@@ -97,10 +93,7 @@ class AskedChat:
     reader: Callable[[], AnswerEvents]
     begun: set[int] = field(default_factory=set)  # indexes of choices that have begun to stream
     generates = True
-
-    def head(self, model_name: str, *, streamed: bool) -> dict[str, Any]:
-        """Return the fields that begin a response or, if `streamed`, each chunk of a stream."""
-        return head(model_name, "chatcmpl", "chat.completion" + ".chunk" * streamed)
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
         """Convert an event of an answer to OpenAI's choices; the first one also sends the role."""
@@ -124,9 +117,6 @@ class AskedChat:
     def whole(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
         """Return the choices of a response that is not streamed: one for each answer."""
         return [_choice(index, each, self.texts) for index, each in enumerate(answers)]
-
-    def usage(self) -> dict[str, Any]:
-        return usage(self.requests, len(self.requests))
 
 
 def _delta(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from stem_edge.apps.answers.events import AnswerEvent, End, Text, Whole
-from stem_edge.apps.answers.openai.options import MOST_LOGPROBS, Options, head, usage
+from stem_edge.apps.answers.openai.options import Options
 from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.answers.turn import check_grammar, seeded
@@ -50,14 +50,8 @@ class CompletionBody(Options, kw_only=True):
         if most < 0:
             raise RefusalError(f"max_tokens is {most}; expected at least 0", "max_tokens")
         held = model.plan.context_length
-        params = self.params(model, min(max(most, 1), held), self._top())
+        params = self.params(model, min(max(most, 1), held), self.logprobs)
         return params if most else None
-
-    def _top(self) -> int | None:
-        top = self.logprobs
-        if top is not None and not 0 <= top <= MOST_LOGPROBS:
-            raise RefusalError(f"logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "logprobs")
-        return top
 
 
 # (Echoed prompt or "", log probabilities of its tokens, but only the id of the first token).
@@ -68,26 +62,22 @@ Echo: TypeAlias = tuple[str, list[TokenLogprobs | int]]
 class Asked:
     """A tokenized completion request, which also formats its answers as JSON.
 
-    count: number of answers to each prompt. echoes: what comes before the answers to a prompt, one
-    for each prompt. generates: False if max_tokens is 0. offsets: index of a choice -> number of
-    characters in the texts of its tokens so far.
+    echoes: what comes before the answers to a prompt, one for each prompt. generates: False if
+    max_tokens is 0. offsets: index of a choice -> number of characters in the texts of its tokens so far.
     """
 
     body: CompletionBody
     texts: TokenTexts
     requests: list[Request]
     echoes: list[Echo]
-    count: int
     generates: bool
     offsets: dict[int, int] = field(default_factory=dict)
-
-    def head(self, model_name: str, *, streamed: bool) -> dict[str, Any]:
-        """Return the fields that begin a response or, if `streamed`, each chunk of a stream."""
-        return head(model_name, "cmpl", "text_completion")
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def choices(self, number: int, piece: AnswerEvent) -> list[dict[str, Any]]:
         """Convert an event of an answer to a choice; the first begins with the echoed prompt."""
-        before, tokens = ("", []) if number in self.offsets else self.echoes[number // self.count]
+        first = number not in self.offsets
+        before, tokens = self.echoes[number // self.body.count] if first else ("", [])
         text, found = piece if isinstance(piece, Text) else ("", None)
         tokens, offset = [*tokens, *(found or ())], self.offsets.get(number, 0)
         logprobs = self.texts.logprobs(tokens, offset) if tokens else None
@@ -106,9 +96,6 @@ class Asked:
             for number, (text, reason) in enumerate(pieces)
             for choice in self.choices(number, text)
         ]
-
-    def usage(self) -> dict[str, Any]:
-        return usage(self.requests, self.count)
 
 
 def prepare(
@@ -131,4 +118,4 @@ def prepare(
             text = prompt if isinstance(prompt, str) else text
         scored = body.echo and body.logprobs is not None
         echoes.append((text, [ids[0]] if scored else []))
-    return Asked(body, texts, requests, echoes, count, params is not None)
+    return Asked(body, texts, requests, echoes, params is not None)

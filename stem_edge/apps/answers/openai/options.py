@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -55,6 +55,7 @@ class Options(msgspec.Struct):
     Fields after `stream_options` come from llama.cpp and vLLM, not from OpenAI.
     """
 
+    logprobs_field: ClassVar[str] = "logprobs"  # name of the field with their number
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -112,10 +113,13 @@ class Options(msgspec.Struct):
         for name, instead in REFUSED.items():
             if getattr(self, name) not in (None, False):
                 raise RefusalError(f"{name} is not supported here; give {instead}", name)
+        if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
+            name, most = self.logprobs_field, MOST_LOGPROBS
+            raise RefusalError(f"{name} is {logprobs}; expected 0 to {most}", name)
         penalty = self.repetition_penalty
         fields = {
             "temperature": self.temperature,
-            "top_p": self.top_p and max(self.top_p, SMALLEST_TOP_P),
+            "top_p": None if self.top_p is None else max(self.top_p, SMALLEST_TOP_P),
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": None if self.logit_bias is None else biases(self.logit_bias),
@@ -127,8 +131,6 @@ class Options(msgspec.Struct):
             "logprobs": logprobs,
             "grammar": self.answer_grammar(),
         }
-        if self.top_p == 0:
-            fields["top_p"] = SMALLEST_TOP_P
         given = {name: value for name, value in fields.items() if value is not None}
         return params_of(model, API_NAMES, max_new_tokens=max_new_tokens, **given)
 
@@ -177,16 +179,13 @@ def _schema_of(given: Mapping[str, Any]) -> object:
     )
 
 
-def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
-    """Return the fields that begin every response and every streamed chunk.
-
-    name: the model's name. prefix: start of the response's id. kind: OpenAI's object type.
-    """
+def head(model_name: str, id_prefix: str, kind: str) -> dict[str, Any]:
+    """Return the fields that begin every response and every streamed chunk."""
     return {
-        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "id": f"{id_prefix}-{secrets.token_hex(12)}",
         "object": kind,
         "created": unix_time(),
-        "model": name,
+        "model": model_name,
         "system_fingerprint": FINGERPRINT,
     }
 

@@ -16,7 +16,7 @@ async def chat(request: Request) -> Response:
     body = await read(request, ChatBody)
     service.compute.check(body.count)
     asked = await service.prompts.run(lambda: body.asked(service.model, service.token_texts))
-    replies = service.compute.submit(asked.requests, asked.reader)
+    replies = service.compute.submit(asked.requests, request.scope["hold"], asked.reader)
     return await respond(request, service, asked, replies)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from stem_edge.apps.answers.openai.completion import Asked, CompletionBody, prepare
 from stem_edge.apps.serving.http import read, respond, until_left
+from stem_edge.apps.serving.reply import TOKEN_NBYTES
 from stem_edge.apps.serving.service import Service, service_of
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs
@@ -23,14 +24,17 @@ async def completions(request: Request) -> Response:
     body = await read(request, CompletionBody)
     asked = await service.prompts.run(lambda: _prepare(service, body))
     if body.echo and body.logprobs is not None:
-        await until_left(request, _score(service, asked))
-    replies = service.compute.submit(asked.requests if asked.generates else [])
+        await until_left(request, _score(service, asked, request.scope["hold"]))
+    requests = asked.requests if asked.generates else []
+    replies = service.compute.submit(requests, request.scope["hold"])
     return await respond(request, service, asked, replies)
 
 
-async def _score(service: Service, asked: Asked) -> None:
+async def _score(service: Service, asked: Asked, hold: Callable[[int], None]) -> None:
     """Compute the log probabilities of the prompts' tokens, and append them to `asked.echoes`."""
-    pairs = zip(asked.echoes, asked.requests[:: asked.count], strict=True)
+    tokens = sum(each.prompt_tokens for each in asked.requests)
+    hold(tokens * (1 + (asked.body.logprobs or 0)) * TOKEN_NBYTES)
+    pairs = zip(asked.echoes, asked.requests[:: asked.body.count], strict=True)
     scored = [
         service.model.request(
             request.prompt[:-1], score=partial(_add, asked, found, request.prompt)
@@ -38,7 +42,7 @@ async def _score(service: Service, asked: Asked) -> None:
         for (_, found), request in pairs
         if request.prompt_tokens > 1
     ]
-    with closing(service.compute.submit(scored)) as replies:
+    with closing(service.compute.submit(scored, hold)) as replies:
         await replies.whole()
 
 
@@ -53,8 +57,7 @@ def _add(
 def _prepare(service: Service, body: CompletionBody) -> Asked:
     """Tokenize the prompts. Raises RefusalError if the queue is full, InputError for bad prompts."""
     params, prompts = body.sampling(service.model), body.prompts()
-    answers = len(prompts) * body.count
-    service.compute.check(answers)
+    service.compute.check(len(prompts) * body.count)
     return prepare(service.model, service.token_texts, body, prompts, params)
 
 

@@ -30,7 +30,7 @@ async def health(request: Request) -> Response:
 
 async def props(request: Request) -> Response:
     service = service_of(request)
-    model = service.model
+    model, scheduler = service.compute.check(0)
     usual = model.chosen(SamplingParams(), CONVERSATION)
     return JSONResponse(
         {
@@ -41,7 +41,7 @@ async def props(request: Request) -> Response:
             "engine": model.plan.engine,
             "memory_limit": service.compute.memory_limit,
             "build_info": stem_edge.__version__,
-            "slots": service.compute.scheduler.size,
+            "slots": scheduler.size,
             "sampling": {name: getattr(usual, name) for name in RANGES},
         }
     )

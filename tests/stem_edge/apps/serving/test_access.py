@@ -122,11 +122,11 @@ def test_bodies_have_a_limit(guarded: TestClient) -> None:
 
 
 def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "TOGETHER_NBYTES", 1000)
-    monkeypatch.setattr(access, "SMALL_NBYTES", 200)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
-    begun = head + b" " * 899
-    with listening(app(model, body_nbytes=1000)) as port, ExitStack() as held:
+    monkeypatch.setattr(access, "TOGETHER_NBYTES", 10_000)
+    monkeypatch.setattr(access, "SMALL_NBYTES", 8_000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n"
+    begun = head + b" " * 8_999
+    with listening(app(model, body_nbytes=10_000)) as port, ExitStack() as held:
         clients = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(2)]
         for client in clients:
             held.enter_context(client).sendall(begun)
@@ -134,14 +134,3 @@ def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.Monkey
         assert b" 429 " in told[0].recv(1 << 16).splitlines()[0]
         small = httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a"})
         assert small.status_code == 200
-
-
-def test_broken_http_ends_a_connection_and_nothing_else(model: Model) -> None:
-    with listening(app(model)) as port:
-        for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: " + b"a" * 200_000, b"\0" * 99):
-            with socket.create_connection(("127.0.0.1", port), 10) as broken:
-                broken.sendall(sent)
-                assert b" 4" in broken.recv(1 << 16).split(b"\r\n")[0]
-        with socket.create_connection(("127.0.0.1", port), 10) as fine:
-            fine.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert b"200 OK" in fine.recv(1 << 16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx2
 import pytest
 from servers import client_of, compute_of, wait_for
@@ -16,29 +18,28 @@ def test_requests_take_a_part_of_the_limit(capsys: pytest.CaptureFixture[str]) -
     assert "--memory is 60MB; requests take 67.2 MB of it" in capsys.readouterr().err
 
 
-def test_json_of_all_requests_has_a_limit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+ENDLESS = {"prompt": [5] * 100, "max_tokens": 100, "guided_regex": "[ab]+", "logprobs": 20}
+
+
+def test_requests_and_answers_have_a_limit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "TOGETHER_NBYTES", 1 << 20)
     program = app(model)
 
-    def status(values: int) -> int:
-        body = b'{"prompt": "a", "other": [%b1]}' % (b"1," * values)
-        return client.post("/v1/completions", content=body).status_code
+    def status(**more: Any) -> int:
+        return client.post("/v1/completions", json={"prompt": "a"} | more).status_code
 
     with client_of(program) as client:
         wait_for(lambda: compute_of(program).loaded is not None)
-        assert [status(values) for values in (100, 8_000, 20_000, 140_000)] == [200, 200, 429, 400]
-        assert status(8_000) == 200  # what was refused takes nothing from others
+        values = [[1] * count for count in (100, 8_000, 20_000, 140_000)]
+        assert [status(other=each) for each in values] == [200, 200, 413, 400]
+        scored = {"n": 2, "echo": True, "max_tokens": 0}
+        for more, expected in ({"n": 2}, 413), ({"n": 2, "stream": True}, 200), (scored, 413):
+            assert status(**(ENDLESS | more)) == expected
+        assert status(**ENDLESS) == status(other=values[1]) == 200  # refused ones take nothing
 
 
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        ([{}] * 700_000, "about 1,400,001 JSON values, limit"),
-        ([{"role": "user", "content": "a" * (1 << 19)}], "may take 252 MB on their way to tokens"),
-    ],
-)
-def test_too_much_is_told(chat_url: str, messages: list[dict[str, str]], words: str) -> None:
-    url = f"{chat_url}/v1/chat/completions"
-    response = httpx2.post(url, json={"messages": messages}, timeout=60)
+def test_a_long_text_is_refused(chat_url: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "a" * (1 << 19)}]}
+    response = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
     assert response.status_code == 400
-    assert words in response.json()["error"]["message"]
+    assert "may take 252 MB on their way to tokens" in response.json()["error"]["message"]

@@ -35,39 +35,27 @@ def left(program: Starlette, count: int) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize("done", [1, 4], ids=["in its prompt", "in its answer"])
+@pytest.mark.parametrize(
+    ("path", "body", "done"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}, 0),
+        ("/v1/completions", {"prompt": TEXT, "max_tokens": 200, "n": 2}, 0),
+        ("/v1/completions", LONG | {"prompt": PROMPT}, 1),  # in its prompt
+        ("/v1/completions", LONG | {"prompt": PROMPT}, 4),  # in its answer
+    ],
+)
 def test_who_leaves_costs_a_step(
-    program: Starlette, steps: Steps, port: int, stream: bool, done: int, model: Model
-) -> None:
+    program: Starlette, steps: Steps, port: int, model: Model,
+    stream: bool, path: str, body: dict[str, Any], done: int,
+) -> None:  # fmt: skip
     model.forget_prefixes()
     steps.hold()
-    leaving = Connection(port, "/v1/completions", LONG | {"stream": stream, "prompt": PROMPT})
+    leaving = Connection(port, path, body | {"stream": stream})
+    wait_for(lambda: left(program, body.get("n", 1)))
     steps.allow(done)
     before = steps.done
     leaving.leave()
     wait_for(lambda: left(program, 0))
-    steps.release()
-    wait_for(lambda: not compute_of(program).check(0)[1].busy)
-    assert steps.done - before <= 2
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}),
-        ("/v1/completions", {"prompt": TEXT, "max_tokens": 200, "n": 2}),
-    ],
-)
-def test_who_leaves_before_the_first_token_is_not_answered(
-    program: Starlette, steps: Steps, port: int, stream: bool, path: str, body: dict[str, Any]
-) -> None:
-    steps.hold()
-    leaving = Connection(port, path, body | {"stream": stream})
-    wait_for(lambda: left(program, body.get("n", 1)))
-    leaving.leave()
-    wait_for(lambda: left(program, 0))
-    before = steps.done
     steps.release()
     wait_for(lambda: not compute_of(program).check(0)[1].busy)
     assert steps.done - before <= 2

@@ -52,6 +52,7 @@ def closed(client: socket.socket) -> bool:
     ("sent", "status", "words"),
     [
         (b"nonsense\r\n\r\n", 400, "Invalid HTTP"),
+        (b"\0" * 99, 400, "Invalid HTTP"),
         (POST + b"Host: evil.example\r\n" + SIZED, 400, "Invalid HTTP"),
         (
             POST + b"Content-Length: 16\r\n" + CHUNKED + b"10\r\n%b\r\n0\r\n\r\n" % BODY,

@@ -52,10 +52,8 @@ def test_a_chat_crosses_few_files(model: Model, stream: bool) -> None:
 
 def test_props(client: TestClient, model: Model) -> None:
     props = client.get("/props").json()
-    assert props["model"] == "demo"
-    assert props["context_length"] == model.plan.context_length
-    assert (props["has_chat_template"], props["tools"]) == (False, False)
-    assert props["slots"] == 8
+    assert (props["model"], props["context_length"]) == ("demo", model.plan.context_length)
+    assert (props["has_chat_template"], props["tools"], props["slots"]) == (False, False, 8)
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import NoReturn
 
@@ -9,9 +10,11 @@ import pytest
 from servers import Connection, Steps, compute_of, wait_for
 from starlette.applications import Starlette
 
-from stem_edge.apps.answers.events import AnswerEvents
+from stem_edge.apps.answers.events import AnswerEvents, Text
+from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.serving import app, reply
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.scheduling.request import Chunk
 
 ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
@@ -52,6 +55,28 @@ def test_an_answer_that_cannot_be_read_ends_the_stream(
     assert b"secret" not in asking.read_all()
     assert "a secret" in caplog.text
     wait_for(lambda: compute_of(program).busy == 0)
+
+
+def test_a_stream_that_nobody_reads_ends(model: Model) -> None:
+    held, left, request = [0], list[object](), model.request("a")
+
+    def hold(nbytes: int) -> None:
+        held[0] += nbytes
+        if held[0] > 5 * reply.TOKEN_NBYTES:
+            raise RefusalError("too much")
+
+    async def ask() -> None:
+        replies = reply.Replies(left.append, hold)
+        deliver = replies.add(reply.Reply(request, AnswerEvents(), RowCounters()))
+        events = replies.events()
+        for waiting in (1, 5, 20):
+            for _ in range(waiting):
+                deliver(Chunk("a", [1], None, None))
+            assert [await anext(events) for _ in range(waiting)] == [(0, Text("a"))] * waiting
+
+    with pytest.raises(RefusalError):
+        asyncio.run(ask())
+    assert left == [request] and held[0] <= 6 * reply.TOKEN_NBYTES
 
 
 @pytest.mark.slow
