@@ -114,7 +114,6 @@ def export_bundle(
 
 
 def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
-    """Export a checkpoint to a bundle in `out`; `recipe` holds the options of export_bundle."""
     give_back_freed_blocks(KEPT_NBYTES)
     checkpoint = checkpoint_folder(checkpoint, recipe.progress)
     if recipe.assistant is not None:
@@ -178,7 +177,6 @@ def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> Exported
 
 
 def _footprint(plan: Plan) -> Footprint:
-    """Return the sizes of the new bundle's parts, before they are written. Raises GraphError."""
     config, format = plan.source.config, plan.format
     tables = plan.tables.format if plan.tables else None
     if plan.recipe.engine == GgufFormat.engine:

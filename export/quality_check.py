@@ -142,10 +142,11 @@ def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
 
 
 def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare a bundle's logits with exact ones; return report fields, and the first tokens' logits.
+    """Compare a bundle's logits with the checkpoint's; return report fields and some of its logits.
 
-    exact: the checkpoint's last hidden states [T, hidden_width]; logits are computed from a few of them at a
-    time, to save memory. pieces: the bundle's logits, in pieces [n, V].
+    These are the bundle's logits of the first PROBE_TOKENS tokens. exact: the checkpoint's last
+    hidden states [T, hidden_width]; logits are computed from a few of them at a time, to save
+    memory. pieces: the bundle's logits, in pieces [n, V].
     """
     each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
     step = max(1, EXACT_VALUES // plan.source.config.vocab_size)

@@ -104,7 +104,7 @@ def _records(
 def _copied(
     plan: TablePlan, sources: Mapping[int, Matrix], layout: RecordLayout, start: int, stop: int
 ) -> U8 | None:
-    """Copy records start..stop from quantized tables; None if they need quantizing."""
+    """Return records start..stop with the checkpoint's own codes; None if it has none that fit."""
     scaled = [
         codes
         for layer in layout.layers

@@ -33,9 +33,10 @@ STEPS = [
 
 
 def token_classes(path: Path, vocab_size: int, classes: int) -> I32:
-    """Return the class of each token id [vocab_size], computed from a tokenizer.json.
+    """Return the class number of each token id [vocab_size], computed from a tokenizer.json.
 
-    Raises CheckpointError unless the number of classes is `classes`.
+    Tokens of one class differ only in case, accents or space. Raises CheckpointError unless the
+    number of classes is `classes`.
     """
     try:
         checked = check_json(disk.read_file(path.resolve(), MAX_NBYTES), vocab_size)

@@ -35,7 +35,7 @@ def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
 
 def write_assistant(own: AssistantCheckpoint, plan: Plan, out: Output) -> None:
     """Write a draft model's weights into the bundle. The report omits their quantization errors."""
-    format, order = own.described.format, {ORDER: own.order}
+    format, order = own.described.format, {ORDER: own.cluster_ids}
     target = plan.source.config, cast(BackboneFormat, plan.format)
     weights = drafting(own.described, *target)[1]
     tensors = PaddedTensors(own.described.model, own.tensors)

@@ -24,7 +24,6 @@ from stem_edge.progress import Progress
 
 
 def check_runnable(source: Checkpoint) -> None:
-    """Raise ExportError for a model that ggml cannot run."""
     if foreign := gguf_schema.foreign_parts(source.config):
         raise ExportError(
             f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it "

@@ -30,7 +30,7 @@ def onnx_nbytes(plan: Plan) -> tuple[int, int]:
 
 
 def _planned_format(plan: Plan, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the plan's format, with products that need SmoothQuant factors. Raises GraphError."""
+    """Return plan.format and, for prompts, which products need SmoothQuant (peaks: write_onnx)."""
     format = cast(BackboneFormat, plan.format)
     if not plan.prefill:
         return format

@@ -29,11 +29,11 @@ from stem_edge.numerics.matrix import whole
 
 
 class AssistantCheckpoint(NamedTuple):
-    """Gemma 4's draft model in a checkpoint: lazy tensors under this project's names."""
+    """Gemma 4's draft model in a checkpoint: lazy tensors, and the token ids of its clusters."""
 
     described: Assistant
     tensors: Mapping[str, Tensor]
-    order: npt.NDArray[np.int32]  # token ids [clusters, tokens per cluster]
+    cluster_ids: npt.NDArray[np.int32]  # token ids [clusters, tokens per cluster]
 
 
 def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantCheckpoint:
@@ -50,12 +50,12 @@ def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantChe
         name: files.take(tensor_name(name, config, decoder), shape=shape)
         for name, shape in shapes_of(config, dim, clusters).items()
     }
-    order = _order(path, files, config.vocab_size, clusters)
+    cluster_ids = _cluster_ids(path, files, config.vocab_size, clusters)
     if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
         raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
     best = decoder.centroid_intermediate_top_k if clusters else 0
-    described = Assistant(model=config, format=format, clusters=len(order), best=best)
-    return AssistantCheckpoint(described, tensors, order)
+    described = Assistant(model=config, format=format, clusters=len(cluster_ids), best=best)
+    return AssistantCheckpoint(described, tensors, cluster_ids)
 
 
 def shapes_of(config: ModelConfig, main_dim: int, clusters: int) -> dict[str, tuple[int, ...]]:
@@ -75,15 +75,20 @@ def shapes_of(config: ModelConfig, main_dim: int, clusters: int) -> dict[str, tu
 
 
 def tensor_name(name: str, config: ModelConfig, decoder: Decoder) -> str:
-    """Return Hugging Face's name of a tensor; it numbers layer config.own_kv_layers as 0."""
+    """Return Hugging Face's name of a tensor. There, the assistant's first layer has number 0."""
     if name.startswith("layers."):
         _, number, part = name.split(".", 2)
         name = f"layers.{int(number) - config.own_kv_layers}.{part}"
     return INSIDE.get(name) or decoder.tensor(name)
 
 
-def _order(path: Path, files: TensorFiles, vocab_size: int, clusters: int) -> npt.NDArray[np.int32]:
-    """Read each cluster's token ids [clusters, n]. Raises CheckpointError if ids are missing."""
+def _cluster_ids(
+    path: Path, files: TensorFiles, vocab_size: int, clusters: int
+) -> npt.NDArray[np.int32]:
+    """Read the token ids of each cluster [clusters, n]. Raises CheckpointError if ids are missing.
+
+    A cluster is a group of tokens. The assistant computes logits only in the best clusters.
+    """
     if not clusters:
         return np.empty((0, 0), np.int32)
     given = whole(files.take(TOKENS, INTEGERS)) if TOKENS in files else np.empty(0)

@@ -68,7 +68,8 @@ def module_names(
 ) -> dict[str, str]:
     """Return a dict from the trainer's name of each module to this project's name of its weight.
 
-    inside: the trainer's prefix in layers, such as "layers.{}."; top, parts: names outside and in layers.
+    inside: the trainer's prefix of names in a layer, such as "layers.{}.". top: the trainer's name
+    -> ours, outside the layers. parts: the same for names in a layer, without prefix.
     """
     return dict(top) | {
         inside.format(layer) + theirs: f"layers.{layer}.{ours}"

@@ -54,7 +54,6 @@ ALTUP = {
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint in a GGUF file. Raises CheckpointError."""
     file = open_gguf(path)
     found, content = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if content != "model":
@@ -89,7 +88,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _read_keys(file: GgufFile, architecture: str) -> Keys:
-    """Read the keys of `architecture`. Raises CheckpointError if an unknown key has a value."""
+    """Read the keys of `architecture`. Raises CheckpointError if an unknown key is set (not 0)."""
     at, known = f"{architecture}.", IGNORED.union(Keys.__struct_encode_fields__)
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)

@@ -141,7 +141,10 @@ def _dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 def _llama3(keys: Keys, tensor: Tensor, other_scaling: dict[str, Any]) -> dict[str, Any]:
-    """Return rope_scaling for Llama 3. Raises ValueError if `tensor` has other RoPE factors."""
+    """Return rope_scaling for Llama 3. Raises ValueError if the file's RoPE differs from Llama 3's.
+
+    tensor: factors of the file. other_scaling: scaling that the file's keys set; must be empty.
+    """
     width = keys.head_dim
     if tensor.shape != (width // 2,) or other_scaling:
         raise ValueError(f"{ROPE_FACTORS} {list(tensor.shape)}; expected [{width // 2}] alone")

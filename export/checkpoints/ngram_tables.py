@@ -82,13 +82,11 @@ def open_tables(folder: Path) -> list[StoredRows]:
 
 
 def is_table(name: str) -> bool:
-    """Return True if a tensor of this name is part of an n-gram table."""
     scaled = (name.removesuffix(s) + ".weight" for s in SCALES if name.endswith(s))
     return any(WEIGHTS.fullmatch(weight) for weight in (name, *scaled))
 
 
 def _stored(folder: Path, table: NgramTable, tensors: dict[str, Tensor]) -> StoredRows:
-    """Return the stored rows of `table`. tensors: name -> tensor, for all n-gram tables."""
     parts = dict[int, Tensor]()
     for name, tensor in tensors.items():
         if (found := WEIGHTS.fullmatch(name)) is None:

@@ -89,11 +89,10 @@ class Output:
         return self._meters.setdefault(part, ErrorMeter())
 
     def errors(self) -> dict[str, KindError]:
-        """Return the quantization errors measured so far: kind of tensor -> error."""
         return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
-        """Delete the file `name`, and discard the quantization errors of `part`."""
+        """Delete the file `name`, and forget the errors of its tensors, which meter(part) has."""
         del self._meters[part], self.files[name]
         disk.remove(self.folder / name)
 

@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def judged(self) -> bool:
-        """True if the bundle is compared with its checkpoint: it is rounded, or users ask."""
+        """True if logits are compared with the checkpoint's: types change, or options need it."""
         asked = self.recipe.calibration is not None or self.recipe.max_kl is not None
         return not self.own_types or asked or bool(self.recipe.prefill_graph)
 
@@ -101,7 +101,7 @@ class Plan:
 
 
 def plan_of(source: Checkpoint, recipe: Recipe) -> Plan:
-    """Return the first plan for a checkpoint, from the recipe alone."""
+    """Return a plan for a checkpoint, with types from the recipe; later steps may change types."""
     kind, named = recipe.rows or "int8", recipe.type or BALANCED
     rows = RowStorage(kind, 32 if kind == "int4" else 128)
     if not isinstance(named, str):

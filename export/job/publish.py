@@ -120,7 +120,6 @@ def free_nbytes(out: Path) -> int:
 
 
 def check_free(out: Path, needed: int) -> None:
-    """Raise ExportError if the disk of `out` has less than `needed` free bytes."""
     free = free_nbytes(out)
     if free < needed:
         raise ExportError(

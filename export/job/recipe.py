@@ -72,7 +72,6 @@ class Recipe:
 
     @property
     def cpus(self) -> int:
-        """Number of threads that the export uses."""
         return self.threads or usable_cpus()
 
     @property

@@ -91,10 +91,11 @@ def solve(
 ) -> Rounded:
     """Quantize rows [n, K] by GPTQ to codes of `bits` bits.
 
-    inputs: statistics for each slice of channels (`parts`); block: values that share a scale;
-    asymmetric: blocks also get a zero point.
+    inputs: statistics of the inputs, for each slice of channels that parts() returns. block: number
+    of values that share a scale. asymmetric: blocks also get a zero point.
 
-    Blocks that were trained for 4 bits are stored exactly. A row's codes do not depend on other rows.
+    Blocks that hold 4-bit values already, from training for 4 bits, are stored exactly. A row's
+    codes do not depend on other rows.
     """
     weights = cut(np.concatenate([part.weights for part in inputs])[None], block)[0]
     scales, zeros, kept = search_scales(cut(matrix, block), bits, weights, asymmetric=asymmetric)
@@ -112,15 +113,21 @@ def solve(
 
 
 class _Scales(NamedTuple):
-    """Scales and zero points of a matrix of n rows with G blocks each. Each array is [G, n]."""
+    """Scales and zero points of a matrix of n rows with G blocks each. Each array is [G, n].
+
+    inverse: 1 / scales. kept: 1 for blocks that are rounded without corrections, else 0.
+    """
 
     scales: F32
     inverse: F32
     zeros: F32
-    kept: F32  # 1 for blocks that are rounded without corrections, else 0
+    kept: F32
 
     def round(self, exact: F32, groups: npt.NDArray[np.intp], factor: F32, bits: int) -> U8:
-        """Round columns `exact` [k, n] to codes. groups: block of each column; factor: Inputs.factor."""
+        """Round columns `exact` [k, n] to codes. groups: block of each column.
+
+        factor [k, k]: how a column's rounding error changes the other columns (Inputs.factor).
+        """
         lost, codes = np.empty_like(exact), np.empty(exact.shape, np.uint8)
         for start in reversed(range(0, len(exact), TILE_COLUMNS)):
             stop = min(start + TILE_COLUMNS, len(exact))
@@ -132,7 +139,11 @@ class _Scales(NamedTuple):
         return codes
 
     def _nearest(self, group: int, column: F32, exact: F32, bits: int) -> tuple[F32, F32]:
-        """Round `column` [n], or `exact` in rows without corrections; return codes and values."""
+        """Round `column` [n], corrected for the errors of other columns; return codes and values.
+
+        exact: the column without corrections, which replaces it in rows whose block `group` is
+        `kept`.
+        """
         if self.kept[group].any():
             column = np.where(self.kept[group] != 0, exact, column)
         code = column * self.inverse[group]

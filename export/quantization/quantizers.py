@@ -124,7 +124,7 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
             moments[name] = list(each)
 
     def typical(source: str, layer: int) -> list[Inputs]:
-        """Run the text up to layer `layer`; return statistics of the matrix input `source`."""
+        """Run the calibration text up to a layer; return statistics of the input of `source`."""
         while states.layer <= layer:
             moments.clear()
             for each in inputs.values():

@@ -78,7 +78,7 @@ class _Walk:
             self._states["embedding"] = x, Tokens(source.config, backbone, token_ids)
 
     def advance(self, layer: int) -> None:
-        """Run all models through a layer, and add a model in which only this layer is rounded."""
+        """Run all models through a layer; add a model that is exact except for this layer."""
         at, weights = f"layers.{layer}.", layer_weights(self._source, layer)
         names = [name for name, matrix in weights.items() if _has_choice(name, matrix, self._block)]
         round_ = lambda name: ArrayMatrix(_rounded(whole(weights[name]), self._block))
@@ -159,7 +159,7 @@ def _rounded(values: F32, block: int) -> F32:
 
 
 def _has_choice(name: str, matrix: Matrix, max_block: int) -> bool:
-    """Return True if the tensor is a matrix that may get 4 or 8 bits."""
+    """True if a tensor is a matrix for 4 or 8 bits whose rows divide into blocks (max_block)."""
     shape = matrix.shape
     chosen = len(shape) == 2 and name.rpartition(".")[2] in _PARTS
     return chosen and fitting_block(shape[1], max_block) > 0

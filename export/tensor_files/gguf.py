@@ -60,7 +60,6 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def _read(file: SourceFile) -> GgufFile:
-    """Read the header of a GGUF file. Raises ValueError."""
     if not file.head.startswith(MAGIC):
         what = looks_like(file.head) or f"bytes {file.head[:8].hex(' ') or 'none'}"
         raise ValueError(f"it is {what}")
@@ -115,7 +114,7 @@ class _Header:
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
     def count(self, what: str, most: int, nbytes: int) -> int:
-        """Read a count of `what`. Raises ValueError if over `most`, or if `nbytes` each do not fit."""
+        """Read a count of `nbytes`-byte items. ValueError: over `most`, or past the file's end."""
         found: int = self.number("<Q")
         if found > most:
             raise ValueError(f"{found} {what}; expected at most {most}")

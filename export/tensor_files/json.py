@@ -104,7 +104,6 @@ def some(problems: Sequence[str], shown: int = 80) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of a library's error, shortened to one line."""
     said: Any = getattr(error, "strerror", None) or str(error) or error.__class__.__name__
     return one_line(said, 160).rstrip(".")
 

@@ -133,7 +133,6 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """Open one safetensors file as name -> tensor. Raises CheckpointError."""
     file = SourceFile(path)
     try:
         return _read(file)
@@ -145,7 +144,6 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read(file: SourceFile) -> dict[str, Tensor]:
-    """Read the header of a safetensors file: name -> tensor. Raises ValueError."""
     head, what = file.head, looks_like(file.head)
     # A header's length can look like a pickle, which is fine. A zip archive must be refused, because
     # other tools would read other tensors from it.

@@ -114,7 +114,6 @@ class Tensor:
         )
 
     def part(self, start: int, stop: int) -> Tensor:
-        """Return rows start..stop as a tensor."""
         count = max(0, min(stop, self.shape[0]) - start)
         return self.reread(count, lambda read: lambda a, b: read(start + a, start + min(b, count)))
 

@@ -54,7 +54,6 @@ class Decoder(msgspec.Struct, kw_only=True):
     rope_parameters: dict[str, Any] | None = None
 
     def read_rope(self) -> tuple[float, RopeScaling | None]:
-        """Return ModelConfig's rope_theta and rope_scaling. Raises ValueError."""
         return read_rope(
             self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
         )
@@ -81,7 +80,6 @@ class Decoder(msgspec.Struct, kw_only=True):
         return {name: files.take(self.tensor(name)) for name in config.backbone_shapes()}
 
     def tensor(self, name: str) -> str:
-        """Return Hugging Face's name of a backbone tensor."""
         return tensor_name(name, self.names())
 
     def widths(self, config: ModelConfig) -> dict[str, int]:
@@ -103,7 +101,7 @@ class Decoder(msgspec.Struct, kw_only=True):
         return False
 
     def model(self) -> ModelConfig:
-        """Return the ModelConfig that these keys describe. Raises ValueError."""
+        """Return the ModelConfig that these keys of config.json describe. Raises ValueError."""
         theta, scaling = self.read_rope()
         fields: dict[str, Any] = {
             "vocab_size": self.vocab_size,
@@ -203,7 +201,8 @@ def read_config(
 ) -> tuple[ModelConfig, Decoder, tuple[str, ...], bool]:
     """Read a config.json whose model_type is in `kinds`. Raises CheckpointError.
 
-    Returns the config, its keys, notes for the user, and True if matrices are packed codes.
+    Returns the model's config, the keys of config.json (as a Decoder), notes for the user, and True
+    if matrices are packed codes.
     """
     whole = read_json(path, "a model's configuration", dict[str, Any])
     kind = whole.get("model_type")

@@ -89,7 +89,6 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return self._rope_of(SLIDING)
 
     def ropes(self) -> Mapping[str, Any]:
-        """Return the RoPE parameters of each layer type."""
         return self.rope_parameters or self.ROPES
 
     def _rope_of(self, kind: str) -> tuple[float, RopeScaling | None]:

@@ -22,8 +22,6 @@ OLDER_INSIDE = "language_model.model."  # of multimodal models before transforme
 
 
 class Gemma3(Gemma, kw_only=True):
-    """Keys of Gemma 3's config.json, or of its text_config."""
-
     family = "Gemma 3"
     multimodal = "gemma3"
     PLACEHOLDERS: ClassVar = {"an image": ("image_token_index", 262_144)}

@@ -32,8 +32,6 @@ SPARSE_LAYERS, SPARSITY = 10, 0.95  # defaults without activation_sparsity_patte
 
 
 class Gemma3n(GemmaPle, kw_only=True):
-    """Keys of Gemma 3n's config.json, or of its text_config."""
-
     family = "Gemma 3n"
     multimodal = "gemma3n"
     # Includes the end tokens, because the towers embed all ids beyond the table.

@@ -16,8 +16,6 @@ from stem_edge.export.tensor_files.json import one_line
 
 
 class Gemma4(GemmaPle, kw_only=True):
-    """Keys of Gemma 4's config.json, or of its text_config."""
-
     family = "Gemma 4"
     multimodal = "gemma4"
     PLACEHOLDERS: ClassVar = {

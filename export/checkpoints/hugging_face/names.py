@@ -28,11 +28,11 @@ LAYER = {
 
 
 class Names(NamedTuple):
-    """Module names of a model family: this project's name -> Hugging Face's name."""
+    """Module names, ours -> Hugging Face's: `layer` in layers, `top` outside; `inside`: prefix."""
 
-    top: Mapping[str, str]  # outside the layers
-    layer: Mapping[str, str]  # in a layer
-    inside: str = "model."  # prefix of all these names
+    top: Mapping[str, str]
+    layer: Mapping[str, str]
+    inside: str = "model."
 
 
 NAMES = Names(TOP, LAYER)
