@@ -202,7 +202,7 @@ class Answering(ModelText):
             return self._open_edits
 
     def _edits_now(self) -> Overlay | None:
-        return None if self._open_edits is None else self._open_edits.now()
+        return None if self._open_edits is None else self._open_edits.overlay()
 
     def _lookups(
         self, prompt: list[int], stem_ids: Sequence[StemId] | None, edits: Overlay | None
@@ -227,7 +227,6 @@ class Answering(ModelText):
         return Grammars(self._text, self.config.eos_ids, self.config.vocab_size)
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return a prompt as token ids that fit the context. Raises InputError."""
         self.engine.check_usable()
         held, most = self.plan.context_length, self.config.max_context
         if isinstance(prompt, str):

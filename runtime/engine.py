@@ -36,12 +36,16 @@ CLOSED = "this model is closed; load it again"
 
 
 class Step(NamedTuple):
-    """The tokens that one step processes."""
+    """The tokens that one step processes.
+
+    row_ids: ids of the rows to look up; a token's own row has the token id. logits: number of last
+    tokens whose logits are returned. later: row ids of later steps, to read their rows ahead.
+    """
 
     token_ids: I64  # [T]
     row_ids: I64  # [T]; with several rows for each token, [T, n] (RowKeys)
-    logits: int  # number of last tokens whose logits are returned
-    later: I64 = NO_IDS  # row ids of later steps, if known
+    logits: int
+    later: I64 = NO_IDS
 
 
 # (token ids of the prompt and the answer so far, largest number of drafts) -> drafts

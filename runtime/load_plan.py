@@ -48,12 +48,10 @@ def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
 
 
 def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
-    """Return the memory limits for tokenizing a text."""
     return TextRoom(plan.text, max(plan.total, _limit(options)))
 
 
 def _limit(options: LoadOptions) -> int:
-    """Return the memory limit of this process, in bytes."""
     if options.memory is not None:
         return parse_size(options.memory)
     return own_memory() + available_memory()

@@ -26,7 +26,7 @@ class TokenLogprobs:
 class Sampler:
     """Chooses the tokens of one answer. Takes one random number per token, unless it is greedy.
 
-    prompt: number of prompt tokens at the start of `seen`.
+    prompt: number of prompt tokens, which come first in the token ids that each call gets.
     """
 
     def __init__(self, params: SamplingParams, prompt: int = 0) -> None:
@@ -58,7 +58,7 @@ class Sampler:
 
 
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:
-    """Return penalties and biases as functions. prompt: number of prompt tokens in `seen`."""
+    """Return functions that apply penalties and biases. prompt: number of prompt tokens."""
     found, biases = list[Change](), params.logit_bias
     penalty = params.repetition_penalty or 1.0  # it is never 0
     presence, frequency = params.presence_penalty, params.frequency_penalty

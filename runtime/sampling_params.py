@@ -141,7 +141,6 @@ class SamplingParams:
         return replace(self, **({"temperature": 1.0 if filtered else 0.0} | neutral | said))
 
     def _check_others(self) -> None:
-        """Check the fields that are not numbers. Raises InputError for a value of the wrong type."""
         texts = f"a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters"
         biases = f"numbers from {-MOST_BIAS} to {MOST_BIAS} by token id"
         for name, right, expected in (

@@ -48,7 +48,6 @@ def check_text(config: ModelConfig, ids: list[int], where: str = "") -> None:
 
 
 def _as_list(token_ids: object, where: str) -> list[Any]:
-    """Convert a sequence or 1-D array to a list. Raises InputError, with `where` as prefix."""
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):
         if len(token_ids) > MOST_IDS:  # since listing a huge range would take all memory
             raise InputError(f"{where}{len(token_ids)} token ids; give at most {MOST_IDS}")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptKey:
-    """Everything that determines a prompt's keys and values in one loaded model."""
+    """What a prompt's keys and values depend on. starts: where steps begin if nothing is cached."""
 
     token_ids: Sequence[int]
     lookups: Mapping[int, RowLookup]  # position -> rows to look up there instead of the token's own
-    starts: Sequence[int]  # ascending positions where steps begin in a call without cached tokens
+    starts: Sequence[int]  # ascending
 
     @property
     def prefill(self) -> bool:

@@ -34,14 +34,18 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes that a backbone needs in the memory of this process, or of a device."""
+    """Bytes that a backbone needs in the memory of this process, or of a device.
+
+    fixed: activations that any step needs. chunk_token: further activations for each token of a
+    prompt chunk. later: part of `weights`, taken when graphs are opened at first use.
+    """
 
     weights: int  # without weights that are read in place from their file
     kv_cache: int  # of a full context
-    fixed: int  # activations that do not depend on the chunk
-    chunk_token: int  # further activations, for each token of a chunk
+    fixed: int
+    chunk_token: int
     logits: int  # further activations for each position with logits, if there are several
-    later: int = 0  # part of `weights`: graphs that are opened at first use
+    later: int = 0
 
     def activations(self, chunk: int, sequences: int) -> int:
         """Return the bytes of activations for the larger of two steps: a prompt chunk, or a step of a batch.
@@ -54,26 +58,30 @@ class Part:
 
 @dataclass(frozen=True)
 class Needs:
-    """Memory that a loaded backbone needs, and the settings that determine it."""
+    """Memory that a loaded backbone needs, and the settings that determine it.
+
+    host: bytes in this process's memory. mapped: bytes of weights that each token reads in mapped
+    files. shared: the device uses this process's memory. preparing: a text for users about the
+    disk, memory and time that preparing takes; empty if nothing is left to prepare.
+    """
 
     footprint: Footprint
     context_length: int
     host: Part
     device: Part | None = None  # on a device, which then holds weights, KV cache and activations
     device_limit: int | None = None  # bytes that may be taken there; None without a limit
-    shared: bool = False  # the device has no memory itself, so it takes this process's memory
+    shared: bool = False
     provider: str = "cpu"  # onnxruntime's execution provider
-    mapped: int = 0  # bytes of weights that every token reads in mapped files
+    mapped: int = 0
     prefill: bool = False  # the graph for prompts is loaded, too
-    preparing: str = ""  # disk, memory and time for preparing; empty if nothing is left to prepare
+    preparing: str = ""
 
     @property
     def records(self) -> int:
-        """Number of records in the model's tables; 0 without tables."""
         tables = self.footprint.tables
         return 0 if tables is None else tables.records
 
     def rows(self, tokens: int) -> int:
-        """Most rows that a step of `tokens` tokens may read, also of tokens before the step."""
+        """Most rows that a step reads, with older tokens' rows if rows are means over a window."""
         model = self.footprint.model
         return tokens * model.lookups + max(0, model.row_window - 1)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def engine_names() -> tuple[str, ...]:
-    """Return the values that the option `engine` accepts."""
     return (AUTO, *ENGINES)
 
 

@@ -57,11 +57,15 @@ class BackendContext(Protocol):
         """Earliest position, other than 0, where a step still finds all tokens of its sliding windows."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where a cached prefix of a `tokens`-token prompt may end: see Resumes."""
+        """Return where a prompt of `tokens` tokens may continue after cached tokens.
+
+        "pairs": at any even position. "steps": only where a call without cache begins a step. "":
+        nowhere.
+        """
 
     @property
     def settled(self) -> int:
-        """Earliest position, other than 0, from which repeated steps compute the same bits."""
+        """Fewest cached tokens that another prompt can reuse with the same bits; 0: any number."""
 
     def rest(self) -> None:
         """Free the logits of the latest step."""
@@ -76,7 +80,7 @@ class BackendContext(Protocol):
         """Fill this empty context with the arrays that `kept` returned for `tokens` tokens."""
 
     def together(self, position: int) -> int:
-        """Return the largest step at `position` that drops the same tokens from windows as single-token steps."""
+        """Return how many tokens a step at `position` can have before a window must drop tokens."""
 
 
 class BackendDrafter(Protocol):

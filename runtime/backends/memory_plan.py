@@ -40,14 +40,19 @@ CONTEXT_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Room:
-    """Memory in bytes when planning begins, and the limits that the user chose."""
+    """Memory in bytes when planning begins, and the limits that the user chose.
 
-    process: int  # bytes that this process takes now, and will take in addition to the model
-    available: int  # bytes that this process may take in addition
-    memory: int | None = None  # limit for this process
+    process: what this process takes now, and what it will need in addition to the model. later:
+    part of `process` that is not taken yet. available: what this process may take in addition.
+    memory: the user's limit for this process.
+    """
+
+    process: int
+    available: int
+    memory: int | None = None
     slots: int | None = None  # None: as many as fit
     sequences: int = 1  # decoded at a time, each with a full context
-    later: int = 0  # part of `process` that is not taken yet
+    later: int = 0
 
     @property
     def limit(self) -> int:
@@ -63,13 +68,13 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePlan:
-    """Planned bytes in the memory of a device."""
+    """Planned bytes in a device's memory, and its limit. shared: it is this process's memory."""
 
     weights: int
     kv_cache: int  # of full contexts
     activations: int  # of a chunk
-    limit: int | None  # bytes that may be taken; None without a limit
-    shared: bool  # has no memory itself, so it takes this process's memory
+    limit: int | None
+    shared: bool
 
     @property
     def total(self) -> int:
@@ -101,8 +106,8 @@ class MemoryPlan:
     def measured(self, opened: int, needs: Needs, limit: int) -> MemoryPlan:
         """Return the plan with the backbone's measured size, and more row cache slots if they fit.
 
-        opened: bytes of this process with the open backbone but no row cache, and what it will take
-        besides the model. limit: most bytes of this process.
+        opened: bytes of this process once the backbone is open, without a row cache, plus the bytes
+        that it will need later in addition to the model. limit: most bytes of this process.
         """
         taken, slot = max(0, opened - self.process), needs.footprint.slot_nbytes
         weights = max(taken, min(taken + needs.host.later, self.weights))
@@ -112,7 +117,7 @@ class MemoryPlan:
         return replace(self, weights=weights, slots=self.slots + more, row_cache=cached)
 
     def more_slots(self, needs: Needs) -> int:
-        """Return the most row cache slots that `measured` may add: those that fit if the weights take no memory."""
+        """Return how many slots measured() would add if it found no memory used for weights."""
         left = needs.footprint.model.records - self.slots
         return max(0, min(left, self.weights // needs.footprint.slot_nbytes))
 
@@ -156,11 +161,12 @@ class MemoryPlan:
 def plan_memory(
     path: object, lengths: Sequence[int], needs_at: Callable[[int], Needs], room: Room
 ) -> MemoryPlan:
-    """Return the plan for the longest context length that fits in memory and leaves room for cached rows.
+    """Return the plan for the longest context length that fits in memory.
 
-    lengths: context lengths in descending order. Lengths up to USUAL_CONTEXT, and the last one, need not leave
-    room. needs_at: context length -> needs; called last for the chosen length. path: for the error's message.
-    Raises MemoryPlanError if no length fits, and InputError for an impossible number of slots.
+    lengths: context lengths in descending order. A length above USUAL_CONTEXT must also leave room
+    for cached rows, unless it is the last. needs_at: context length -> memory needs; its last call
+    is for the chosen length. path: for the error's message. Raises MemoryPlanError if no length
+    fits, and InputError for an impossible number of slots.
     """
     for length in lengths[:-1]:
         try:

@@ -88,7 +88,6 @@ class LoadOptions:
                 parse_size(size)
 
     def open(self, path: str | Path) -> Bundle:
-        """Open a bundle with these options. Raises BundleError, HubError, InputError."""
         bundle = open_bundle(path, self.tables, progress=self.progress)
         if bundle.tables is not None:
             from stem_edge.runtime.rows.remote import open_url
@@ -110,12 +109,10 @@ class LoadOptions:
 
     @property
     def cpus(self) -> int:
-        """Number of threads that compute the backbone."""
         return self.threads or usable_cpus()
 
     @property
     def device_nbytes(self) -> int | None:
-        """Limit for the memory of a device, in bytes; None without a limit."""
         return None if self.device_memory is None else parse_size(self.device_memory)
 
     def contexts(self, bundle: Bundle) -> list[int]:
@@ -147,7 +144,6 @@ def contexts(longest: int) -> list[int]:
 
 
 def check_sequences(sequences: int) -> None:
-    """Raise InputError unless one step can decode this many sequences."""
     if not 1 <= sequences <= CHUNK_TOKENS:
         raise InputError(f"sequences is {sequences}; expected 1 to {CHUNK_TOKENS}")
 

@@ -1,4 +1,4 @@
-"""Measures steps of several tokens: their times, and whether they compute the bits of single-token steps."""
+"""Measures steps of several tokens: times, and if their logits equal those of one-token steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MeasuredSteps:
         )
 
     def costs(self, *, same_bits: bool) -> StepCosts:
-        """Time steps of each size, and check whether steps of several sequences compute the same bits."""
+        """Measure all of StepCosts except `same_bits`, which is the result of same_bits()."""
         least = dict.fromkeys((1, *SIZES), np.inf)
         for _ in range(ROUNDS):
             for size in least:

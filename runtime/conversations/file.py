@@ -13,7 +13,6 @@ MOST_NBYTES = 8 << 20
 
 
 def save_messages(path: Path, messages: Messages) -> None:
-    """Write messages to a file, replacing an existing one. Raises InputError if writing fails."""
     try:
         data = json.dumps({"messages": messages}, indent=1).encode()
         write_whole(path, data, durable=True, mode=0o600)
@@ -23,7 +22,6 @@ def save_messages(path: Path, messages: Messages) -> None:
 
 
 def load_messages(path: Path) -> Messages:
-    """Read the messages of a saved conversation. Raises InputError for any other kind of file."""
     try:
         data = read_file(path.resolve(), MOST_NBYTES)
         messages: Messages = json.loads(data)["messages"]

@@ -109,10 +109,7 @@ class GrammarConstraint:
         self._forced, self._asked = list[int](), False  # forced tokens, and True if they are known
 
     def mask(self, logits: F32) -> None:
-        """Set logits [vocabulary] to -inf, in place, for all tokens that the grammar forbids.
-
-        End tokens are allowed once the grammar is complete.
-        """
+        """Set logits of forbidden tokens to -inf; a complete grammar allows end tokens, too."""
         with panics_refused(_STUCK):
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.size)
             self._check()

@@ -1,4 +1,4 @@
-"""Row ids for one call in which some tokens look up other rows: rows of edits, or of stem_ids."""
+"""Row ids of one call whose tokens look up other tokens' rows: by edits, or by its stem_ids."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Lookups:
         made, self._made = self._made, []  # so that it may be called again
         self._engine.release(made)
 
-    def own(self, token_ids: Sequence[int], first: int) -> I64:
-        """Return the row ids of `token_ids`, the tokens of prompt and answer from `first` on."""
+    def row_ids(self, token_ids: Sequence[int], first: int) -> I64:
+        """Return the row ids of prompt and answer from index `first` on, where token_ids begins."""
         prompt = self.prompt[first:].tolist()
         return np.array([*prompt, *map(self._row_id, token_ids[len(prompt) :])], np.int64)
 

@@ -38,8 +38,8 @@ class OpenEdits:
         """The edits of all running `edited()` blocks, oldest first. A call that begins now applies all of them."""
         return tuple(edit for entry in list(self._entries.values()) for edit in entry)
 
-    def now(self) -> Overlay | None:
-        """Return the row lookups of all running edits as an Overlay; None without edits."""
+    def overlay(self) -> Overlay | None:
+        """Return which rows tokens look up in all running `edited()` blocks; None without edits."""
         if not (edits := self.all):
             return None
         latest = self._latest  # another thread may replace it

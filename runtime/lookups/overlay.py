@@ -30,7 +30,7 @@ from stem_edge.tables.rows import Row, RowLookup
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
-    """Convert a caller's stem_ids to row lookups. Raises InputError for a wrong count or id."""
+    """Return the rows that each token looks up: those of its `stem_ids`. Raises InputError."""
     if not isinstance(stem_ids, Sequence | np.ndarray):
         raise InputError("stem_ids must be a sequence; give one id, or several, for each token")
     if len(stem_ids) != length:
@@ -129,11 +129,11 @@ class Overlay:
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
-    """Map token ids to the rows that an edit gives them in every text; empty for scope "positions".
+    """Return token id -> rows that the token looks up wherever it occurs, because of an edit.
 
-    An edit's source text has several tokenizations (after a space or not). Only the shortest tokenizations count,
-    because pieces of words occur in many other words. Raises InputError if one token would have to look up
-    two different rows.
+    Empty for edits with scope "positions". The source text has several tokenizations, such as after
+    a space. Only the shortest ones count: longer ones are pieces of words, which other words
+    contain, too. Raises InputError if one token would have to look up two different rows.
     """
     change = edit.change
     if isinstance(change, NewRows):
@@ -193,10 +193,11 @@ def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> 
 
 
 def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
-    """Return the shortest tokenization of `change.target` that `change.scheme` allows, else the shortest.
+    """Return the token ids of `change.target`, as few as `change.scheme` allows.
 
-    The target is tokenized after the text `before` and after a space. length: number of source tokens.
-    Models know a name better by one whole token than by pieces that other names share.
+    Two tokenizations are tried: after the text `before`, and after a space. If the scheme allows
+    neither, the shorter one is returned. length: number of source tokens. Models know a name better
+    by one whole token than by pieces that other names share.
     """
     candidates = [tokens_after(codec, text, change.target) for text in (before, " ")]
     candidates.sort(key=len)

@@ -43,11 +43,11 @@ class UnusableError(ValueError):
 
 @dataclass(frozen=True)
 class Saved:
-    """The data of a prefix file other than keys and values."""
+    """Data of a prefix file, except keys and values. starts: positions where its steps began."""
 
     fingerprint: str  # everything on which keys and values depend, except the token ids
     token_ids: list[int]
-    starts: list[int]  # positions at which the steps began
+    starts: list[int]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 class PrefixFile:
-    """An open prefix file, whose header has been read. Raises UnusableError, OSError.
+    """An open file with a cached prompt's ids, keys and values. Raises UnusableError, OSError.
 
     own: True if no other user can have written the file.
     """

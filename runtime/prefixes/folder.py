@@ -193,7 +193,7 @@ def is_unfinished(temporary: os.stat_result) -> bool:
 
 
 def _has(longer: PromptKey, prompt: PromptKey) -> bool:
-    """True if `longer` begins with the tokens of `prompt`, in the same steps up to the last step."""
+    """True if `longer` starts with the tokens of `prompt`, computed in the same first steps."""
     count = len(prompt.token_ids)
     steps = sum(at < count for at in prompt.starts) - 1
     alike = same_start(longer.starts, prompt.starts) >= steps
@@ -203,10 +203,10 @@ def _has(longer: PromptKey, prompt: PromptKey) -> bool:
 def saved_of(
     prompt: PromptKey, computed: int, fingerprint: str, context: BackendContext
 ) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
-    """Return the file contents for a prompt's first tokens; None if they are too few or were dropped.
+    """Return the file contents for a prompt's first tokens; None if they are too few to be saved.
 
-    computed: number of tokens in `context`, whose sliding window may have dropped the first. The saved part ends
-    before the first token that does not look up its own rows.
+    The contents end before the first token that looks up another token's row. None also if a
+    sliding window of `context` has dropped some tokens. computed: number of tokens in `context`.
     """
     count = min([computed, *prompt.lookups])
     count -= count % 2
@@ -216,10 +216,7 @@ def saved_of(
 
 
 def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
-    """Copy keys and values of a file's first `tokens` tokens into an empty context, which may be shorter than the file.
-
-    Raises OtherFormError, UnusableError, OSError.
-    """
+    """Copy a file's first `tokens` tokens to an empty context. Raises UnusableError, OSError."""
     if not file.fits(context.kept(tokens)):
         raise OtherFormError("keys and values of another form")
     context.restore((array[..., :tokens, :] for array in file.arrays()), tokens)
@@ -230,7 +227,6 @@ def digest(text: str) -> str:
 
 
 def _remove_own(path: Path) -> None:
-    """Delete a regular file if this user owns it."""
     with suppress(OSError):
         found = path.lstat()
         if stat.S_ISREG(found.st_mode) and is_own(found):

@@ -52,7 +52,7 @@ class Prefixes:
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._kept: list[Context] = []
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
-        # Replaced, never changed: a signal handler may lend while it is read.
+        # Replaced, never changed: a signal handler may add to it while it is read.
         self._lent = frozenset[weakref.ref[Context]]()
         self._ended = deque[Context]()  # contexts of ended calls, to be cached
 
@@ -78,7 +78,7 @@ class Prefixes:
 
     def empty(self, length: int) -> Context:
         """Return an empty context that is never cached. Reserves memory for all its tokens now."""
-        return self._lend(self._opened(NO_PROMPT, length), length)
+        return self._register(self._opened(NO_PROMPT, length), length)
 
     def fits(self, nbytes: int) -> bool:
         """True if `nbytes` more bytes are within the limit once all cached contexts are dropped.
@@ -106,7 +106,6 @@ class Prefixes:
         self._write(dropped)
 
     def forget(self) -> None:
-        """Drop all cached contexts."""
         with self._lock:
             self._collect()
             self._kept.clear()
@@ -135,7 +134,7 @@ class Prefixes:
             best, context = None, self._opened(prompt, self._length)
         if best is not None:
             best.go_on(prompt, tokens)
-        self._lend(context, length)
+        self._register(context, length)
         if saved is not None and self._folder is not None:
             path, context.position = saved
             if not self._folder.read(path, context.position, context.backend):
@@ -153,10 +152,10 @@ class Prefixes:
             self._engine.in_turn(lambda: context.copy(*_best(others, context.prompt)))
 
     def _borrowed(self, prompt: PromptKey) -> tuple[Context | None, int]:
-        """Remove and return the cached context with most tokens of a prompt, and their number.
+        """Remove and return the cached context with the most tokens of a prompt, and their number.
 
-        If that context should stay cached, or if only running calls have tokens of the prompt, returns None
-        and the number of tokens to copy.
+        The context is None if its tokens should be copied, because it stays cached or a running
+        call uses it. The number then says how many can be copied.
         """
         with self._lock:
             self._collect()
@@ -170,16 +169,16 @@ class Prefixes:
             self._lent |= {weakref.ref(best)}
             return best, tokens
 
-    def _lend(self, prefix: Context, length: int) -> Context:
-        """Register the context of a call of up to `length` tokens; evict cached contexts for it."""
-        prefix.length = length
-        prefix.reserve(len(prefix.prompt.token_ids) or length)
+    def _register(self, context: Context, length: int) -> Context:
+        """Record that a call uses `context` (`length` tokens); evict cached contexts to fit it."""
+        context.length = length
+        context.reserve(len(context.prompt.token_ids) or length)
         with self._lock:
             self._collect()
-            self._lent |= {weakref.ref(prefix)}
+            self._lent |= {weakref.ref(context)}
             dropped = self._evict()
         self._write(dropped)
-        return prefix
+        return context
 
     def _copies(self, best: Context, tokens: int, prompt: PromptKey) -> bool:
         """True if a prompt should copy the first `tokens` tokens of `best`, so that `best` stays cached."""
@@ -217,7 +216,6 @@ class Prefixes:
         return dropped
 
     def _write(self, dropped: list[Context]) -> None:
-        """Save contexts to the folder, if there is one, and drop each."""
         while dropped:
             prefix = dropped.pop(0)
             if self._folder is not None:

@@ -1,4 +1,4 @@
-"""Opens the prefix folder of a model, and computes the fingerprint that its files must match."""
+"""Opens the folder of cached prompts on disk, and computes the fingerprint of its usable files."""
 
 from __future__ import annotations
 

@@ -27,14 +27,15 @@ def reusable(
 ) -> int:
     """Return how many leading tokens of the cached prompt `kept` a call for `prompt` can reuse.
 
-    computed: number of tokens of `kept` with keys and values. settled: least number that can be reused.
-    resumes: where reuse may end: "pairs" and "steps" are explained below, "" allows no reuse.
-    Reuse must not change a bit of the results. So n tokens can be reused only if:
+    computed: number of tokens of `kept` with keys and values. settled: return 0 if fewer could be
+    reused. resumes: where reuse may end: "pairs" and "steps" are explained below, "" allows no
+    reuse. Reuse must not change a bit of the results. So n tokens can be reused only if:
     - both prompts have the same first n token ids and lookups, and use the same graph;
     - two or more tokens of `prompt` remain, because kernels round an unpaired token differently;
-    - if `resumes` is "pairs" and all steps begin at even positions: n is even, so that pairs stay the same;
-    - otherwise ("steps"): in both prompts a step begins at n, and all steps before n are the same. Kernels may depend
-      on all tokens of a step, and on tokens that a window has dropped.
+    - if `resumes` is "pairs" and all steps begin at even positions: n is even, which keeps the
+    pairs;
+    - otherwise ("steps"): in both prompts a step begins at n, and all steps before n are the same.
+    Kernels may depend on all tokens of a step, and on tokens that a window has dropped.
     """
     if not resumes or not prompt.token_ids or kept.prefill != prompt.prefill:
         return 0
@@ -43,15 +44,15 @@ def reusable(
     changed = (at for at in places if kept.lookups.get(at) != prompt.lookups.get(at))
     most = max(0, min(computed, len(prompt.token_ids) - LEAST_COMPUTED, alike, *changed))
     if resumes == "pairs" and not any(at % 2 for at in (*kept.starts, *prompt.starts)):
-        found = _with_the_same_last_token(prompt, most - most % 2)
+        found = _reduced_for_rounding(prompt, most - most % 2)
     else:
         shared = prompt.starts[: same_start(kept.starts, prompt.starts)]
         found = max((at for at in shared if at <= most), default=0)
     return found if found >= settled else 0
 
 
-def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
-    """Return at most `found` tokens, so that the last prompt token is rounded as without reuse."""
+def _reduced_for_rounding(prompt: PromptKey, found: int) -> int:
+    """Return fewer tokens than `found` if the last prompt token would be rounded differently."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
         return found

@@ -16,9 +16,10 @@ from stem_edge.tables.rows import RowLookup
 
 
 class EditedStore:
-    """A table store and edit records, whose row ids begin at `tokens`. Methods: see RowStore.
+    """A table store with added records, which edits combine from its rows; see RowStore.
 
-    Equal edits share a record until all users release it. Its number is never assigned again.
+    Row ids of added records begin at the attribute `tokens`. Equal edits share a record until all
+    users release it. The number of a record is never assigned again.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -35,7 +36,6 @@ class EditedStore:
 
     @property
     def made(self) -> int:
-        """Number of edit records."""
         return len(self._lookups)
 
     def records_of(self, row_ids: I64) -> I64:
@@ -44,7 +44,7 @@ class EditedStore:
         return np.where(made, row_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Return a row id per edited row: a token id if it equals a token's row, else a new id."""
+        """Return a row id for each lookup: a token id if that has the same row, else a new id."""
         made: list[int] = []
         try:
             made.extend(map(self._make, lookups))
@@ -71,7 +71,7 @@ class EditedStore:
         self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
 
     def unused(self) -> I64:
-        """Return the numbers of edit records that all users have released."""
+        """Return the numbers of added records that no running call uses any more."""
         if not self._released:
             return np.empty(0, np.int64)
         while self._released:
@@ -79,7 +79,7 @@ class EditedStore:
         return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
 
     def forget(self, numbers: I64) -> None:
-        """Delete edit records by number. A concurrent read of these numbers fails."""
+        """Delete added records by record number. A concurrent read of these numbers fails."""
         for number in numbers.tolist():
             lookup = self._lookups.get(number)
             if lookup is not None and self._numbers.get(lookup) == number:

@@ -17,12 +17,12 @@ from stem_edge.tables.shards import ShardGrid
 
 
 class FlashProfile(NamedTuple):
-    """The speed of a flash device for random reads of tens of KiB."""
+    """Speed of random reads: bytes/s, seconds per read, reads at a time, most reads per second."""
 
-    bandwidth: float  # bytes per second
-    latency: float  # seconds for one read
-    depth: int  # reads in flight at once
-    rate: float = float("inf")  # most reads per second, at any depth
+    bandwidth: float
+    latency: float
+    depth: int
+    rate: float = float("inf")  # at any depth
 
 
 # Round numbers between what vendors state and what users measure for random reads; SD of class A1.

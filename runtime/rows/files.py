@@ -75,7 +75,7 @@ class ShardFiles:
             for piece in pieces:
                 self._advise(piece, os.POSIX_FADV_WILLNEED)
 
-    def forget(self, piece: ByteRange) -> None:
+    def before_retry(self, piece: ByteRange) -> None:
         """Drop a damaged byte range from the OS's page cache, so that the next read goes to the disk."""
         if hasattr(os, "posix_fadvise"):  # elsewhere its cached copy is read again
             self._advise(piece, os.POSIX_FADV_DONTNEED)

@@ -51,16 +51,21 @@ class NgramRows:
         return self._table(table)[0].hash.keys(ids, before, self._class_of)
 
     def prefetch(self, ids: npt.ArrayLike, before: npt.ArrayLike = ()) -> None:
-        """Ask the OS to start reading the rows of these ids. Returns immediately."""
+        """Ask the OS to start reading the rows of these ids; return at once. before: see `rows`."""
         for table, store in zip(self.tables, self._stores, strict=True):
             keys = table.hash.keys(ids, before, self._class_of)
             store.ahead(np.unique(keys // table.rows_per_page))
 
     def rows(self, ids: npt.ArrayLike, before: npt.ArrayLike = (), table: int | str = 0) -> F32:
-        """Return, for each position, one row per hash head, concatenated: [T, heads * width].
+        """Return the rows that each token looks up, concatenated: [T, heads * width].
 
-        ids [T]: token ids. before: the ids that precede them in the text, at least the last `memory` ids.
-        table: number or name. Raises InputError for an unknown table or bad ids, RowReadError for a failed read.
+        Each of a table's hash functions (heads) maps the last token ids to one row.
+
+        ids: token ids [T].
+        before: the ids that precede them in the text, at least the last NgramRows.memory of them.
+        table: number or name.
+
+        Raises InputError for an unknown table or bad ids, RowReadError for a failed read.
         """
         described, store = self._table(table)
         keys = described.hash.keys(ids, before, self._class_of)

@@ -97,8 +97,8 @@ class RemoteShards:
     def ahead(self, pieces: Sequence[ByteRange]) -> None:
         """Do nothing: remote files have no OS cache to fill."""
 
-    def forget(self, piece: ByteRange) -> None:
-        """Wait a moment before the next read, because a network fault may outlast one read."""
+    def before_retry(self, piece: ByteRange) -> None:
+        """Sleep a moment, because a network fault may outlast one read."""
         self._closing.wait(PAUSE_SECONDS)
 
     def counters(self) -> RowCounters:

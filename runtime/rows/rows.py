@@ -48,14 +48,19 @@ class RowCounters:
 
 @dataclass(frozen=True)
 class RowKeys:
-    """How a model maps tokens to rows. By default, each token has its own row."""
+    """How a model maps tokens to rows. By default, each token has its own row.
+
+    of: computes row ids from token ids; None if they are the same. before: number of earlier tokens
+    that decide which rows a step looks up. rows_before: number of rows of earlier tokens that a
+    step looks up again. editable: edits may change lookups. step_tokens: most tokens of a step.
+    """
 
     of: Keys | None = None
-    before: int = 0  # tokens before a step that decide which rows it looks up
+    before: int = 0
     rows_per_token: int = 1  # number of keys of the token itself; keys of earlier tokens come first
-    rows_before: int = 0  # number of rows of earlier tokens that a step looks up again
-    editable: bool = True  # False if edits cannot change which rows tokens look up
-    step_tokens: int = sys.maxsize  # most tokens of a step
+    rows_before: int = 0
+    editable: bool = True
+    step_tokens: int = sys.maxsize
 
 
 def keys_of(config: ModelConfig) -> RowKeys:
@@ -103,9 +108,9 @@ class Rows:
     def ids(self, token_ids: I64, own: I64 | None = None, first: int = 0) -> I64:
         """Return the row ids of tokens from index `first` on: int64 [T - first] or [T - first, n].
 
-        n: row ids per token in n-gram and window models. Before index `first`, token_ids must have
-        `self.before` tokens, or the beginning of the text. own [T]: row ids of the tokens' own
-        rows; default: the token ids.
+        token_ids [T] begins with the text, or `self.before` tokens before `first`, because n-grams
+        and windows depend on them. n: rows per token in such models. own [T]: for each token, the
+        id of its own row; default: the token id.
         """
         own, of = token_ids if own is None else own, self._keys.of
         return own[first:] if of is None else of(token_ids, own, first)
@@ -121,13 +126,13 @@ class Rows:
         return np.zeros(len(row_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Return row ids [n] of edits, valid until released. Raises InputError without tables."""
+        """Assign row ids [n] to lookups of edits, until `release`. InputError without tables."""
         if lookups:
             raise InputError("this model is dense: it has no rows to edit; load one with tables")
         return NO_IDS
 
     def release(self, row_ids: Sequence[int]) -> None:
-        """Release row ids from `make`. Any thread may call it."""
+        """Free the row ids that `make` assigned. Any thread may call it."""
 
     def counters(self) -> RowCounters:
         return RowCounters()

@@ -41,7 +41,6 @@ class ArraySlots(Slots):
         ]
 
     def inputs(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays, keyed by input names of the graph."""
         layout = self.layout
         arrays: dict[str, npt.NDArray[Any]] = {}
         for index, layer in enumerate(layout.layers):

@@ -95,7 +95,7 @@ class RowStore:
 
     def _read_again(self, grid: ShardGrid, number: int, piece: ByteRange, buffer: U8) -> None:
         """Retry a failed read once, because the fault may be temporary. Raises RowReadError."""
-        self._shards.forget(piece)
+        self._shards.before_retry(piece)
         (found,) = self._shards.read([piece], [buffer])
         if fault := self._fault(grid, found, buffer):
             raise RowReadError(f"{self.where(number)}: {fault}")

@@ -1,8 +1,8 @@
 """Fills row cache slots with records from the table store, and prefetches the next step's records.
 
-A thread reads the records of `expect`. `slots` repeats its failed reads, except over a network.
-Only `slots` changes the cache, between computations, so the graph never reads a slot that is being
-written.
+`TableRows.expect` lets a thread read the next step's records. `TableRows.slots` waits for this
+read, and repeats it if it failed, except over a network. Only `slots` changes the cache, between
+computations, so the graph never reads a slot that is being written.
 """
 
 from __future__ import annotations
@@ -111,11 +111,10 @@ class TableRows(Rows):
         return asked
 
     def _new(self, keys: I64) -> I64:
-        """Flatten row ids [T] or [T, n], dropping columns that belong to earlier tokens."""
+        """Return the tokens' own row ids, flat: without rows of earlier tokens (first columns)."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
     def _install(self, missing: I64, records: U8, asked: Asked) -> Asked:
-        """Write uncached records to row cache slots; return the updated lookup."""
         self._asked = None
         self.cache.install(missing, records, asked.found.slots)
         asked = self._asked = asked._replace(found=self.cache.find(asked.records.ravel()))
@@ -163,7 +162,7 @@ class TableRows(Rows):
         return made
 
     def _forget_unused(self, edits: EditedStore) -> None:
-        """Drop edit records that all users have released. Can be interrupted at any point."""
+        """Delete records of edits that no call uses any more. Can be interrupted at any point."""
         gone = edits.unused()
         if not len(gone):
             return
@@ -190,7 +189,6 @@ class TableRows(Rows):
             self._stall_seconds += time.perf_counter() - started
 
     def close(self) -> None:
-        """Wait for the running read, stop the thread, and close the store."""
         self.store.stop()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

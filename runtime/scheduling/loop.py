@@ -48,7 +48,6 @@ class Loop:
             failure = None  # its traceback would keep this frame alive, and with it the context
 
     def _advance(self, request: Request) -> None:
-        """Process one chunk of the prompt, or one decode step."""
         if not request.begun:
             request.begin(self._engine, self._prefixes)
             self._expect(request.steps[0])
@@ -87,7 +86,6 @@ class Loop:
         return self._hand_out(request)
 
     def _decode_alone(self, request: Request) -> None:
-        """Process the last chosen token and drafts in one step, and choose the next tokens."""
         started = time.perf_counter()
         if request.context.reserved < min(request.context.position + MOST, request.length):
             self._prefixes.make_room(request.context, MOST)

@@ -23,7 +23,6 @@ END: Any = object()  # after the last item
 def params_of_each(
     params: SamplingParams | Iterable[SamplingParams] | None, options: SamplingOptions
 ) -> Iterable[SamplingParams]:
-    """Return the params of each prompt. Raises InputError if both params and options are given."""
     if params is None or isinstance(params, SamplingParams):
         return repeat(params_of(params, options))
     if options:
@@ -78,7 +77,10 @@ def _made(
 def numbered(
     scheduler: Scheduler, found: Iterable[Request | InputError]
 ) -> Generator[tuple[int, Chunk]]:
-    """Run requests in order; yield (request number, chunk). Closes the scheduler at the end."""
+    """Run several requests at a time, begun in order; yield (request number, chunk) pairs.
+
+    An InputError in `found` becomes a chunk with this error. Closes the scheduler at the end.
+    """
     numbers = dict[Request, int]()
 
     def begin(item: tuple[int, Request | InputError]) -> tuple[int, Chunk] | None:

@@ -180,7 +180,7 @@ class Request:
         first = max(0, last - rows.before)
         tokens = [*self.seen[first:], *drafts]
         ids = np.array(tokens, np.int64)
-        own = None if self.lookups is None else self.lookups.own(tokens, first)
+        own = None if self.lookups is None else self.lookups.row_ids(tokens, first)
         return Step(ids[last - first :], rows.ids(ids, own, last - first), 1 + len(drafts))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
@@ -201,7 +201,6 @@ class Request:
             return
 
     def choose(self, logits: F32) -> None:
-        """Choose the next token from logits [V]."""
         # The sampler may change the logits, but log probabilities are the model's own.
         scores = logits if self.params.logprobs is None else logits.copy()
         constraint = self.constraint

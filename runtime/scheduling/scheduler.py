@@ -85,7 +85,6 @@ class Scheduler(Loop):
         request.cancelled = True
 
     def check_usable(self) -> None:
-        """Raise InputError if the model is closed, or was loaded by another process."""
         self._engine.check_usable()
 
     @property
@@ -95,7 +94,6 @@ class Scheduler(Loop):
 
     @property
     def _idle(self) -> bool:
-        """True if this scheduler has no running request."""
         return not self._running and self._prompt is None
 
     @property
@@ -165,7 +163,6 @@ class Scheduler(Loop):
                     self._expect(request.steps[0])
 
     def _nbytes(self, tokens: int) -> int:
-        """Return the size in bytes of a sequence's KV cache."""
         return self._nbytes_of(min(in_steps(tokens), self._length))
 
     def _fits(self, request: Request) -> bool:
@@ -193,7 +190,6 @@ class Scheduler(Loop):
         return True
 
     def _join(self, request: Request) -> None:
-        """Add a sequence to the batch. From then on, it decodes without drafts."""
         self._prefixes.make_room(request.context, request.context.room)
         if self._places is not None:
             context = request.context
@@ -203,7 +199,6 @@ class Scheduler(Loop):
         self._lone = None
 
     def _decode(self, step: Step) -> None:
-        """Process the last token of each running sequence, and choose the next tokens."""
         running, started = list(self._running), time.perf_counter()
         following = None if self._prompt is None else self._prompt.steps[0]
         found = self._logits(step, following)

@@ -53,9 +53,9 @@ class Costs:
 
 
 class BestGuesses:
-    """Drafts for one answer, from the source and in the number expected to be fastest.
+    """Drafts for one answer. Each step uses the source and number expected to be fastest.
 
-    seconds: time of a one-token step.
+    sources: prompt lookup, and a draft model if there is one. seconds: time of a one-token step.
     """
 
     def __init__(self, costs: Costs, sources: list[Drafts], seconds: float) -> None:

@@ -23,10 +23,7 @@ class ModelDrafts:
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Update `chance` by comparing drafts with the tokens that followed.
-
-        seen: token ids so far. drafts: for the tokens added to `seen` since the last call.
-        """
+        """Update `chance`: compare `drafts` with the tokens added to `seen` since the last call."""
         if not drafts:
             self._right, self._all = FADING * self._right, FADING * self._all
         for draft, token in zip(drafts, seen[self._known :], strict=False):

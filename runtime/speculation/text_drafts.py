@@ -45,6 +45,6 @@ class TextDrafts:
         return self._length**2 / (self._length**2 + self._doubt)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return `count` drafts: the tokens after the match, repeated if there are fewer."""
+        """Return `count` tokens after an earlier copy of the text's end, repeated if few."""
         found = self._ids[self._next : self._next + count]
         return (found * count)[:count]

@@ -34,10 +34,10 @@ class ChatPrompt(str):
 
 
 class TextRoom(NamedTuple):
-    """Limits on the memory for tokenizing a text, in bytes."""
+    """Bytes for tokenizing a text: `planned` is reserved; more must fit this process's `limit`."""
 
     planned: int
-    limit: int  # most memory of this process, for texts that need more
+    limit: int
 
 
 class TextCodec:
@@ -187,7 +187,6 @@ class TextCodec:
         return self._bytes_of(token_id, text)
 
     def every_token(self, vocab_size: int) -> list[bytes]:
-        """Return the bytes of every token; the index is the token id."""
         with self._lock:
             whole = self._tokenizer if self._kept is None else self._kept.whole()
             texts = [whole.id_to_token(token_id) for token_id in range(vocab_size)]
@@ -226,7 +225,6 @@ class TextCodec:
 
     @property
     def count(self) -> int:
-        """Number of token ids, including special tokens."""
         return self._checked.count
 
     def _for_ids(self, ids: Sequence[int]) -> Tokenizer:

@@ -88,7 +88,7 @@ def _merges(model: dict[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dict[str, Any]] | None:
-    """Return the content of the cache file; None if loading only parts could change token ids."""
+    """Return the tokenizer cache file's contents; None if using it could change token ids."""
     file = msgspec.json.decode(checked.json)
     model = file["model"]
     ids: dict[str, int] = model.get("vocab", {})

@@ -36,17 +36,21 @@ MOST_WRITTEN = 1 << 8  # tokens of the decoder, which is built again when it nee
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Header of a tokenizer cache file, before its arrays."""
+    """Header of a tokenizer cache file, before its arrays.
+
+    always: ids of tokens that every text needs. longest: characters of the longest token. sizes:
+    array name -> length.
+    """
 
     checked: CheckedTokenizer  # its JSON has only the added tokens, and no merges
     settings: dict[str, Any]  # of the library's BPE
-    always: list[int]  # ids of tokens that the library looks up whatever the text is
-    longest: int  # characters of a token
-    sizes: dict[str, int]  # of the arrays
+    always: list[int]
+    longest: int
+    sizes: dict[str, int]
 
 
 class Listener:
-    """Pre-tokenizer that records the words of a text; separate, to avoid a reference cycle."""
+    """Records a text's words as a pre-tokenizer; an own class, to avoid a reference cycle."""
 
     def __init__(self) -> None:
         self.words = list[str]()
@@ -119,7 +123,6 @@ class KeptTokenizer:
         self._reader.model = models.BPE(tokens, ordered, **self._header.settings)
 
     def _token(self, id_: int) -> str:
-        """Return the token of an id; "" if it has none."""
         ends = self._arrays["ends"]
         if not 0 <= id_ < len(ends):
             return ""

@@ -32,7 +32,6 @@ class StopTexts:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return the text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 

@@ -45,7 +45,7 @@ def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
     turned = graph.op("rope_ext", cut, inputs.ones, None, width, mode, 0, *quarter)
     cos, sin = (
         graph.op("reshape_3d", one, width, 1, inputs.count)
-        for one in inputs.turns[layer.shape.rope]
+        for one in inputs.rope_tables[layer.shape.rope]
     )
     return graph.op("add", graph.op("mul", cut, cos), graph.op("mul", turned, sin))
 

@@ -70,7 +70,6 @@ class MappedBuffer:
         freed_with(self, ggml.backend_buffer_free, self._buffer)
 
     def place(self, tensor: Tensor, offset: int = 0) -> None:
-        """Place a tensor's data `offset` bytes after the beginning of this memory."""
         if offset % ALIGNMENT or offset + self._ggml.nbytes(tensor) > self._data.nbytes:
             raise BackendError(
                 f"a tensor at offset {offset} is not aligned to {ALIGNMENT} bytes, or ends beyond "

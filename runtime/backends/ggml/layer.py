@@ -22,16 +22,16 @@ LINEAR, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of a KV cache that T tokens attend to, in all layers with the same window."""
+    """The `count` KV cache cells that T tokens attend to. own: cells for their keys and values."""
 
     count: int
-    own: Tensor  # I64 [T]: cells for the keys and values of these tokens
+    own: Tensor  # I64 [T]
     mask: Tensor  # F16 [count, T]: 0 or -inf
 
 
 @dataclass(frozen=True)
 class Attended:
-    """KV cache of one sequence, and the cells that the sequence's tokens attend to."""
+    """KV cache of one sequence, and the cells that its tokens attend to, by window in tokens."""
 
     kv: KvCache
     cells: Mapping[int, Cells]  # window -> cells
@@ -39,14 +39,18 @@ class Attended:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Inputs that all layers of a graph for T tokens share."""
+    """Inputs that all layers of a graph for T tokens share.
+
+    sequences: one of T tokens, or T of one token. row_shares: weight of each row in each token's
+    mean of rows. ones: T times the position 1, at which ggml's RoPE operator turns by 90 degrees.
+    """
 
     count: int  # T
-    ones: Tensor  # I32 [T]: position 1, for rotations by 90 degrees
-    sequences: Sequence[Attended]  # one sequence of T tokens, or T sequences of one token
+    ones: Tensor  # I32 [T]
+    sequences: Sequence[Attended]
     slot_ids: Tensor | None  # I32 [T], or [R] if a token's row is a mean of rows; None without rows
-    row_shares: Tensor | None  # F32 [R, T]: weight of each row in each token's mean
-    turns: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines
+    row_shares: Tensor | None  # F32 [R, T]
+    rope_tables: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines
     embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
 
     def last(self, graph: GgmlGraph, dim: int, count: int) -> LayerInputs:
@@ -73,9 +77,9 @@ class LayerInputs:
             count=count,
             ones=ids(self.ones),
             sequences=[replace(sequence, cells=cells)],
-            turns={
+            rope_tables={
                 rope: (last(cos, rope.width), last(sin, rope.width))
-                for rope, (cos, sin) in self.turns.items()
+                for rope, (cos, sin) in self.rope_tables.items()
             },
             slot_ids=None if self.slot_ids is None else ids(self.slot_ids),
             embedded=last(self.embedded, dim),
@@ -136,5 +140,4 @@ class GgmlLayer:
 
 
 def rms_norm(graph: GgmlGraph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMS norm over the innermost axis of x, scaled by `weight`."""
     return graph.op("mul", graph.op("rms_norm", x, eps), weight)

@@ -34,7 +34,8 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
 def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
     """Return the term of per-layer embeddings that is added to x [dim, T].
 
-    norm: weight of the norm that follows the product with `ple_context`.
+    It mixes the tokens' rows with the product of their embeddings and the matrix `ple_context`.
+    norm: weight of the RMS norm of this product.
     """
     # The model divides this product, and later its sum with the row, by constants. The norms after
     # them cancel constants, so only their eps are scaled.

@@ -26,7 +26,6 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> GgmlLoader:
-    """Return a loader of the bundle. Raises BackendError without ggml, InputError for bad options."""
     installed_library()
     usual = {"provider": "cpu", "device_memory": None}
     if absent := [name for name, value in usual.items() if getattr(options, name) != value]:

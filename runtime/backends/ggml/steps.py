@@ -77,10 +77,7 @@ class GgmlSteps:
         self._run(step, None)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """Complete the step with the rows in row cache slots `slot_ids` [T]; see Backend.
-
-        Returns [B * logits, V]: the logits of the last `logits` tokens of each sequence.
-        """
+        """Complete the step with rows in slots `slot_ids` [T]; return logits; see Backend."""
         result, logits = None, logits * len(self._caches)
         if logits or LATE in self._layers:
             step = self._step(logits, early=False)
@@ -106,7 +103,7 @@ class GgmlSteps:
                 ring = kv.rings[window]
                 graph.set(cells.own, positions % ring.capacity)
                 graph.set(cells.mask, ring.mask(positions, cells.count))
-        for rope, turns in inputs.turns.items():
+        for rope, turns in inputs.rope_tables.items():
             tables = rope_tables_at(rope, self._positions)
             for tensor, table in zip(turns, tables, strict=True):
                 graph.set(tensor, self._spread(table))
@@ -137,9 +134,10 @@ class GgmlSteps:
         return np.tile(table, (1, 2))
 
     def _step(self, logits: int, *, early: bool) -> _Step:
-        """Return the graph of a step's early or late layers, built anew only for a new step shape.
+        """Return the graph of the layers before the first with rows (`early`), or of all others.
 
-        logits: number of tokens of all sequences whose logits are requested.
+        It is built again only if a step has another shape. logits: number of tokens of all
+        sequences whose logits are requested.
         """
         ends = (self._places[:, -1] + 1).tolist()
         cells = [
@@ -201,7 +199,7 @@ class GgmlSteps:
         return GgmlGraph(self.model.processor, per_layer * len(layers) + OPERATORS_AROUND)
 
     def _emit(self, graph: GgmlGraph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
-        """Add the operators of `layers` on hidden states x [dim, T]; return the next ones."""
+        """Add layers to the graph; return the hidden states after them. x [dim, T]: before them."""
         model = self.model
         for number in layers:
             slots = model.slots.get(number, [])
@@ -243,7 +241,7 @@ class GgmlSteps:
             row_shares=graph.input(ggml_types.F32, looked_up, count)
             if takes_rows and window
             else None,
-            turns={
+            rope_tables={
                 rope: (graph.input(*shape), graph.input(*shape)) for rope, shape in ropes.items()
             },
             embedded=embedded,

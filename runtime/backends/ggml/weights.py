@@ -52,7 +52,7 @@ class Weights:
         return float(self._data[start : start + ggml_types.F32.nbytes].view(np.float32)[0])
 
     def product(self, graph: GgmlGraph, name: str, x: Tensor, tokens: int) -> Tensor:
-        """Return the matrix `name` [M, K] times hidden states x [K, T]: [M, T], or [M, 1, T] if token_by_token()."""
+        """Return `name` [M, K] times x [K, tokens]: [M, tokens], or [M, 1, tokens] if faster."""
         stored = self._stored[name]
         if token_by_token(stored.type, tokens):
             x = graph.op("reshape_3d", x, stored.shape[1], 1, tokens)
@@ -123,7 +123,7 @@ class GgmlModel:
                 self.slots[layer] = [self._placed(slots, *part) for part in shapes]
 
     def _placed(self, slots: BlockSlots, shape: tuple[int, ...], rows: U8) -> Tensor:
-        """Return a tensor over `rows`: all row cache slots for one part of a layer's rows."""
+        """Return a ggml tensor over `rows`: one part of a layer's rows, in all cache slots."""
         memory = MappedBuffer(self.ggml, rows.reshape(-1))
         tensor = self._arena.tensor(slots.type, *reversed(shape), slots.count)
         memory.place(tensor)

@@ -40,12 +40,14 @@ WIDENED_NBYTES = 8 << 20
 class OrtBackend:
     """The backend on onnxruntime's CPU; see Backend. Raises BackendError, OutOfMemoryError.
 
-    graphs: name (graph/names.py) -> graph. apart: graphs for steps of 2, 4 or 8 tokens that compute
-    the bits of single-token steps; they, and graphs only for prompts, are opened at first use.
-    opened: called when graphs have been opened. sparing: open graphs in less memory, but more time.
+    graphs: name (graph/names.py) -> graph. apart: graphs for steps of 2, 4 or 8 tokens, in which
+    each token gets the same bits as in a step of its own. These graphs, and graphs that only
+    prompts need, are opened at first use. opened: called when graphs have been opened. sparing:
+    open graphs in less memory, but more time. assistant: the bundle's draft model, whose graph is
+    in `graphs`.
     """
 
-    assistant: Assistant | None = None  # its graph is in `graphs`
+    assistant: Assistant | None = None
 
     def __init__(
         self,
@@ -89,12 +91,10 @@ class OrtBackend:
         return BoundGraphs(self.loaded)
 
     def open_context(self, length: int) -> OrtContext:
-        """Return an empty context with address space for `length` tokens. Raises OutOfMemoryError."""
         self.graphs.lengthen(length)
         return OrtContext(self.loaded, length)
 
     def open_places(self, size: int, length: int) -> OrtPlaces:
-        """Return KV memory that up to `size` contexts share to decode together. Raises OutOfMemoryError."""
         from stem_edge.runtime.backends.onnxruntime.places import OrtPlaces  # for several sequences
 
         self.graphs.lengthen(length)

@@ -24,12 +24,15 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSessio
 
 
 class BoundShape(NamedTuple):
-    """Shape of the steps that memory is bound for, and the kind of graph that runs these steps."""
+    """Shape of the steps for which arrays are bound as inputs and outputs of the graphs.
+
+    apart: the graph gives each token of a step the same bits as a step of one token.
+    """
 
     sequences: int = 0  # including an empty sequence, if one is added
     tokens: int = 0  # of each
     prefill: bool = False  # run by the prefill graph
-    apart: bool = False  # run by a graph that computes the bits of single-token steps
+    apart: bool = False
 
     @property
     def output(self) -> str:

@@ -79,7 +79,6 @@ class KvArrays:
         return KvWindow([array[place : place + 1] for array in short], self._window)
 
     def nbytes_of(self, tokens: int) -> int:
-        """Return the bytes of keys and values of `tokens` tokens of one sequence."""
         shapes = ((array[0], array.shape[2]) for array in self.arrays)
         return sum(one.nbytes // rows * min(rows, tokens) for one, rows in shapes)
 
@@ -151,7 +150,6 @@ class OrtContext:
         self.outputs = StepOutputs()
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
-        """Return views [heads, tokens, width] of the first `tokens` tokens' keys and values; see BackendContext."""
         kv, place = self.place
         if self.earliest or any(array.shape[2] < tokens for array in kv.arrays):
             return []
@@ -163,7 +161,7 @@ class OrtContext:
         self.filled = max(self.filled, tokens)
 
     def move(self, to: Place, tokens: int) -> None:
-        """Move the first `tokens` tokens to the arrays and index `to`, where the sequence continues."""
+        """Move keys and values of the first `tokens` tokens to index `to.number` of `to.kv`."""
         if window := to.kv.window(to.number):
             window.follow(self.dropped, self.settled)
         self.place.kv.move(self.place.number, to, tokens, self.dropped)

@@ -16,12 +16,12 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSessio
 
 @dataclass
 class StepOutputs:
-    """Results of a step for the tokens whose logits were requested: the last n of each sequence."""
+    """Results of a step for the last n tokens of each sequence; `first` is their first position."""
 
     logits: F32 = field(default_factory=lambda: np.empty((0, 0), np.float32))  # [B * n, V]
     # [B, n, width], for an assistant
     states: F32 = field(default_factory=lambda: np.empty((0, 0, 0), np.float32))
-    first: int = 0  # position of the first of these tokens, in the first sequence
+    first: int = 0
 
 
 def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, HeadOutput]:
@@ -68,7 +68,7 @@ class HeadOutput:
             self._logits = weakref.ref(to.logits)
 
     def run(self) -> None:
-        """Run `rest`, if there is one, and the graph of the logits. Raises onnxruntime's errors."""
+        """Run `rest` (see the class), if there is one, and then the graph that computes logits."""
         if self._rest is not None:
             self._rest.run()
         self._head.run()

@@ -41,7 +41,7 @@ class KvWindow:
         return self._shift.base
 
     def follow(self, dropped: int, settled: int) -> None:
-        """Take over the state (`dropped`, `settled`) of another window, whose rows have been copied here."""
+        """Continue a copied window that has dropped `dropped` tokens, the last at `settled`."""
         self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:

@@ -58,7 +58,6 @@ class RopeArrays:
         }
 
     def values(self) -> Mapping[str, ort.OrtValue]:
-        """Return graph input name -> RoPE table [length, head_width / 2]."""
         return {name: from_numpy(array) for name, array in self._arrays.items()}
 
     def fill(self, positions: int) -> None:
@@ -100,21 +99,21 @@ class LaterSessions:
         self._groups, self._opener = dict(groups or {}), opener
         self._open, self._failed = dict[str, Sessions](), dict[str, str]()
 
-    def find(self, name: str) -> Sessions:
-        """Return the sessions of a group; empty if the group does not exist.
+    def find(self, group: str) -> Sessions:
+        """Return the sessions of one of the `groups` of graphs; empty if there is no such group.
 
         Opening is tried once. If it fails, this warns once, and raises BackendError at every call.
         """
-        if name in self._failed:
-            raise BackendError(self._failed[name])
-        if name not in self._open and name in self._groups:
+        if group in self._failed:
+            raise BackendError(self._failed[group])
+        if group not in self._open and group in self._groups:
             try:
-                self._open[name] = self._opener(self._groups[name])
+                self._open[group] = self._opener(self._groups[group])
             except (BackendError, OutOfMemoryError) as error:
-                self._failed[name] = str(error)
+                self._failed[group] = str(error)
                 warnings.warn(NotOpened(f"{error}; answers take longer without it"), stacklevel=2)
                 raise BackendError(str(error)) from error
-        return self._open.get(name, {})
+        return self._open.get(group, {})
 
     def clear(self) -> None:
         """Release all sessions, and open no others from now on."""

@@ -106,7 +106,11 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
 
 
 def logits_nbytes(footprint: Footprint, scored: int) -> int:
-    """Return bytes of memory for each token whose logits a step computes. scored: attention scores per head."""
+    """Return the bytes of memory for each token whose logits a step computes.
+
+    Layers that reuse an earlier layer's K and V are included, because they run for these tokens
+    only. scored: number of keys whose attention scores are stored at once.
+    """
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0
@@ -114,9 +118,11 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
-    """Return how many activation values a token has, each array in the layer where it is largest.
+    """Return how many activation values a token has in memory while the layers `numbers` run.
 
-    Arrays: hidden states, their norms; q, k and v; `wide` arrays of d_ff values; `scored` attention scores per head.
+    numbers: indexes of the layers; each array counts as large as in the layer where it is largest.
+    wide: number of arrays with d_ff values. scored: number of keys whose attention scores are
+    stored at once.
     """
     layers = [config.layer(number) for number in numbers]
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)

@@ -11,10 +11,7 @@ from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 
 
 class OrtPlaces(BackendPlaces):
-    """KV memory for `size` contexts of up to `length` tokens that decode together; see BackendPlaces.
-
-    The system commits memory as contexts fill. Raises OutOfMemoryError.
-    """
+    """KV memory for `size` contexts of `length` tokens that decode together; see BackendPlaces."""
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
         self._size, self._kv = size, KvArrays(loaded, size, length, pads=loaded.rows != "any")

@@ -54,7 +54,7 @@ class DeviceBackend:
         return DeviceContext(self, length)
 
     def open_places(self, size: int, length: int) -> None:
-        """Return None, because the graphs compute one sequence at a time."""
+        """Return None: sequences share no KV memory, because the graphs compute one at a time."""
 
     def open_drafter(self, context: DeviceContext) -> None:
         """Return None: devices do not run the draft model of a bundle."""
@@ -85,10 +85,7 @@ class DeviceBackend:
 
 
 class DeviceContext:
-    """The KV cache and hidden states of one sequence on a device; see BackendContext.
-
-    After a context is garbage-collected, the next call to the backend frees its memory.
-    """
+    """The KV cache and hidden states of one sequence on a device; see BackendContext."""
 
     earliest = settled = 0
 
@@ -133,7 +130,6 @@ class DeviceContext:
         return self.length - position
 
     def begin(self, token_ids: I64, position: int) -> None:
-        """Start a step of token ids [T] at `position`: run the layers before the first one with rows."""
         count = len(token_ids)
         self._memory.collect()
         if self._unsure:
@@ -150,7 +146,6 @@ class DeviceContext:
         self._run(io.EARLY)
 
     def finish(self, slot_ids: I32, logits: int) -> F32:
-        """Complete the step; return [logits, V]: the logits of the last `logits` tokens."""
         rows = self._rows(slot_ids)
         if io.LATE in self._graphs:
             self._graphs[io.LATE].feed(rows)

@@ -96,7 +96,6 @@ class DeviceMemory:
         return array
 
     def zeros(self, shape: Shape, what: str) -> DeviceArray:
-        """Allocate an array of zeros; `what` names it in errors. Raises OutOfMemoryError, DeviceLostError."""
         array = self.empty(shape, what)
         if not self.shared:  # pages of this process are zeros
             array.write(np.zeros(shape, np.float32))

@@ -30,8 +30,9 @@ def device_needs(
 ) -> Needs:
     """Return the memory that a backbone needs on a device, and in this process.
 
-    limit: most bytes there. shared: the device uses this process's memory. Included: copies of a
-    layer's keys and values, and the largest matrix twice in float32: providers may dequantize it.
+    limit: most bytes on the device. shared: the device uses this process's memory. The result
+    includes copies of a layer's keys and values, and the largest matrix twice in float32, because
+    providers may dequantize it.
     """
     footprint = footprint.without_windows().with_kv("fp32")
     config, tables = footprint.model, footprint.tables
@@ -56,7 +57,6 @@ def device_needs(
 
 
 def device_weights_nbytes(footprint: Footprint) -> int:
-    """Return the bytes of the quantized weights, and of onnxruntime's own memory, on a device."""
     return DEVICE_FIXED_NBYTES + footprint.backbone_nbytes
 
 

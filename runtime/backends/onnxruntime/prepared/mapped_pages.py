@@ -23,16 +23,15 @@ PLACE = re.compile(rb"\|(\d+);(\d+);\d+")  # of a packed piece, in a graph: offs
 
 
 class MappedPart(NamedTuple):
-    """A part of a file that is mapped into the address space."""
+    """Part of a file at the addresses `start` to `stop`; it begins at byte `offset` of the file."""
 
     file: str
-    start: int  # address
+    start: int
     stop: int
-    offset: int  # in the file
+    offset: int
 
 
 def mappings() -> Iterator[MappedPart]:
-    """Yield the parts of files that this process has mapped. Raises OSError."""
     for line in (PROC / "self" / "maps").read_text(errors="replace").splitlines():
         words = line.split(maxsplit=5)
         if len(words) == 6:

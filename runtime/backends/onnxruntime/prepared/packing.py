@@ -106,7 +106,7 @@ class Packer:
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
 
     def _over_packed(self, graph: Graph) -> Graph:
-        """Return the graph with weights in this folder, not in the bundle, in the order of use."""
+        """Return the graph with its weights taken from `folder` and listed in the order of use."""
         names = dict.fromkeys(name for node in graph.nodes for name in node.inputs)
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
@@ -116,9 +116,11 @@ class Packer:
 
 
 def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
-    """Return tensor name -> text "key|offset;bytes;checksum|..." that locates its packed weights in the data file.
+    """Return tensor name -> text that says where its packed weights are in the data file.
 
-    saved: graph file from onnxruntime; a tensor's external_data follows its name. Raises ValueError for another text.
+    Such a text is "key|offset;bytes;checksum|...", with one place for each piece. saved: a graph
+    file that onnxruntime wrote; the text follows the tensor's name. Raises ValueError for other
+    contents.
     """
     heads = {name: with_length(NAME, name.encode()) for name in names}
     starts = sorted((at, name) for name, head in heads.items() if (at := saved.find(head)) >= 0)
@@ -174,7 +176,7 @@ def _with_u8_matrix(node: Node) -> Node:
 
 
 def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
-    """Append packed weights to `file`. form: their places in `source`; returns those in `file`."""
+    """Copy packed weights to the end of `file`; return `form` (packed_forms) with new offsets."""
     key, *places = form.split("|")
     texts = [key]
     for offset, nbytes, checksum in (map(int, place.split(";")) for place in places):

@@ -82,7 +82,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
-    """Return the record with times of decoding steps, measured on random rows if the context is long enough."""
+    """Return prepared.json's contents with measured step times (none if the context is short)."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
     length = min(MEASURED_TOKENS, config.max_context)
     if length <= MOST:
@@ -101,7 +101,7 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     backend = OrtBackend(config, graphs, slots, threads, kv, apart_steps, rows="any", sparing=True)
     steps = MeasuredSteps(backend, ids, rows)
     chosen: Rows = "any"
-    if not (same := steps.same_bits()) and _pays_for_even_rows(bundle):
+    if not (same := steps.same_bits()) and _padding_pays(bundle):
         backend.loaded = replace(backend.loaded, rows="even")
         even = MeasuredSteps(backend, ids, rows)
         if same := even.same_bits():
@@ -113,11 +113,12 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen)
 
 
-def _pays_for_even_rows(bundle: Bundle) -> bool:
-    """Return True if it pays to pad single-token steps to two tokens, so that they round as longer steps do.
+def _padding_pays(bundle: Bundle) -> bool:
+    """Return True if it saves time to pad single-token steps to two tokens.
 
-    Padding helps int4 products, and takes little time in large layers. With int2 products, too, it takes 7 to 21 %
-    more time, which pays only with an assistant.
+    With padding, they round int4 products as longer steps do, which drafts need. It takes little
+    time in large layers. With int2 products, it takes 7 to 21 % more, which pays only with a draft
+    model (assistant).
     """
     manifest, layers = bundle.manifest, bundle.manifest.model.n_layers
     if (format := manifest.backbone) is None or not format.has("int4"):

@@ -92,7 +92,7 @@ class Prepacked(NamedTuple):
 
     @property
     def apart_steps(self) -> dict[str, Path]:
-        """Graphs for steps of several tokens that compute the bits of single-token steps: name -> file."""
+        """Graph name -> file: steps of several tokens, with the exact logits of one-token steps."""
         names = map(apart_step, SIZES)
         return {name: self._file(name) for name in names if f"{name}.onnx" in self.record.files}
 

@@ -65,14 +65,14 @@ class WeightStream:
         self._first, self._asked, self._ahead = 0, 0, 0
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise
         self._pagemap = _opened(PAGEMAP, files)
-        self._look()
+        self._choose()
         self._in_step, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="stem-edge-weights", daemon=True)
         self._thread.start()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager around a step: the thread streams weights in the `with` block, and pauses after it."""
+        """Context manager: this object's thread reads and drops weights only during the block."""
         try:
             self._in_step.set()
             yield
@@ -93,7 +93,7 @@ class WeightStream:
     def _follow(self) -> None:
         with suppress(OSError):  # a step does not need this thread; it is only slow without
             while self._in_step.wait() and not self._closing.is_set():
-                self._look()
+                self._choose()
                 if self.chosen and self._touched(self._first + 1):
                     self._drop(self._at(self._first))
                     self._first += 1
@@ -101,8 +101,8 @@ class WeightStream:
                 else:
                     self._closing.wait(POLL_SECONDS if self.chosen else LOOK_SECONDS)
 
-    def _look(self) -> None:
-        """Choose the streamed matrices anew if free memory, which includes pages of files, has changed."""
+    def _choose(self) -> None:
+        """If free memory has changed, choose again which matrices are dropped after each use."""
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
@@ -112,12 +112,12 @@ class WeightStream:
             self._excess, self.chosen = excess, spread(self._all, excess)
             self._stays = [span for span in self._all if span not in set(self.chosen)]
             self._first, self._asked, self._ahead = 0, 0, ahead_nbytes(self.chosen)
-            self._forget()
+            self._drop_chosen()
         if self.chosen:
             self._settle()
 
-    def _forget(self) -> None:
-        """Drop all pages of the streamed matrices from this process and from the page cache."""
+    def _drop_chosen(self) -> None:
+        """Drop all pages of the chosen matrices from this process and from the page cache."""
         for span in self.chosen:
             self._give_back(span)
         for file in {span.file for span in self.chosen}:
@@ -211,7 +211,7 @@ def spread(spans: Sequence[Span], excess: int) -> list[Span]:
 
 
 def ahead_nbytes(spans: Sequence[Span]) -> int:
-    """Return how many bytes of these matrices are in memory at a time while they are streamed."""
+    """Return how many bytes of the streamed matrices `spans` are in memory at a time."""
     return max(AHEAD_NBYTES, AHEAD_MATRICES * max((span.nbytes for span in spans), default=0))
 
 

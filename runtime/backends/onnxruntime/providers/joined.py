@@ -24,10 +24,11 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
-    """Return graph name -> graph: `step`, with all layers and the head, and other graphs.
+    """Return graph name -> graph: `step`, which has all layers and the head, and the other graphs.
 
-    `step` computes the same bits as a graph for each part, in one run. With `prefill`, `rest` and
-    `head` (graph/names.py) are graphs of their own, too, because a prompt's last step runs them.
+    `step` replaces graphs that run one after the other (early, late, rest, head), with the same
+    bits. With `prefill`, `rest` and `head` (graph/names.py) are returned, too, for a prompt's last
+    step.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     others = separate(bundle, prefill=prefill, kv=kv)

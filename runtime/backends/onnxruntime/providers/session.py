@@ -70,7 +70,7 @@ def open_session(
 
     Raises BackendError, DeviceLostError, OutOfMemoryError.
     """
-    settings = _saving(save_to) if save_to is not None else {}
+    settings = _save_settings(save_to) if save_to is not None else {}
     settings |= WHOLE_STEPS if whole_steps else {}
     try:
         plain = as_built and isinstance(graph, Path)
@@ -143,8 +143,7 @@ def products_saturate() -> bool:
     return bool((found != 64 * 255 * 127).any())
 
 
-def _saving(path: Path) -> dict[str, str]:
-    """Return the session settings for saving a graph to `path` with its packed weights."""
+def _save_settings(path: Path) -> dict[str, str]:
     external = "session.optimized_model_external_initializers_"
     return {
         external + "file_name": path.name + ".data",
