@@ -86,11 +86,9 @@ class Engine:
 
     @property
     def forked(self) -> bool:
-        """True if this process was forked from the process that loaded the model."""
         return os.getpid() != self._process
 
     def check_usable(self) -> None:
-        """Raise InputError if the engine is closed or was loaded by another process."""
         if os.getpid() != self._process:
             raise InputError(
                 f"this model was loaded in process {self._process} and cannot be used in process "
@@ -203,7 +201,6 @@ class Engine:
         return steps
 
     def starts(self, tokens: int, *, all_logits: bool = False) -> list[int]:
-        """Return the start positions of the steps that process a prompt of `tokens` tokens."""
         return starts_of(tokens, self.logit_tokens if all_logits else self.chunk_tokens)
 
     def close(self) -> None:
@@ -225,7 +222,6 @@ class Engine:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.backend))
 
     def _release(self) -> None:
-        """Close rows and backend. Can be called again if it was interrupted."""
         try:
             self.rows.close()
         finally:

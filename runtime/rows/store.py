@@ -74,7 +74,6 @@ class RowStore:
         return ByteRange(shard, (number - self._starts[shard]) * stride, stride)
 
     def where(self, number: int) -> str:
-        """Return the shard and byte offset of a record, for messages."""
         piece = self._piece(number)
         return f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
 

@@ -62,7 +62,6 @@ class Stepping(NamedTuple):
 
     @property
     def batches(self) -> bool:
-        """True if several sequences may decode in one step."""
         return not self.exact or (self.costs is not None and self.costs.same_in_batches)
 
     def guesses(self, context: Context) -> Guesses | None:
@@ -131,7 +130,6 @@ class Request:
 
     @property
     def prefill(self) -> bool:
-        """True if the prompt is long enough for the bundle's prefill graph, if it has one."""
         return len(self.prompt) >= PREFILL_FROM
 
     @property

@@ -136,7 +136,6 @@ class BoundGraphs:
             self._run(name, self.graphs[name].run)
 
     def finish(self, slot_ids: I32, wanted: int) -> F32:
-        """Complete the step; return logits [B * wanted, V] of the last `wanted` tokens of each sequence."""
         sequences, tokens = len(self._begins), self.shape.tokens
         slots = slot_ids.reshape(sequences, -1, *slot_ids.shape[1:])
         if self.shape.sequences > sequences:

@@ -134,7 +134,6 @@ class OrtContext:
 
     @property
     def dropped(self) -> int:
-        """Number of tokens that have left the sliding window; 0 without one."""
         return self._window.dropped if self._window else 0
 
     def resumes(self, tokens: int) -> Resumes:

@@ -116,7 +116,6 @@ class LaterSessions:
         return self._open.get(group, {})
 
     def clear(self) -> None:
-        """Release all sessions, and open no others from now on."""
         self._groups.clear()
         self._open.clear()
 

@@ -33,7 +33,6 @@ ROOMY = 2.0
 
 
 def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
-    """Return the loader for the CPU, or for the chosen device. Raises InputError, BackendError."""
     if options.provider == LoadOptions.provider and options.device_memory is None:
         return OrtLoader(bundle, options)
     from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
