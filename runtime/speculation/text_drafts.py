@@ -45,6 +45,9 @@ class TextDrafts:
         return self._length**2 / (self._length**2 + self._doubt)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return `count` tokens after an earlier copy of the text's end, repeated if few."""
+        """Return `count` drafts: the tokens that followed when the text's last tokens occurred before.
+
+        If fewer tokens followed, they are repeated.
+        """
         found = self._ids[self._next : self._next + count]
         return (found * count)[:count]

@@ -41,7 +41,11 @@ class KvWindow:
         return self._shift.base
 
     def follow(self, dropped: int, settled: int) -> None:
-        """Continue a copied window that has dropped `dropped` tokens, the last at `settled`."""
+        """Continue another window, whose rows were copied to these arrays.
+
+        dropped: number of tokens that it has dropped. settled: position of the step that last
+        dropped some.
+        """
         self._shift, self.settled = _Shift(dropped), settled
 
     def together(self, position: int) -> int:

@@ -82,7 +82,10 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
-    """Return prepared.json's contents with measured step times (none if the context is short)."""
+    """Return the contents of prepared.json, with times of decoding steps on random rows.
+
+    Without times if the model's context is too short for the longest of these steps.
+    """
     config, layout = bundle.manifest.model, bundle.manifest.tables
     length = min(MEASURED_TOKENS, config.max_context)
     if length <= MOST:
