@@ -76,7 +76,7 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, except 0, where a step still finds all tokens of its windows in cells."""
+        """Earliest position, except 0, where a step finds all tokens of its windows in cells."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
@@ -102,7 +102,7 @@ class Ring:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, except 0, where a step still finds all tokens of its window in cells."""
+        """Earliest position, except 0, where a step finds all tokens of its window in cells."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 
