@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from installed import ROOT
@@ -20,13 +19,10 @@ TOOL = PYPROJECT["tool"]["setuptools"]
 def test_every_folder_with_modules_is_a_listed_package() -> None:
     mapped = {name: ROOT / folder for name, folder in TOOL["package-dir"].items()}
     assert set(TOOL["packages"]) == set(mapped)
+    homes = {folder.resolve() for folder in mapped.values()}
     for folder in mapped.values():
         # An unlisted subfolder would work in a checkout, but be missing from the wheel.
-        assert not [p for p in folder.rglob("*.py") if p.parent.resolve() not in _homes()]
-
-
-def _homes() -> set[Path]:
-    return {(ROOT / folder).resolve() for folder in TOOL["package-dir"].values()}
+        assert not [path for path in folder.rglob("*.py") if path.parent.resolve() not in homes]
 
 
 def test_no_module_takes_the_place_of_a_public_name() -> None:
