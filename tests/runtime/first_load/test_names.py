@@ -17,7 +17,9 @@ import stem_edge
 from stem_edge.bundle.hub.kept import MADE, kept_bundles, named
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
+from stem_edge.runtime.loading import open_or_make
 
 Capture = pytest.CaptureFixture[str]
 # A file's name, and the name that its bundle gets.
@@ -70,14 +72,12 @@ def listed(capsys: Capture) -> list[str]:
     return [line.split("  ")[0].rstrip() for line in lines[:-1]]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file(name: str, tmp_path: Path, cache: Path, capsys: Capture) -> None:
-    path = gguf(tmp_path / "files", name)
+def test_files(tmp_path: Path, cache: Path, capsys: Capture) -> None:
     with a_bundle_and_notes(cache, tmp_path):
-        with stem_edge.load(path) as model:
-            assert model.generate_text("The", max_new_tokens=1)
-            assert model.bundle.path.parent.parent == cache / MADE
-        assert sorted(listed(capsys)) == sorted(["first", NAMES[name]])
+        for number, name in enumerate(NAMES):
+            bundle = open_or_make(gguf(tmp_path / str(number), name), LoadOptions())
+            assert bundle.path.parent.parent == cache / MADE
+        assert sorted(listed(capsys)) == sorted(["first", *NAMES.values()])
 
 
 def test_a_folder(tmp_path: Path, cache: Path, capsys: Capture) -> None:
@@ -90,18 +90,21 @@ def test_a_folder(tmp_path: Path, cache: Path, capsys: Capture) -> None:
         assert sorted(listed(capsys)) == ["first", MADE]
 
 
-@pytest.mark.parametrize("name", ["...gguf", "..gguf", "a\x1bb.gguf", "a\\b.gguf"])
-def test_a_file_of_a_repository(
-    name: str, tmp_path: Path, cache: Path, hub: HubServer, capsys: Capture
+def test_files_of_a_repository(
+    tmp_path: Path, cache: Path, hub: HubServer, capsys: Capture
 ) -> None:
-    hub.add("evil/model", gguf(tmp_path / "files", name).parent)
+    names = ["...gguf", "..gguf", "a\x1bb.gguf", "a\\b.gguf"]
+    for name in names:
+        gguf(tmp_path / "files", name)
+    hub.add("evil/model", tmp_path / "files")
     (cache_of("other/model") / "mine").mkdir(parents=True)
     with a_bundle_and_notes(cache, tmp_path):
-        with stem_edge.load(f"hf:evil/model:{name}") as model:
-            assert model.bundle.path.parent.parent == cache / MADE
+        for name in names:
+            bundle = open_or_make(f"hf:evil/model:{name}", LoadOptions())
+            assert bundle.path.parent.parent == cache / MADE
         assert main(["generate", "hf:evil/model", "The"]) == 1  # its files are named
         assert all(line.isprintable() for line in capsys.readouterr().err.split("\n"))
-        assert sorted(listed(capsys)) == sorted(["first", NAMES.get(name, "a_b")])
+        assert sorted(listed(capsys)) == sorted(["first", MADE, MADE, "a_b", "a_b"])
     assert (cache_of("other/model") / "mine").is_dir()
 
 
