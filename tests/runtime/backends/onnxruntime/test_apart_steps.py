@@ -41,18 +41,13 @@ CASES: list[tuple[str, str, KvType]] = [
     ("window", "int4", "int4"),
     ("q and k norm", "fp32", "fp32"),
     ("stem-mix", "fp32", "fp32"),
-    ("means of rows", "int4", "fp32"),
-    ("mixture of rows", "int4", "fp32"),
     ("plus, means, mixture", "fp32", "fp32"),
     ("RoPE in halves", "int4", "fp32"),
     ("all at once", "int4", "fp32"),
     ("low rank, gate", "int4", "fp32"),
     ("Engram", "int4", "fp32"),
-    ("Engram", "fp32", "fp32"),
     ("Engram and windows", "int8", "int8"),
-    (GEMMA_4, "int4", "fp32"),
     (GEMMA_4, "int4", "int8"),
-    (GEMMA_3N, "fp32", "fp32"),
     (GEMMA_3N, "fp32", "int8"),
 ]
 
