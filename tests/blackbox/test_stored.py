@@ -21,11 +21,10 @@ from stem_edge.numerics.distributions import divergence
 
 FOUR, EIGHT = (format_with(bits, asymmetric=True) for bits in ("int4", "int8"))
 ROWS: list[tuple[str, str, ExportRows]] = [
-    ("hash-moe", ORT, "int8"), ("hash-moe", ORT, "int4"), ("hash-moe", GGML, "int8"),
-    ("mixture", ORT, "int8"), ("mixture", GGML, "fp16"), ("gate", DEVICE, "fp16"),
+    ("hash-moe", ORT, "int4"), ("mixture", ORT, "int8"), ("mixture", GGML, "fp16"), ("gate", DEVICE, "fp16"),
     ("gate", DEVICE, "int4"), ("gate", GGML, "int4"), ("stem", ORT, "fp16"), ("windows", ORT, "int4"),
     ("windows", DEVICE, "int8"), ("stem", GGML, "int8"), ("engram", ORT, "int8"),
-    ("ngrams", ORT, "int4"), ("ngrams", ORT, "fp16"), ("gemma4", ORT, "int8"),
+    ("ngrams", ORT, "int4"), ("gemma4", ORT, "int8"),
 ]  # fmt: skip
 MATRICES: list[tuple[str, BackboneFormat]] = [
     ("stem-plus", FOUR),  # whose matrix of embedding and head is stored once
