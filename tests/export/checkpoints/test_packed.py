@@ -43,9 +43,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=slow_but(["ranges", "no ranges", "blocks of few columns"], FORMS)
-)
+@pytest.fixture(scope="module", params=slow_but(["ranges", "blocks of few columns"], FORMS))
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return write_packed(tmp_path_factory.mktemp("packed"), **FORMS[request.param])
 
