@@ -43,6 +43,7 @@ def test_a_checkpoint_runs(shape: str, tmp_path: Path) -> None:
         assert np.isfinite(model.logits([2, *range(4, 20)])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", PACKED)
 def test_a_packed_checkpoint_is_what_transformers_reads(shape: str, tmp_path: Path) -> None:
     sizes = SMALL | {"global_head_dim": 32}
