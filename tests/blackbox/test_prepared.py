@@ -13,6 +13,7 @@ import pytest
 from formats import export_as, format_with
 from guessing import Told
 from make_checkpoint import Shape, write_checkpoint
+from tiers import slow_but
 from ways import answered
 
 import stem_edge
@@ -20,9 +21,10 @@ from stem_edge.commands.main import main
 from stem_edge.runtime.backends.onnxruntime.providers.session import products_saturate
 
 MAPS = Path("/proc/self/maps")
+KINDS = ("gate", "mixture", "hash-moe", "ngrams", "engram")
 
 
-@pytest.mark.parametrize("name", ["gate", "mixture", "hash-moe", "ngrams", "engram"])
+@pytest.mark.parametrize("name", slow_but(["mixture", "engram"], KINDS))
 def test_the_same_bits(
     name: str, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,9 +47,7 @@ def test_the_same_bits(
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels of x86")
-@pytest.mark.parametrize(
-    ("block", "size"), [(32, 128), pytest.param(64, 1152, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("block", "size"), slow_but([(32, 128)], [(32, 128), (64, 1152)]))
 def test_drafts_where_steps_of_several_tokens_round_alike(
     block: int, size: int, tmp_path: Path
 ) -> None:
