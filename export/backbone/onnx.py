@@ -13,9 +13,10 @@ from stem_edge.export.job.plan import Plan, begin_layers
 from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.quantizers import Quantizer, calibrated, nearest
 from stem_edge.export.quantization.streams import MatrixReader
-from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.decode import decoding
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BACKBONE_GRAPH, BackboneFormat
+from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 

@@ -77,7 +77,8 @@ class Plan:
         """True if int8 matrices for prompts are written; quality_check may delete them later."""
         if self.recipe.prefill_graph is not None:
             return self.recipe.prefill_graph
-        return self.format.for_prompts and not self.own_types  # own types are more exact
+        # Worth a second copy of the matrices, unless they are exact or the checkpoint's own types.
+        return self.format.packed and self.format.weights != "fp32" and not self.own_types
 
     @property
     def guides(self) -> list[list[int]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from stem_edge.graph import names as io
-from stem_edge.graph.ir import CONTRIB, Graph
+from stem_edge.graph.ir import CONTRIB
 from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES
-from stem_edge.graph.layer import NORM, LayerGraph
+from stem_edge.graph.layer import LayerGraph
 
-NOTHING = "nothing."  # prefix of the names of empty keys and values (see no_tokens)
 QKV = ("wq", "wk", "wv")
 K_SCALE = 12  # index of the first input that only quantized caches have
 
@@ -106,48 +103,22 @@ def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
     GroupQueryAttention could norm heads itself, but only some providers implement this.
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
-    width = io.head_width(own)
     if own.kv_layer != layer.number:
-        # This layer borrows keys and values, which another layer has put into the cache already.
-        q = layer.product("qkv", "qkv", x, QKV[:1])
-        nothing = no_tokens(graph, own.n_kv_heads * width, q)
-        return [normed_heads(layer, "q", q, config.n_heads), nothing, nothing]
-    values_apart = layer.values_apart
+        from stem_edge.graph.special.heads import borrowing  # only for such layers
+
+        return borrowing(layer, layer.product("qkv", "qkv", x, QKV[:1]))
+    values_apart = layer.products.values_apart(layer.number)
     packed = layer.product("qkv", "qkv", x, QKV[:2] if values_apart else QKV)
     if config.qk_norm_eps is None and not values_apart and not apart:
         return [packed, "", ""]
     heads = (config.n_heads, own.n_kv_heads, own.n_kv_heads)
     names = [at + name for name in ("qk" if values_apart else "qkv")]
-    sizes = graph.sizes([n * width for n in heads[: len(names)]])
+    sizes = graph.sizes([n * io.head_width(own) for n in heads[: len(names)]])
     graph.node("Split", [packed, sizes], names, axis=-1)
     if values_apart:
         names.append(layer.product("v", "v", x, QKV[2:]))
+    if config.qk_norm_eps is None:
+        return names
+    from stem_edge.graph.special.heads import normed_heads  # only for such models
+
     return [normed_heads(layer, *one) for one in zip("qkv", names, heads, strict=True)]
-
-
-def no_tokens(graph: Graph, size: int, q: str) -> str:
-    """Emit empty K or V [B, 0, size] from q [B, T, ...], for layers that read another layer's."""
-    name = f"{NOTHING}{size}"
-    if not any(name in node.outputs for node in graph.nodes):
-        bounds = [graph.sizes(sizes) for sizes in ([0, 0], [0, size], [1, 2])]
-        graph.add("Slice", [q, *bounds], name)
-    return name
-
-
-def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit norms of the heads of x [B, T, heads * width] if the model has them. part: q, k or v."""
-    graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
-    if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
-        return x
-    width = io.head_width(own)
-    cut = graph.reshape(x, [0, 0, heads, width], at + ".cut")
-    # Zeros as padding lower the mean of squares by this factor, so eps must shrink alike; the
-    # weight, which the exporter scales, makes up for the rest.
-    eps = config.qk_norm_eps * own.head_dim / width
-    if part == "v":
-        ones = np.full(width, (own.head_dim / width) ** 0.5, np.float32)
-        weight = graph.constant(f"v_norm.{own.head_dim}", ones)
-        normed = graph.add(NORM, [cut, weight], at + ".scaled", axis=-1, epsilon=eps)
-    else:
-        normed = layer.rms_norm(at + "_norm", cut, f"{part}_norm", eps)
-    return graph.reshape(normed, [0, 0, heads * width], at + ".normed")

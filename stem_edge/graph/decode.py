@@ -8,11 +8,11 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.formats import BACKBONE_DATA, PREFILL_DATA, BackboneFormat
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType, place_peaks
 from stem_edge.graph.layer import norm, wanted
-from stem_edge.graph.linear import Products, vector
+from stem_edge.graph.linear import Products
 from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
@@ -40,7 +40,7 @@ def decoding(
         graph = graphs[name] = Graph(sequences="B")
         products = products_of(config, graph, plan, format)
         if name == io.EMBED:
-            _declare_output(graph, config, embedding(products, config, io.NEW + io.HIDDEN))
+            declare_output(graph, config, embedding(products, config, io.NEW + io.HIDDEN))
             continue
         graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
         if name == io.HEAD:
@@ -49,11 +49,11 @@ def decoding(
             from stem_edge.graph.rest import rest  # only for models that borrow K and V
 
             result = rest(products, config, layout, begin._replace(embedded=io.EMBEDDED), cache)
-            _declare_output(graph, config, result, "n")
+            declare_output(graph, config, result, "n")
         else:
             layers = io.layer_graphs(config)[name]
             result = layers_in_order(products, config, layout, cache, layers, begin)
-            _declare_output(graph, config, result)
+            declare_output(graph, config, result)
     return Built({name: graphs[name] for name in io.decode_graphs(config)}, plan)
 
 
@@ -65,26 +65,6 @@ def products_of(
     from stem_edge.graph.special.steps import SteppedProducts  # only for models with ranges
 
     return SteppedProducts(graph, plan, format, config)
-
-
-def prompts(
-    config: ModelConfig,
-    layout: RecordLayout | None,
-    format: BackboneFormat,
-    *,
-    kv: KvType = "fp32",
-) -> Built:
-    """Build the graph for prompts: all layers up to those that reuse other layers' K and V."""
-    from stem_edge.graph.prompt_products import PromptProducts  # only for long prompts
-
-    graph, plan = Graph(), WeightPlan(PREFILL_DATA)
-    graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
-    products = PromptProducts(graph, plan, format)
-    cache, layers = place_peaks(WeightPlan(BACKBONE_DATA), config, format, kv), config.own_kv_layers
-    cache = cache._replace(widened=kv == "int8")
-    result = layers_in_order(products, config, layout, cache, range(layers), Start())
-    _declare_output(graph, config, result)
-    return Built({io.PREFILL: graph}, plan)
 
 
 def embedding(products: Products, config: ModelConfig, result: str) -> str:
@@ -107,13 +87,13 @@ def embedding(products: Products, config: ModelConfig, result: str) -> str:
 
 def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
     """Emit the last norm and logits [B, n, V] of x [B, n, hidden_width]. tokens: name of axis n."""
-    graph, plan, rows = products.graph, products.plan, config.vocab_size
+    graph, rows = products.graph, config.vocab_size
     if config.streams > 1:
         from stem_edge.graph.special.altup import merged
 
         x = merged(products, config, x)
     graph.output(io.LOGITS, np.float32, [graph.sequences, tokens, rows])
-    weight = vector(graph, plan, "norm", config.dim, ("norm",))
+    weight = products.vector("norm", config.dim)
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap
     # The last of product, bias and cap must be named logits, which is the name of the graph's output.
@@ -125,7 +105,7 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
         (rows, config.dim),
     )
     if bias:
-        constant = vector(graph, plan, "head.bias", rows, ("head.bias",))
+        constant = products.vector("head.bias", rows)
         logits = graph.add("Add", [logits, constant], "head.biased" if cap else io.LOGITS)
     if cap:
         constant = graph.constant("softcap", np.array(cap, np.float32))
@@ -136,5 +116,5 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
     return logits
 
 
-def _declare_output(graph: Graph, config: ModelConfig, name: str, tokens: str = "T") -> None:
+def declare_output(graph: Graph, config: ModelConfig, name: str, tokens: str = "T") -> None:
     graph.output(name, np.float32, [graph.sequences, tokens, config.hidden_width])

@@ -89,18 +89,8 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Return the bits per weight of the product `name`, or of its `kind`."""
         return WEIGHT_BITS[self.type_of(kind, name)]
 
-    def values_apart(self, layer: int) -> bool:
-        """Return True if a layer's v has another weight type than q and k."""
-        at = f"layers.{layer}."
-        return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
-
     def with_kv_peaks(self) -> BackboneFormat:
         return msgspec.structs.replace(self, kv_peaks=True)
-
-    @property
-    def for_prompts(self) -> bool:
-        """True if a second copy of matrices in int8, which speeds up prompts, is worth its size."""
-        return self.weights != "fp32"
 
     def stored_once(self, shared: bool) -> BackboneFormat:
         """Return this format, with `tied` set if embedding and head can be one stored matrix.
@@ -110,15 +100,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         same = self.type_of("embedding") == self.type_of("head")
         return msgspec.structs.replace(self, tied=shared and same)
 
-    @property
-    def quantized(self) -> bool:
-        return self._types != {"fp32"}
-
-    def has(self, type: WeightType) -> bool:
-        return type in self._types
-
-    @property
-    def _types(self) -> set[WeightType]:
+    def types(self) -> set[WeightType]:
         return {self.type_of(kind) for kind in MATRIX_KINDS} | set(self.matrices.values())
 
 
@@ -135,7 +117,6 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     files: ClassVar[tuple[str, ...]] = (GGUF,)
     packed: ClassVar[bool] = False
     prefill: ClassVar[bool] = False
-    for_prompts: ClassVar[bool] = False
     kv_peaks: ClassVar[bool] = False
     weights: GgufType | OwnTypes  # a mixture, or the types in the GGUF file that was imported
     importance: bool = False  # whether quantization weighted channels by a calibration text

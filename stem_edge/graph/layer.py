@@ -13,7 +13,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KvFormat
-from stem_edge.graph.linear import Products, matrix, vector
+from stem_edge.graph.linear import Products
 from stem_edge.graph.names import SLOT_IDS, WANTED, head_width
 from stem_edge.layers import Layer
 from stem_edge.tables.rows import RecordLayout
@@ -45,39 +45,32 @@ class LayerGraph:
         self.graph: Graph = products.graph
         self.at = f"layers.{number}."  # prefix of every name in this layer
         self.kind, self.shape = config.ffn_kind(number), config.layer(number)
-        self._products, self._shapes = products, layer_shapes(config, number)
-
-    @property
-    def values_apart(self) -> bool:
-        """True if v has its own matrix product, False if one product computes q, k and v."""
-        return self._products.values_apart(self.number)
+        self.products, self._shapes = products, layer_shapes(config, number)
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
         """Emit x [B, T, K] times the transpose of the layer's stacked matrices, plus biases."""
         shapes = [self._shapes[name] for name in matrices]
         rows = sum(shape[0] for shape in shapes)
         parts = tuple(self.at + name for name in matrices)
-        result = self._products.product(self.at + name, kind, x, parts, (rows, shapes[0][1]))
+        result = self.products.product(self.at + name, kind, x, parts, (rows, shapes[0][1]))
         if not any(n + ".bias" in self._shapes for n in matrices):
             return result
         biases = tuple(part + ".bias" for part in parts)
-        joined = vector(self.graph, self._products.plan, result + ".bias", rows, biases)
+        joined = self.products.vector(result + ".bias", rows, biases)
         return self.graph.add("Add", [result, joined], result + ".biased")
 
     def vector(self, part: str) -> str:
         """Reserve space in the weight file for the float32 vector `part`; return its name."""
-        at, (size,) = self.at + part, self._shapes[part]
-        return vector(self.graph, self._products.plan, at, size, (at,))
+        return self.products.vector(self.at + part, self._shapes[part][0])
 
     def matrix(self, part: str) -> str:
         """Reserve space in the weight file for the float32 matrix `part`; return its name."""
-        at = self.at + part
-        return matrix(self.graph, self._products.plan, at, self._shapes[part], (at,))
+        return self.products.matrix(self.at + part, self._shapes[part])
 
     def rms_norm(self, name: str, x: str, part: str, eps: float) -> str:
         """Emit the RMS norm of x over its last axis, with the layer's weight `part`."""
         (size,) = self._shapes[part]
-        weight = vector(self.graph, self._products.plan, name, size, (self.at + part,))
+        weight = self.products.vector(name, size, (self.at + part,))
         return norm(self.graph, x, weight, eps)
 
     def activated(self, gate: str, name: str) -> str:
@@ -95,7 +88,7 @@ class LayerGraph:
     def scaled(self, residual: str, delta: str) -> str:
         """Emit (residual + delta) * scale, where scale is a trained number of the layer."""
         name = self.at + "layer_scale"
-        scale = vector(self.graph, self._products.plan, name, 1, (name,))
+        scale = self.products.vector(name, 1)
         total = self.graph.add("Add", [residual, delta], name + ".sum")
         return self.graph.add("Mul", [total, scale], name + ".out")
 
@@ -105,10 +98,7 @@ class LayerGraph:
         consumer: matrix product, if it alone reads the normed sum, else "". delta may be "".
         """
         full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
-        if consumer:
-            weight = self._products.norm(full, size, self.at + consumer)
-        else:
-            weight = vector(self.graph, self._products.plan, full, size, (full,))
+        weight = self.products.norm(full, size, consumer and self.at + consumer)
         if not delta:
             return norm(self.graph, residual, weight, eps), residual
         total = f"{full}.sum"
@@ -131,17 +121,6 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Return name -> shape of a layer's tensors, with each head padded to `head_width`."""
     described = config.layer(layer)
     return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
-
-
-def backbone_shapes(config: ModelConfig) -> Shapes:
-    """Return name -> shape of all backbone tensors, with each head padded to `head_width`."""
-    shapes: Shapes = {}
-    for name, shape in config.backbone_shapes().items():
-        in_layer = name.startswith("layers.")
-        shapes[name] = (
-            _padded(config.layer(int(name.split(".")[1])), name, shape) if in_layer else shape
-        )
-    return shapes
 
 
 def kind_of(name: str) -> MatrixKind:

@@ -37,10 +37,29 @@ class Products:
 
     def norm(self, name: str, size: int, consumer: str) -> str:
         """Reserve space for the weight [size] of the norm before the product `consumer`."""
-        return vector(self.graph, self.plan, name, size, (name,))
+        return self.vector(name, size)
+
+    def vector(
+        self, name: str, size: int, parts: tuple[str, ...] = (), divided_by: str = ""
+    ) -> str:
+        """Reserve space for the vectors `parts` (default: `name`), concatenated to float32 [size].
+
+        divided_by: product whose SmoothQuant factors s divide the vector; "": none. Returns the name.
+        """
+        tensor = self.plan.place(name, np.float32, (size,))
+        self.plan.items.append(Vector(tensor, parts or (name,), divided_by))
+        return self.graph.weight(tensor)
+
+    def matrix(self, name: str, shape: tuple[int, ...], parts: tuple[str, ...] = ()) -> str:
+        """Reserve space for the matrices `parts`, stacked to float32 [N, K]; return the name."""
+        tensor = self.plan.place(name, np.float32, shape)
+        self.plan.items.append(Floats(tensor, parts or (name,)))
+        return self.graph.weight(tensor)
 
     def values_apart(self, layer: int) -> bool:
-        return self.format.values_apart(layer)
+        """Return True if a layer's v has another weight type than q and k, so its own product."""
+        at, type_of = f"layers.{layer}.", self.format.type_of
+        return type_of("v", at + "v") != type_of("qkv", at + "qkv")
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
@@ -50,7 +69,7 @@ class Products:
         The operator is FusedMatMul or MatMulNBits. A matrix with very many rows gets several nodes.
         """
         if self.format.bits(kind, name) == 32:
-            weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
+            weight = self.matrix(name + ".weight", shape, parts)
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
         bits, block = self.format.bits(kind, name), self._block(name, kind, shape[1])
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
@@ -89,7 +108,7 @@ class Products:
                 stored = self.plan.of(name, Floats)[0].tensor
                 weight = self.graph.weight(replace(stored, name=name))
             else:
-                weight = matrix(self.graph, self.plan, name, shape, (name,))
+                weight = self.matrix(name, shape)
             return self.graph.add("Gather", [weight, ids], result)
         if bits == 4 and self.format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
@@ -194,32 +213,6 @@ def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]
         return [(name, (0, rows))]
     starts = range(0, rows, step)
     return [(f"{name}.{n}", (at, min(at + step, rows))) for n, at in enumerate(starts)]
-
-
-def vector(
-    graph: Graph,
-    plan: WeightPlan,
-    name: str,
-    size: int,
-    parts: tuple[str, ...],
-    divided_by: str = "",
-) -> str:
-    """Reserve space for the vectors `parts`, concatenated to float32 [size]; return the name.
-
-    divided_by: product whose SmoothQuant factors s divide the vector; "": none.
-    """
-    tensor = plan.place(name, np.float32, (size,))
-    plan.items.append(Vector(tensor, parts, divided_by))
-    return graph.weight(tensor)
-
-
-def matrix(
-    graph: Graph, plan: WeightPlan, name: str, shape: tuple[int, ...], parts: tuple[str, ...]
-) -> str:
-    """Reserve space for the matrices `parts`, stacked to float32 [N, K]; return the name."""
-    tensor = plan.place(name, np.float32, shape)
-    plan.items.append(Floats(tensor, parts))
-    return graph.weight(tensor)
 
 
 def gather_blocks(

@@ -1,15 +1,45 @@
-"""Matrix products of the graph for prompts: int8 weights and activations."""
+"""The graph for prompts, and its matrix products: int8 weights and activations."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, MatrixKind
+from stem_edge.config import ModelConfig
+from stem_edge.graph import names as io
+from stem_edge.graph.decode import Built, declare_output
+from stem_edge.graph.formats import (
+    BACKBONE_DATA,
+    PREFILL_DATA,
+    SMALL_KINDS,
+    BackboneFormat,
+    MatrixKind,
+)
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.linear import Products, vector
+from stem_edge.graph.kv import KvType, place_peaks
+from stem_edge.graph.linear import Products
+from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import Balance, Columns, WeightPlan
+from stem_edge.tables.rows import RecordLayout
 
 INT8_MAX = 127
+
+
+def prompts(
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    format: BackboneFormat,
+    *,
+    kv: KvType = "fp32",
+) -> Built:
+    """Build the graph for prompts: all layers up to those that reuse other layers' K and V."""
+    graph, plan = Graph(), WeightPlan(PREFILL_DATA)
+    graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
+    products = PromptProducts(graph, plan, format)
+    cache, layers = place_peaks(WeightPlan(BACKBONE_DATA), config, format, kv), config.own_kv_layers
+    cache = cache._replace(widened=kv == "int8")
+    result = layers_in_order(products, config, layout, cache, range(layers), Start())
+    declare_output(graph, config, result)
+    return Built({io.PREFILL: graph}, plan)
 
 
 class PromptProducts(Products):
@@ -36,7 +66,7 @@ class PromptProducts(Products):
     def norm(self, name: str, size: int, consumer: str) -> str:
         """Reserve space for a norm's weight, divided by the SmoothQuant factors of `consumer`."""
         self._normed.add(consumer)
-        return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
+        return self.vector(name, size, divided_by=consumer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]

@@ -27,13 +27,9 @@ from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import BundleError, ExportError, FarError, InputError
 from stem_edge.ggml import gguf_schema
 from stem_edge.graph import names as io
-from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import (
-    BACKBONE_GRAPH,
-    BackboneFormat,
-    MatrixKind,
-    WeightType,
-)
+from stem_edge.graph.decode import decoding
+from stem_edge.graph.formats import BACKBONE_GRAPH, BackboneFormat, MatrixKind, WeightType
+from stem_edge.graph.prompt_products import prompts
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session

@@ -24,9 +24,10 @@ from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
 from stem_edge.graph.ir import Graph
+from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import Blocks, Columns, Floats
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward

@@ -22,7 +22,7 @@ from stem_edge.bundle.manifest import FORMAT_VERSION, MANIFEST, TABLES, TOKENIZE
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import ALIGNMENT, foreign_parts
 from stem_edge.ggml.gguf_tensors import encode_tensors, planned_tensors
-from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import (
     BACKBONE_DATA,
     BACKBONE_GRAPH,
@@ -35,6 +35,7 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
+from stem_edge.graph.prompt_products import prompts
 from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from stem_edge.limits import (
     LEAST_SCALING,

@@ -137,7 +137,7 @@ def _weights(backbone: BackboneFormat) -> str:
     types += [f"{k} {t}" for k, t in backbone.kinds.items() if k not in VOCABULARY_KINDS]
     named = Counter(backbone.matrices.values())
     types += [f"{count} matrices {each}" for each, count in named.items()]
-    quantized = backbone.quantized
+    quantized = backbone.types() != {"fp32"}
     details = ", ".join(types) + (f" in blocks of {backbone.block_size}" if quantized else "")
     details += ", asymmetric" if backbone.asymmetric else ""
     details += ", with offsets" if backbone.offsets else ""

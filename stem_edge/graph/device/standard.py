@@ -24,12 +24,12 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.attention import NOTHING
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device import PLACES, mask_name
 from stem_edge.graph.device.attention import attention
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
+from stem_edge.graph.special.heads import NOTHING
 from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
@@ -44,7 +44,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         return "rows of n-grams run on the CPU only"
     if config.ranges:
         return "matrices whose inputs round to the steps of a training run on the CPU only"
-    if format.has("int2"):
+    if "int2" in format.types():
         return "matrices of 2 bits run on the CPU only"
     if layout is not None and (len(layout.parts) != 1 or len(layout.parts[0]) != 1):
         return "experts run on the CPU only"

@@ -11,13 +11,14 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.attention import attended, caches, no_tokens, normed_heads
+from stem_edge.graph.attention import attended, caches
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.formats import ASSISTANT_DATA, BACKBONE_DATA, Assistant, BackboneFormat
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KvType, place_peaks
 from stem_edge.graph.layer import LayerGraph, norm
-from stem_edge.graph.linear import Products, vector
+from stem_edge.graph.linear import Products
+from stem_edge.graph.special.heads import borrowing
 from stem_edge.graph.weight_plan import Named, WeightPlan
 from stem_edge.layers import Layer, Rope
 
@@ -45,7 +46,7 @@ def drafting(
         mixed = layer.post_norm("attention_post_norm", _attention(layer, x, target, lender))
         x, residual = layer.add_norm("ffn_norm", residual, mixed, "gate")
         residual = layer.scaled(residual, layer.post_norm("ffn_post_norm", ffn(layer, x)))
-    weight = vector(graph, plan, "norm", model.dim, ("norm",))
+    weight = products.vector("norm", model.dim)
     normed, shape = norm(graph, residual, weight, model.norm_eps), (target.dim, model.dim)
     state = products.product(io.NEW + io.STATE, "assistant", normed, (OUT,), shape)
     graph.output(state, np.float32, [1, 1, target.dim])
@@ -89,11 +90,9 @@ def with_states(graph: Graph, target: ModelConfig) -> None:
 
 def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> str:
     """Emit attention of normed x [1, 1, dim] to keys and values of the target's layer `lender`."""
-    graph, model, own = layer.graph, layer.config, layer.shape
+    graph, own = layer.graph, layer.shape
     prefix, width = io.WINDOW if own.window else "", io.head_width(own)
-    q = layer.product("qkv", "qkv", x, ("wq",))
-    nothing = no_tokens(graph, own.n_kv_heads * width, q)
-    q = normed_heads(layer, "q", q, model.n_heads)
+    qkv = borrowing(layer, layer.product("qkv", "qkv", x, ("wq",)))
     updated = [f"{io.NEW}{name}{lender}.{layer.number}" for name in (io.KEYS, io.VALUES)]
     cached, updated = caches(layer, prefix, lender, updated, borrowed=True)
     lengths = [
@@ -102,7 +101,7 @@ def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> s
     ]
     names = io.rope_names(target, own)
     ropes = [graph.input(name, np.float32, ["context", width // 2]) for name in names]
-    inputs = [q, nothing, nothing, *cached, *lengths, *ropes, io.POSITIONS]
+    inputs = [*qkv, *cached, *lengths, *ropes, io.POSITIONS]
     # One more, as in transformers, where the current token, which has no keys, does not count.
     return attended(layer, inputs, updated, lender, own.window + 1 if own.window else 0)
 

@@ -9,7 +9,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph.ffn import row_of
 from stem_edge.graph.layer import LayerGraph, norm
-from stem_edge.graph.linear import Products, vector
+from stem_edge.graph.linear import Products
 
 
 def contexts(
@@ -24,7 +24,7 @@ def contexts(
     shape = (len(layers) * width, config.dim)
     x = products.product(at + "ple_context", "ple_context", embedded, tuple(names), shape)
     x = graph.reshape(x, [0, 0, len(layers), width], at + "context.cut")
-    weight = vector(graph, products.plan, at + "ple_norm", width, ("ple_norm",))
+    weight = products.vector(at + "ple_norm", width, ("ple_norm",))
     # The product is not divided by sqrt(dim), because it is normed anyway. So eps must be dim times as large.
     x = norm(graph, x, weight, config.norm_eps * config.dim)
     x = graph.add("Mul", [x, graph.float(0.5**0.5)], at + "context.half")

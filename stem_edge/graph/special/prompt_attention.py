@@ -10,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.graph import names as io
-from stem_edge.graph.attention import caches, grouped, no_tokens, projected
+from stem_edge.graph.attention import caches, grouped, projected
 from stem_edge.graph.ir import CONTRIB, ElementType
 from stem_edge.graph.kv import KEYS, VALUES
 from stem_edge.graph.layer import LayerGraph
+from stem_edge.graph.special.heads import no_tokens
 
 
 def widened_attention(layer: LayerGraph, x: str) -> str:
@@ -44,7 +45,7 @@ def widened_attention(layer: LayerGraph, x: str) -> str:
         filled = graph.add("Slice", [new, graph.sizes([0]), end, graph.sizes([2])], new + ".filled")
         wide.append(graph.add("Cast", [filled], new + ".wide", to=int(ElementType.FLOAT)))
     q = graph.add("Mul", [q, _scales(layer, KEYS, config.n_heads)], at + "q.scaled")
-    nothing = no_tokens(graph, own.n_kv_heads * io.head_width(own), q)
+    nothing = no_tokens(layer, q)
     lengths = [prefix + name for name in (io.SEQLENS_K, io.TOTAL_LENGTH)]
     codes = grouped(layer, [q, nothing, nothing, *wide, *lengths], [], own.window, do_rotary=0)
     mixed = graph.add("Mul", [codes, _scales(layer, VALUES, config.n_heads)], at + "mixed")

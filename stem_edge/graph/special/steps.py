@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import Graph
-from stem_edge.graph.layer import backbone_shapes
+from stem_edge.graph.layer import layer_shapes
 from stem_edge.graph.linear import Products
 from stem_edge.graph.weight_plan import Blocks, WeightPlan
 from stem_edge.numerics.quantize import I64
@@ -30,7 +30,7 @@ class SteppedProducts(Products):
         self, graph: Graph, plan: WeightPlan, format: BackboneFormat, config: ModelConfig
     ) -> None:
         super().__init__(graph, plan, format)
-        self._ranges, self._shapes = config.ranges, backbone_shapes(config)
+        self._config, self._ranges = config, config.ranges
         # (x, step, layout) -> name of x in steps, as it is or in blocks
         self._made: dict[tuple[object, ...], str] = {}
         graph.constant(ZERO, np.array(0, np.int8))
@@ -43,10 +43,10 @@ class SteppedProducts(Products):
         if not any(ranges):
             return super().product(name, kind, x, parts, shape)
         if kind == "qkv" and len(parts) > 1:  # each has its own steps
-            sizes = [(self._shapes[part][0], shape[1]) for part in parts]
+            shapes = layer_shapes(self._config, int(name.split(".")[1]))
             made = [
-                self.product(part, kind, x, (part,), size)
-                for part, size in zip(parts, sizes, strict=True)
+                self.product(part, kind, x, (part,), (shapes[part.split(".")[2]][0], shape[1]))
+                for part in parts
             ]
             return self.graph.add("Concat", made, name, axis=-1)
         taken, given = ranges[0] or (0.0, 0.0)

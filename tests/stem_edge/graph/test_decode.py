@@ -25,12 +25,13 @@ from stem_edge.export.backbone import weight_file
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import Recipe
-from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.decode import decoding
 from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA
 from stem_edge.graph.ir import Attribute, Graph, Tensor
 from stem_edge.graph.names import row_name
+from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 

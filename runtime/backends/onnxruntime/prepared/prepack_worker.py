@@ -124,9 +124,8 @@ def _padding_pays(bundle: Bundle) -> bool:
     model (assistant).
     """
     manifest, layers = bundle.manifest, bundle.manifest.model.n_layers
-    if (format := manifest.backbone) is None or not format.has("int4"):
-        return False
-    if format.has("int2") and manifest.assistant is None:
+    types = set() if manifest.backbone is None else manifest.backbone.types()
+    if "int4" not in types or ("int2" in types and manifest.assistant is None):
         return False
     return footprint_of(manifest).step_nbytes >= LAYER_NBYTES * layers
 

@@ -13,7 +13,7 @@ from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.graph import names as io
-from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.decode import decoding
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
@@ -34,7 +34,11 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     try:
-        built = [one(*described, kv=kv) for one in (decoding, *((prompts,) if prefill else ()))]
+        built = [decoding(*described, kv=kv)]
+        if prefill:
+            from stem_edge.graph.prompt_products import prompts  # only for long prompts
+
+            built.append(prompts(*described, kv=kv))
     except ValueError as error:
         said = f"this model cannot be stored in this format ({error})"
         raise damaged(bundle.file(MANIFEST), said) from error
