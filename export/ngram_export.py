@@ -20,7 +20,7 @@ from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import check_apart, check_free, publish
 from stem_edge.export.job.table_plan import scaling_of
-from stem_edge.export.tables import make_grid, write_shard
+from stem_edge.export.tables import encode_metadata, make_grid, write_shard
 from stem_edge.export.token_classes import token_classes
 from stem_edge.numerics.quantize import I32, U8, fitting_block
 from stem_edge.progress import Progress
@@ -30,7 +30,7 @@ from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, is_ngrams
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.shards import array_metadata
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
-from stem_edge.tables.zarr_json import encode_metadata, group_document
+from stem_edge.tables.zarr_json import group_document
 
 RowsStored = Literal["keep", "int8", "int4"]
 ROWS_STORED: tuple[RowsStored, ...] = get_args(RowsStored)

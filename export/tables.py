@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from stem_edge.export.checkpoints.checkpoint import check_finite
@@ -21,10 +23,17 @@ from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
+from stem_edge.tables.shards import (
+    CRC_NBYTES,
+    ShardGrid,
+    array_metadata,
+    crc32c,
+    index_blocks,
+    pieces_for,
+)
 from stem_edge.tables.store import INDEX
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
-from stem_edge.tables.zarr_json import encode_metadata, group_document
+from stem_edge.tables.zarr_json import group_document
 
 # Shards must not grow with the tables, because zarr readers hold a whole shard in memory.
 SHARD_NBYTES = 128 << 20
@@ -74,9 +83,28 @@ def write_shard(
     starts = range(start, stop, piece_records)
     spans = ((at, min(at + piece_records, stop)) for at in starts)
     with out.file(grid.shard_path(shard).relative_to(out.folder).as_posix()) as file:
-        for piece in in_order(threads, lambda span: grid.append_checksums(work(*span)), spans):
+        for piece in in_order(threads, lambda span: with_checksums(grid, work(*span)), spans):
             file.write(piece)
-        file.write(grid.index_bytes(shard))
+        file.write(index_bytes(grid, shard))
+
+
+def index_bytes(grid: ShardGrid, shard: int) -> bytes:
+    """Return the index of a shard. Shards with equally many records have the same index."""
+    return b"".join(index_blocks(*grid.index_facts(shard)))
+
+
+def with_checksums(grid: ShardGrid, records: U8) -> bytes:
+    """Return records [n, record_nbytes] as bytes of a shard: a crc32c after each piece."""
+    pieces = records.reshape(len(records) * grid.pieces, -1)
+    checked = np.empty((len(pieces), grid.piece_stride), np.uint8)
+    checked[:, :-CRC_NBYTES] = pieces
+    sums = np.fromiter((crc32c(piece) for piece in pieces), "<u4", len(pieces))
+    checked[:, -CRC_NBYTES:] = sums[:, None].view(np.uint8)
+    return checked.tobytes()
+
+
+def encode_metadata(metadata: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(metadata), indent=2)
 
 
 def _records(

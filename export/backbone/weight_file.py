@@ -35,9 +35,9 @@ from stem_edge.graph.weight_plan import (
     WeightPlan,
 )
 from stem_edge.numerics.matrix import Matrix, whole
-from stem_edge.numerics.quantize import F32, U8, pack_codes, zero_points
+from stem_edge.numerics.quantize import F32, U8, zero_points
 from stem_edge.numerics.quantizing import Rounded as Quantized
-from stem_edge.numerics.quantizing import dequantize_blocks
+from stem_edge.numerics.quantizing import dequantize_blocks, pack_codes
 
 # A channel is an outlier if its peak is this many times the median peak. For smaller outliers,
 # balancing gains less exactness than the pass over the inputs costs time.

@@ -22,6 +22,8 @@ from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
 
+ROW = "row."  # prefix of inputs: the table rows of a layer
+
 
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
     """Build one ONNX graph from token ids to logits. It refers to the bundle's weight file for decoding.
@@ -62,7 +64,7 @@ def _separate(graph: Graph, layout: RecordLayout | None, rows_per_token: int) ->
             x, weight = node.inputs
             plain_norm(graph, x, weight, node.outputs[0], node.attributes["epsilon"])
         elif layout is not None and source.startswith(io.ROW_CODES) and io.SLOT_IDS in node.inputs:
-            name = io.row_name(int(source.removeprefix(io.ROW_CODES)))
+            name = ROW + source.removeprefix(io.ROW_CODES)
             width = layout.row_width * rows_per_token
             other[node.outputs[0]] = graph.input(name, np.float32, [1, "T", width])
         elif source in other and node.op == "Cast":

@@ -21,7 +21,8 @@ from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.layers import Rope
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.rope import frequency_factors
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.rope import rope_frequencies
 
 TABLE, ROPE_FACTORS = "per_layer_token_embd.weight", "rope_freqs.weight"
 LAYERS_27B = 62  # llama.cpp scales scores differently in Gemma 3 models with so many layers
@@ -152,9 +153,16 @@ def _llama3(keys: Keys, tensor: Tensor, other_scaling: dict[str, Any]) -> dict[s
     given = {"rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
     scaling = read_rope(None, given, None, 0)[1]
     expected = frequency_factors(Rope(width, keys.rope__freq_base, scaling))
-    if expected is None or not np.allclose(factors, expected, rtol=1e-4):
+    if scaling is None or not np.allclose(factors, expected, rtol=1e-4):
         raise ValueError(f"{ROPE_FACTORS} has factors other than those of Llama 3.1 and 3.2")
     return given
+
+
+def frequency_factors(rope: Rope) -> F32:
+    """Return unscaled / scaled frequencies [head_dim / 2], which may be inf."""
+    unscaled, _ = rope_frequencies(msgspec.structs.replace(rope, scaling=None))
+    with np.errstate(divide="ignore"):
+        return np.asarray(unscaled / rope_frequencies(rope)[0], np.float32)
 
 
 def _gemma(keys: Keys, tensors: Tensors, pattern: int = 6) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.numerics.block_search import search_scales
-from stem_edge.numerics.quantize import F32, U8, pack_codes
-from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantizing import Rounded, cut, pack_codes, reciprocals
 
 # Share of the mean diagonal of H that is added to the diagonal, because inputs that are not in the
 # calibration text occur, too. 0.01, as in the paper, overfits to some thousand tokens: on other

@@ -20,12 +20,13 @@ from stem_edge.export.quantization.streams import in_order
 from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 from stem_edge.numerics.block_search import grid_scales, search_blocks
 from stem_edge.numerics.matrix import ArrayMatrix, whole
-from stem_edge.numerics.quantize import F32, F64, pack_codes
+from stem_edge.numerics.quantize import F32, F64
 from stem_edge.numerics.quantizing import (
     Rounded,
     cut,
     encode,
     extremes,
+    pack_codes,
     quantize_asymmetric,
     reciprocals,
 )

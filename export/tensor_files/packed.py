@@ -11,7 +11,8 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.tensor import Codes, Tensor, bytes_of
-from stem_edge.numerics.quantize import F32, U8, unpack_codes
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantizing import unpack_codes
 
 PACKED = {"U8": 1, "I8": 1}  # types of stored codes, and bytes of each
 BITS = 8, 4, 2  # of a code

@@ -6,6 +6,7 @@ of a truncated file only raises an error.
 
 from __future__ import annotations
 
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ class SourceFile:
                 f"{path}: cannot open ({reason}); copy the model again, as plain files"
             ) from error
         weakref.finalize(self, disk.close, self._descriptor)
-        self.nbytes, self._mtime_ns = disk.size(self._descriptor), disk.mtime_ns(self._descriptor)
+        status = os.fstat(self._descriptor)
+        self.nbytes, self._mtime_ns = status.st_size, status.st_mtime_ns
 
     @property
     def head(self) -> bytes:
@@ -83,6 +85,6 @@ class SourceFile:
                 f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check "
                 "the disk, or copy the file again"
             ) from error
-        if done < len(array) or disk.mtime_ns(self._descriptor) != self._mtime_ns:
+        if done < len(array) or os.fstat(self._descriptor).st_mtime_ns != self._mtime_ns:
             raise CheckpointError(f"{self.path}: {CHANGED}")
         return array

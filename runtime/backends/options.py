@@ -111,10 +111,6 @@ class LoadOptions:
     def cpus(self) -> int:
         return self.threads or usable_cpus()
 
-    @property
-    def device_nbytes(self) -> int | None:
-        return None if self.device_memory is None else parse_size(self.device_memory)
-
     def contexts(self, bundle: Bundle) -> list[int]:
         """Return the context lengths (prompt and answer, in tokens) to choose from. Raises InputError."""
         longest, context = bundle.manifest.model.max_context, self.context_length

@@ -34,8 +34,7 @@ from stem_edge.runtime.prefixes.file import (
     is_own,
     write_prefix,
 )
-from stem_edge.runtime.prefixes.reuse import reusable
-from stem_edge.runtime.text.codec import same_start
+from stem_edge.runtime.prefixes.reuse import reusable, same_start
 
 FOLDER = "prefixes"  # in the user's cache folder
 # Shorter prompts take about as long to compute as to read, or so little time that it does not matter.

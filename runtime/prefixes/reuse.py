@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stem_edge.runtime.backends.interface import Resumes
-from stem_edge.runtime.text.codec import same_start
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.context import Context, PromptKey
@@ -14,6 +14,12 @@ LEAST_COMPUTED = 2
 # onnxruntime's attention splits the tokens of a step into blocks, whose size is a multiple of this number.
 # It rounds a block of a single token differently.
 ATTENTION_BLOCK = 16
+
+
+def same_start(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the common prefix of two sequences."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def reusable_of(context: Context, prompt: PromptKey) -> int:

@@ -51,7 +51,7 @@ def open_speculation(
     most = options.speculate if type(options.speculate) is int else MOST - 1
     # A step reads the weights, and for each of its tokens the keys and values, at about the same speed.
     depth = plan.context_length
-    attention = footprint.with_kv(plan.kv).kv_read_nbytes(depth) / depth / footprint.step_nbytes
+    attention = _kv_read_nbytes(footprint.with_kv(plan.kv), depth) / depth / footprint.step_nbytes
     step_costs, assistant = Costs(known.times, most, attention), _assistant(engine, plan)
 
     def begin(context: Context) -> Guesses:
@@ -62,6 +62,18 @@ def open_speculation(
         return BestGuesses(step_costs, drafts, known.seconds)
 
     return begin if step_costs.can_pay else None
+
+
+def _kv_read_nbytes(footprint: Footprint, tokens: int) -> int:
+    """Return the bytes that a decode step reads from the KV cache in a context of `tokens` tokens.
+
+    If several layers share keys and values, each of the layers reads them.
+    """
+    model = footprint.model
+    return sum(
+        footprint.token_nbytes(footprint.kv, layer) * min(tokens, layer.window or tokens)
+        for layer in model.layers
+    ) + footprint.conv_nbytes(min(tokens, model.engram_kernel))
 
 
 def _of_caller(draft: Draft, vocab_size: int) -> Guesses:

@@ -231,12 +231,6 @@ class TextCodec:
         return self._tokenizer if self._kept is None else self._kept.for_ids(ids)
 
 
-def same_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the common prefix of two sequences."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
 def shorten(context_length: int, max_context: int) -> str:
     """Return advice for a prompt above context_length tokens. max_context: limit of the model."""
     if context_length == max_context:

@@ -78,27 +78,12 @@ class Footprint:
     def kv_nbytes(self, tokens: int) -> int:
         own = self.model.layers[: self.model.own_kv_layers]
         layers = sum(self.token_nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own)
-        return layers + self._conv_nbytes(tokens)
+        return layers + self.conv_nbytes(tokens)
 
-    def kv_read_nbytes(self, tokens: int) -> int:
-        """Bytes that a decode step reads from the KV cache in a context of `tokens` tokens.
-
-        If several layers share keys and values, each of the layers reads them.
-        """
-        layers = self.model.layers
-        return sum(
-            self.token_nbytes(self.kv, layer) * min(tokens, layer.window or tokens)
-            for layer in layers
-        ) + self._conv_nbytes(min(tokens, self.model.engram_kernel))
-
-    def _conv_nbytes(self, tokens: int) -> int:
+    def conv_nbytes(self, tokens: int) -> int:
         """Bytes of the cached inputs of convolutions, which only Engram models have."""
         values = tokens * self.model.dim * len(self.model.conv_layers)
         return values * (FLOAT if self.kv == "fp32" else FLOAT // 2)
-
-    def without_windows(self) -> Footprint:
-        """Return a footprint whose KV cache has all tokens even in sliding-window layers."""
-        return replace(self, windows=False)
 
     def with_kv(self, kv: KvChoice) -> Footprint:
         """Return the footprint with keys and values of this type; "auto": the engine's default.

@@ -71,10 +71,6 @@ def size(descriptor: int) -> int:
     return os.fstat(descriptor).st_size
 
 
-def mtime_ns(descriptor: int) -> int:
-    return os.fstat(descriptor).st_mtime_ns
-
-
 def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
     """Read from `offset` on into the buffer. Return the number of bytes read: all, or fewer."""
     if hasattr(os, "preadv"):

@@ -93,7 +93,6 @@ NEW = "new_"
 ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"
 WANTED = "wanted"
-ROW = "row."
 ROW_CODES = "row_codes."
 
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
@@ -102,11 +101,6 @@ STEP_TOKENS = 128
 # Tokens leave the cache of a window in multiples of this number, so rarely, and sums mostly keep their
 # order: onnxruntime adds up blocks of keys from the first row on (with 1 MiB of L2 cache: 128 keys of 256 values).
 WINDOW_BLOCK = 128
-
-
-def row_name(layer: int) -> str:
-    """Return the name of the input with a layer's table rows in graphs without a row cache."""
-    return f"{ROW}{layer}"
 
 
 def row_codes(layer: int, part: int = 0) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.numerics.quantize import F32, pack_codes
-from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, reciprocals
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, pack_codes, reciprocals
 
 # Candidates: by how many codes the range is wider than the block's own range. A negative offset
 # leaves codes unused; a positive one clips the greatest values, so that smaller values are more exact.

@@ -34,14 +34,6 @@ def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
     return scaled(rope, frequencies)
 
 
-def frequency_factors(rope: Rope) -> F32 | None:
-    """Return unscaled / scaled frequencies [head_dim / 2] (may be inf); None without scaling."""
-    if rope.scaling is None:
-        return None
-    with np.errstate(divide="ignore"):
-        return np.asarray(_unscaled(rope) / rope_frequencies(rope)[0], np.float32)
-
-
 def _unscaled(rope: Rope) -> F32:
     pairs = np.arange(0, rope.width, 2, dtype=np.float32) / np.float32(rope.width)
     # In float64, so that powers are rounded once, as nearly all of torch's. numpy's float32 powers often

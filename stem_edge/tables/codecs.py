@@ -2,18 +2,17 @@
 
 Row cache slots and graphs read only the types in Form. Records of other types are converted to a wider type when
 they are read, without rounding. To add a type, extend this file and export/job/table_plan.py; if its codes do not
-divide a byte evenly, also extend pack_codes in numerics/quantize.py.
+divide a byte evenly, also extend pack_codes in numerics/quantizing.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.numerics.quantize import F32, U8, pack_codes, unpack_codes
+from stem_edge.numerics.quantize import F32, U8
 
 Form = Literal["fp32", "fp16", "int8", "int4"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -29,36 +28,14 @@ class Codec(NamedTuple):
     bits: int  # bits of a value, not counting the scales
     forms: tuple[Form, ...]  # types to which it converts exactly, narrowest first
     scaled: bool  # True: values are whole numbers times the scale of their group
-    # Codes [..., columns] of float32 values or, if scaled, of whole numbers modulo 256.
-    pack: Callable[[Codes], Codes]
-    unpack: Callable[[Codes], Codes]  # undoes pack
-
-
-def _whole(bits: int, *forms: Form) -> Codec:
-    middle = np.uint8(1 << (bits - 1))
-
-    def pack(numbers: Codes) -> U8:
-        return pack_codes(numbers.view(np.uint8) + middle, bits)
-
-    return Codec(bits, forms, True, pack, lambda c: unpack_codes(c.view(np.uint8), bits) - middle)
-
-
-def _halves(values: Codes) -> Codes:
-    if values.size and np.abs(values).max() > FP16_MAX:
-        raise ValueError(f"a value is above {FP16_MAX:g}, the greatest that fp16 rows can hold")
-    return values.astype("<f2")
-
-
-def _floats(codes: Codes) -> F32:
-    return codes.astype(np.float32, copy=False)
 
 
 CODECS: dict[RowType, Codec] = {
-    "fp32": Codec(32, ("fp32",), False, _floats, _floats),
-    "fp16": Codec(16, ("fp16",), False, _halves, _floats),
-    "int8": _whole(8, "int8"),
-    "int4": _whole(4, "int4", "int8"),
-    "int2": _whole(2, "int4", "int8"),
+    "fp32": Codec(32, ("fp32",), False),
+    "fp16": Codec(16, ("fp16",), False),
+    "int8": Codec(8, ("int8",), True),
+    "int4": Codec(4, ("int4", "int8"), True),
+    "int2": Codec(2, ("int4", "int8"), True),
 }
 
 

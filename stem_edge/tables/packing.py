@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, U8, fitting_block, pack_codes
-from stem_edge.numerics.quantizing import cut, encode, extremes
+from stem_edge.numerics.quantize import F32, U8, fitting_block
+from stem_edge.numerics.quantizing import cut, encode, extremes, pack_codes
 from stem_edge.tables.codecs import CODECS, FP16_MAX, RowType
 from stem_edge.tables.rows import Parts, RecordLayout, ScaleType
 
@@ -41,7 +41,9 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
             layout.row_codes(records, index)[:] = codes
             layout.row_scales(records, index)[:] = scales
         else:
-            layout.row_codes(records, index)[:] = CODECS[layout.row_type].pack(values)
+            if layout.bits == 16:
+                _check_half(values, "value", "fp16 rows")
+            layout.row_codes(records, index)[:] = values
     return records
 
 
@@ -59,11 +61,15 @@ def _quantize(layout: RecordLayout, values: F32, scaling: Scaling) -> tuple[U8, 
     half, blocks = np.float32(1 << (layout.bits - 1)), cut(values, layout.group_size)
     scales = scaling(blocks, layout.bits)
     if layout.scale_type == "fp16":
-        if scales.size and np.abs(scales).max() > FP16_MAX:
-            raise ValueError(f"a scale is above {FP16_MAX:g}, the greatest that fp16 can hold")
+        _check_half(scales, "scale", "fp16")
         # Rounded before encoding, so that the codes suit the scales that will be read.
         scales = scales.astype(np.float16).astype(np.float32)
     return encode(blocks, scales, half, layout.bits)
+
+
+def _check_half(values: F32, what: str, type: str) -> None:
+    if values.size and np.abs(values).max() > FP16_MAX:
+        raise ValueError(f"a {what} is above {FP16_MAX:g}, the greatest that {type} can hold")
 
 
 def make_layout(

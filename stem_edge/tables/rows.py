@@ -166,15 +166,13 @@ class RecordLayout(
 
     def unpack(self, records: U8, index: int) -> F32:
         """Dequantize the rows of the `index`-th STEM layer to float32 [n, row_width]."""
-        return self.values(self.row_codes(records, index), self.row_scales(records, index))
-
-    def values(self, codes: Codes, scales: Scales | None) -> F32:
-        """Decode codes [n, columns] to float32 [n, row_width]. scales: [n, groups], or None."""
-        if scales is None or not self.quantized:
-            return CODECS[self.row_type].unpack(codes).astype(np.float32)
+        codes = self.row_codes(records, index)
+        if not self.quantized:
+            return codes.astype(np.float32)
         from stem_edge.numerics.quantizing import dequantize_blocks  # only if no engine does it
 
-        return dequantize_blocks(codes.view(np.uint8), scales.astype(np.float32), self.bits)
+        scales = self.row_scales(records, index).astype(np.float32)
+        return dequantize_blocks(codes.view(np.uint8), scales, self.bits)
 
 
 # Token ids whose rows are averaged (a repeated id counts each time), or a packed row.

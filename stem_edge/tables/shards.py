@@ -86,11 +86,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         index_nbytes = places * INDEX_ENTRY_NBYTES + CRC_NBYTES
         return self.shard_records(shard) * self.stride + index_nbytes
 
-    def index_bytes(self, shard: int) -> bytes:
-        """Return the index of a shard. Shards with equally many records have the same index."""
-        return b"".join(_index_blocks(*self._index_facts(shard)))
-
-    def _index_facts(self, shard: int) -> tuple[int, int, int]:
+    def index_facts(self, shard: int) -> tuple[int, int, int]:
         """Return (equal parts of records in a shard, index entries, bytes of a part and crc32c)."""
         count = self.shard_records(shard) * self.pieces
         return count, self.records_per_shard * self.pieces, self.piece_stride
@@ -120,18 +116,9 @@ class ShardGrid(msgspec.Struct, frozen=True):
         if nbytes != expected:
             raise damaged(path, f"shard has {nbytes} bytes, expected {expected}")
         found = read_at(descriptor, CRC_NBYTES, nbytes - CRC_NBYTES)
-        if found != _index_crc32c(*self._index_facts(shard)):
+        if found != _index_crc32c(*self.index_facts(shard)):
             at = self.shard_records(shard) * self.stride
             raise damaged(path, f"shard index is damaged or not dense at byte {at}")
-
-    def append_checksums(self, records: U8) -> bytes:
-        """Return records [n, record_nbytes] as bytes of a shard: a crc32c after each piece."""
-        pieces = records.reshape(len(records) * self.pieces, -1)
-        checked = np.empty((len(pieces), self.piece_stride), np.uint8)
-        checked[:, :-CRC_NBYTES] = pieces
-        sums = np.fromiter((crc32c(piece) for piece in pieces), "<u4", len(pieces))
-        checked[:, -CRC_NBYTES:] = sums[:, None].view(np.uint8)
-        return checked.tobytes()
 
     def without_checksums(self, checked: U8) -> U8:
         """Remove the checksums of n records, or of their first equal parts (pieces): [n, bytes]."""
@@ -149,7 +136,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return ""
 
 
-def _index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes]:
+def index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes]:
     """Yield a shard's index as blocks of bytes. Entries after the first `pieces` are empty."""
     crc = 0
     for start in range(0, entries, INDEX_PIECE_ENTRIES):
@@ -166,7 +153,7 @@ def _index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[byte
 
 @cache  # most shards of a table have the same index
 def _index_crc32c(pieces: int, entries: int, piece_nbytes: int) -> bytes:
-    *_, last = _index_blocks(pieces, entries, piece_nbytes)
+    *_, last = index_blocks(pieces, entries, piece_nbytes)
     return last
 
 

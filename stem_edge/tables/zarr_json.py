@@ -24,10 +24,6 @@ class Format(msgspec.Struct, frozen=True):
 F = TypeVar("F", bound=Format)
 
 
-def encode_metadata(metadata: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(metadata), indent=2)
-
-
 def array_document(
     shape: list[int], data_type: str, chunk_shape: list[int], codecs: list[dict[str, Any]]
 ) -> dict[str, Any]:

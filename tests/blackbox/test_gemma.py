@@ -74,7 +74,7 @@ def test_the_graph_for_other_tools_gives_the_same_logits(exact: Exact) -> None:
     feeds[io.TOKEN_IDS][0], feeds[io.SEQLENS_K][0] = ids, len(ids) - 1
     feeds[io.TOTAL_LENGTH][...] = len(ids)
     with stem_edge.open_tables(exact.path) as tables:
-        feeds |= {io.row_name(layer): tables[np.array(ids), layer][None] for layer in tables.layers}
+        feeds |= {f"row.{layer}": tables[np.array(ids), layer][None] for layer in tables.layers}
     (found,) = session.run([io.LOGITS], feeds)
     assert off(found[0], exact.expected) < exact.tolerance
 

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from stem_edge.export.tables import encode_metadata, index_bytes, with_checksums
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
@@ -18,7 +19,7 @@ from stem_edge.tables import store as tables
 from stem_edge.tables import token_index
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
-from stem_edge.tables.zarr_json import encode_metadata, group_document
+from stem_edge.tables.zarr_json import group_document
 
 Way: TypeAlias = Literal["pread", "far", "memory"]
 
@@ -98,7 +99,7 @@ def write_array(
         path.parent.mkdir(parents=True)
         start = shard * records_per_shard
         piece = records[start : start + records_per_shard]
-        path.write_bytes(grid.append_checksums(piece) + grid.index_bytes(shard))
+        path.write_bytes(with_checksums(grid, piece) + index_bytes(grid, shard))
     return grid
 
 

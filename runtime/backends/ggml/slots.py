@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml import types as ggml_types
-from stem_edge.numerics.quantize import U8, unpack_codes
+from stem_edge.numerics.quantize import U8
+from stem_edge.numerics.quantizing import unpack_codes
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.system.memory import page_aligned
 from stem_edge.tables.codecs import FP16_MAX

@@ -11,6 +11,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.special.assistant import drafting, lenders, scored
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.costs import DAMAGED
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
@@ -73,7 +74,7 @@ class OrtDrafter:
         self._lengths[io.WINDOW].write([position - window])
         self._ropes.fill(position + 1)
         self._position[...], self._token[...] = position, token_id
-        self._state[...] = self._context.state_before(position)
+        self._state[...] = self._state_before(position)
         drafts = list[int]()
         with onnxruntime_errors(f"for the assistant at position {position}"):
             while len(drafts) < count:
@@ -89,3 +90,16 @@ class OrtDrafter:
                 f"the state of the assistant at position {position} is not finite; {DAMAGED}"
             )
         return drafts
+
+    def _state_before(self, position: int) -> F32:
+        """Return the hidden state [dim] of the token before a position.
+
+        Raises BackendError unless the last step gave logits of this token.
+        """
+        states, first = self._context.outputs.states, self._context.outputs.first
+        if not 0 <= (place := position - 1 - first) < states.shape[1]:
+            raise BackendError(
+                f"the last step left no state of the token before position {position}"
+            )
+        state: F32 = states[0, place]
+        return state

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
-from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.costs import MOST
 from stem_edge.runtime.backends.onnxruntime.head_output import StepOutputs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
@@ -174,16 +172,3 @@ class OrtContext:
         dropped = self._window.make_room(position, count) if self._window else 0
         self.filled = max(self.filled, position + count)
         return dropped
-
-    def state_before(self, position: int) -> F32:
-        """Return the hidden state [dim] of the token before a position, for the draft model.
-
-        Raises BackendError unless the last step gave logits of this token.
-        """
-        states, first = self.outputs.states, self.outputs.first
-        if not 0 <= (place := position - 1 - first) < states.shape[1]:
-            raise BackendError(
-                f"the last step left no state of the token before position {position}"
-            )
-        state: F32 = states[0, place]
-        return state

@@ -24,7 +24,7 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError
 from stem_edge.export import exporter
-from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
+from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS, frequency_factors
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import plan
@@ -35,7 +35,6 @@ from stem_edge.graph.formats import GGUF, GGUF_TYPES, EngineName, GgufType
 from stem_edge.layers import LinearRope, Llama3Rope, Rope
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.rope import frequency_factors
 
 SCALING: dict[str, dict[str, Any]] = {
     "llama, linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},

@@ -26,6 +26,7 @@ import stem_edge
 from stem_edge import limits
 from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.config import ModelConfig
+from stem_edge.export.tables import index_bytes, with_checksums
 from stem_edge.graph.formats import BACKBONE_DATA, GGUF, PREFILL_DATA, BackboneFormat, EngineName
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store
@@ -149,7 +150,7 @@ def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
     @given(changed_bytes(records.tobytes(), resized=False))
     def load(changed: bytes) -> None:
         rows = np.frombuffer(changed, np.uint8).reshape(records.shape)
-        shard = grid.append_checksums(rows) + grid.index_bytes(0)
+        shard = with_checksums(grid, rows) + index_bytes(grid, 0)
         out = sealed(bundle, forged.bundle(), {SHARD: shard})
         forged.check(Case(str(out), "onnxruntime"))
 

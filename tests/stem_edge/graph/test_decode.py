@@ -30,7 +30,6 @@ from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA
 from stem_edge.graph.ir import Attribute, Graph, Tensor
-from stem_edge.graph.names import row_name
 from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
@@ -196,7 +195,7 @@ def other_tool(bundle: Bundle, ids: list[int], folder: Path) -> np.ndarray:
     feeds = inputs(bundle, ids)
     with stem_edge.open_tables(bundle.path) as tables:
         for layer in bundle.manifest.model.stem_layers:
-            feeds[row_name(layer)] = np.stack([tables[token, layer] for token in ids])[None]
+            feeds[f"row.{layer}"] = np.stack([tables[token, layer] for token in ids])[None]
     np.savez(folder / "feeds.npz", **feeds)
     paths = [bundle.file(BACKBONE_GRAPH), folder / "feeds.npz", folder / "logits.npy"]
     command = [sys.executable, "-c", OTHER_TOOL, *map(str, paths)]

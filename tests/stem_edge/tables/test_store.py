@@ -15,7 +15,7 @@ from stores import write_store
 
 from stem_edge.errors import BundleError
 from stem_edge.limits import MAX_RECORDS
-from stem_edge.numerics.quantize import unpack_codes
+from stem_edge.numerics.quantizing import unpack_codes
 from stem_edge.tables.codecs import Form, RowType
 from stem_edge.tables.packing import make_layout, pack_records
 from stem_edge.tables.rows import ScaleType

@@ -15,6 +15,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, s
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.shown import parse_size
 from stem_edge.tables.rows import RecordLayout
 
 
@@ -40,7 +41,9 @@ class DeviceLoader:
             )
         self._bundle, self._threads = bundle, options.cpus
         self.name, self._provider = provider.name, provider
-        self._limit, self._memory = options.device_nbytes, DeviceMemory(provider)
+        limit = options.device_memory
+        self._limit = None if limit is None else parse_size(limit)
+        self._memory = DeviceMemory(provider)
 
     def prepare(self) -> None:
         """Do nothing: providers prepare weights themselves at each load."""
