@@ -181,9 +181,9 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 41_544),
+    "package, lines": Budget(package_lines, 41_525),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 38_178),
+    "tests, lines": Budget(lambda: lines_in("tests"), 38_177),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_817),
     "classes": Budget(package_classes, 365),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 85)
-PLAIN_LINES = Budget(int, 10_432)
+PLAIN_LINES = Budget(int, 10_192)
 
 
 def test_the_tree_does_not_grow() -> None:

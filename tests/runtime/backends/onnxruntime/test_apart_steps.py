@@ -41,6 +41,7 @@ CASES: list[tuple[str, str, KvType]] = [
     ("window", "int4", "int4"),
     ("stem-mix", "fp32", "fp32"),
     ("plus, means, mixture", "fp32", "fp32"),
+    ("plus, means, mixture", "int4", "fp32"),
     ("all at once", "int4", "fp32"),
     ("low rank, gate", "int4", "fp32"),
     ("Engram", "int4", "fp32"),
