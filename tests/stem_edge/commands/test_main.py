@@ -144,7 +144,7 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
         ("--lora a", "there is no --lora here; stem-edge export --lora"),
         ("-hff a.gguf", "there is no -hff here; name the file as hf:org/name:FILE.gguf"),
         ("export a b -q", "there is no -q here; --type TYPE"),
-        ("batch --input a", "there is no --input here; give files without"),
+        ("batch --input a", "there is no --input here; batch takes IN OUT"),
         ("--inpu a", "unrecognized arguments: --inpu a; see"),
         ("server model", "there is no command server; stem-edge serve MODEL"),
         ("--max-token 4", "did you mean --max-tokens?"),
