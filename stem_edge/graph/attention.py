@@ -104,7 +104,7 @@ def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     if own.kv_layer != layer.number:
-        from stem_edge.graph.special.heads import borrowing  # only for such layers
+        from stem_edge.graph.parts.heads import borrowing  # only for such layers
 
         return borrowing(layer, layer.product("qkv", "qkv", x, QKV[:1]))
     values_apart = layer.products.values_apart(layer.number)
@@ -119,6 +119,6 @@ def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:
         names.append(layer.product("v", "v", x, QKV[2:]))
     if config.qk_norm_eps is None:
         return names
-    from stem_edge.graph.special.heads import normed_heads  # only for such models
+    from stem_edge.graph.parts.heads import normed_heads  # only for such models
 
     return [normed_heads(layer, *one) for one in zip("qkv", names, heads, strict=True)]

@@ -22,7 +22,7 @@ def ffn(layer: LayerGraph, x: str) -> str:
     row = row_of(layer, x) if takes_row else ""
     gate = _sum(layer, "gate", x, row)
     if layer.shape.sparsity:
-        from stem_edge.graph.special.ffn_parts import sparse  # only for such layers
+        from stem_edge.graph.parts.ffn_parts import sparse  # only for such layers
 
         gate = sparse(layer, gate)
     gate = layer.activated(gate, "silu")
@@ -39,7 +39,7 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
     if len(parts) == 1:
         return parts[0]
     if "mix" in terms:
-        from stem_edge.graph.special.ffn_parts import weighted  # only for such layers
+        from stem_edge.graph.parts.ffn_parts import weighted  # only for such layers
 
         parts = weighted(layer, parts, name)
     return layer.graph.node("Add", parts, [f"{layer.at}{name}.sum"])
@@ -71,7 +71,7 @@ def gathered(layer: LayerGraph, x: str = "") -> str:
         bounds = [graph.sizes([number]) for number in (0, -1, 1)]  # all tokens but the last
         row = graph.add("Slice", [means, *bounds], name + ".mean")
     if layer.config.row_experts:
-        from stem_edge.graph.special.ffn_parts import mixture  # only for such models
+        from stem_edge.graph.parts.ffn_parts import mixture  # only for such models
 
         row = mixture(layer, x, row, layout.row_width)
     if layer.config.ngram_order:  # a token's rows become one, side by side

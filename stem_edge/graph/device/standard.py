@@ -29,7 +29,7 @@ from stem_edge.graph.device import PLACES, mask_name
 from stem_edge.graph.device.attention import attention
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
-from stem_edge.graph.special.heads import NOTHING
+from stem_edge.graph.parts.heads import NOTHING
 from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}

@@ -16,7 +16,7 @@ import numpy as np
 from stem_edge.graph import names as io
 from stem_edge.graph.attention import K_SCALE
 from stem_edge.graph.ir import Graph, Node
-from stem_edge.graph.special.heads import NOTHING
+from stem_edge.graph.parts.heads import NOTHING
 
 ATTENTION = "GroupQueryAttention"
 TOKENS = 1  # the token axis of values [B, T, ...]

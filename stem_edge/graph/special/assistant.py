@@ -18,7 +18,7 @@ from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KvType, place_peaks
 from stem_edge.graph.layer import LayerGraph, norm
 from stem_edge.graph.linear import Products
-from stem_edge.graph.special.heads import borrowing
+from stem_edge.graph.parts.heads import borrowing
 from stem_edge.graph.weight_plan import Named, WeightPlan
 from stem_edge.layers import Layer, Rope
 

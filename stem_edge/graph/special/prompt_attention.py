@@ -14,7 +14,7 @@ from stem_edge.graph.attention import caches, grouped, projected
 from stem_edge.graph.ir import CONTRIB, ElementType
 from stem_edge.graph.kv import KEYS, VALUES
 from stem_edge.graph.layer import LayerGraph
-from stem_edge.graph.special.heads import no_tokens
+from stem_edge.graph.parts.heads import no_tokens
 
 
 def widened_attention(layer: LayerGraph, x: str) -> str:

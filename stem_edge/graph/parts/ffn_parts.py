@@ -11,10 +11,8 @@ def weighted(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
     graph, at, number = layer.graph, layer.at + name, layer.vector("mix")
     numbers = graph.add("Neg", [number], f"{at}.mix.negative"), number
     shares = [graph.add("Sigmoid", [one], f"{one}.share") for one in numbers]
-    return [
-        graph.add("Mul", [part, share], f"{share}.of.{name}")
-        for part, share in zip(parts, shares, strict=True)
-    ]
+    pairs = zip(parts, shares, strict=True)
+    return [graph.add("Mul", [part, share], f"{share}.of.{name}") for part, share in pairs]
 
 
 def sparse(layer: LayerGraph, gate: str) -> str:

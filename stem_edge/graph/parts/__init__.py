@@ -1,0 +1,1 @@
+"""Parts of attention and FFN that few models have."""
