@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,13 @@ from _pytest.terminal import TerminalReporter
 from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 
 import stem_edge
+from stem_edge.errors import StemEdgeError
 from stem_edge.export.quantization import calibration
 from stem_edge.ggml.installed import installed_library
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends import options
+from stem_edge.runtime.text import keeping, keeping_child
 
 if TYPE_CHECKING:
     from hub_server import HubServer
@@ -87,6 +90,22 @@ def one_thread() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options, "usable_cpus", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_child_keeps_a_tokenizer() -> Iterator[None]:
+    """Write tokenizer cache files in this process: a child takes 0.4 s, in each test that loads.
+
+    Commands that tests start have children, as they do elsewhere.
+    """
+
+    def keep(path: Path, vocab_size: int | None, kept: Path, limit: int | None) -> None:
+        with suppress(StemEdgeError, OSError):  # which the load finds, too
+            keeping.keep(kept, *keeping.read_checked(path, vocab_size, limit), limit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeping_child, "keep_by_child", keep)
         yield
 
 
