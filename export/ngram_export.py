@@ -100,7 +100,7 @@ def _write(
         files[root / CLASSES / "zarr.json"] = encode_metadata(index_metadata(len(class_of)))
         files[index_chunk(root / CLASSES)] = encode_index(class_of)
     for source, table in zip(rows, format.tables, strict=True):
-        grid = make_grid(root / table.name, table.format.stored, 0, SHARD_NBYTES)
+        grid = make_grid(root / table.name, table.format.stored, SHARD_NBYTES)
         files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
         work = partial(_pages, out, source, table)
         step = max(1, PIECE_NBYTES // table.page_nbytes)

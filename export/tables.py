@@ -24,12 +24,10 @@ from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import (
-    CRC_NBYTES,
     ShardGrid,
     array_metadata,
     crc32c,
     index_blocks,
-    pieces_for,
 )
 from stem_edge.tables.store import INDEX
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
@@ -48,7 +46,7 @@ def write_tables(
     root, first = out.folder / folder, 0
     files = {root / "zarr.json": encode_metadata(group_document(plan.format))}
     grids = [
-        make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES)
+        make_grid(root / name, layout, SHARD_NBYTES)
         for name, layout in plan.format.arrays().items()
     ]
     for grid in grids:
@@ -83,7 +81,7 @@ def write_shard(
     starts = range(start, stop, piece_records)
     spans = ((at, min(at + piece_records, stop)) for at in starts)
     with out.file(grid.shard_path(shard).relative_to(out.folder).as_posix()) as file:
-        for piece in in_order(threads, lambda span: with_checksums(grid, work(*span)), spans):
+        for piece in in_order(threads, lambda span: with_checksums(work(*span)), spans):
             file.write(piece)
         file.write(index_bytes(grid, shard))
 
@@ -93,14 +91,10 @@ def index_bytes(grid: ShardGrid, shard: int) -> bytes:
     return b"".join(index_blocks(*grid.index_facts(shard)))
 
 
-def with_checksums(grid: ShardGrid, records: U8) -> bytes:
-    """Return records [n, record_nbytes] as bytes of a shard: a crc32c after each piece."""
-    pieces = records.reshape(len(records) * grid.pieces, -1)
-    checked = np.empty((len(pieces), grid.piece_stride), np.uint8)
-    checked[:, :-CRC_NBYTES] = pieces
-    sums = np.fromiter((crc32c(piece) for piece in pieces), "<u4", len(pieces))
-    checked[:, -CRC_NBYTES:] = sums[:, None].view(np.uint8)
-    return checked.tobytes()
+def with_checksums(records: U8) -> bytes:
+    """Return records [n, record_nbytes] as bytes of a shard: each is followed by its crc32c."""
+    sums = np.fromiter(map(crc32c, records), "<u4", len(records))
+    return np.concatenate([records, sums[:, None].view(np.uint8)], axis=1).tobytes()
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
@@ -162,7 +156,7 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Plan shards of `nbytes`, with records whose first `prompt_rows` rows can be read alone."""
+def make_grid(root: Path, layout: RecordLayout, nbytes: int) -> ShardGrid:
+    """Plan shards of `nbytes` for an array of records."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
-    return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))
+    return ShardGrid(root, layout, per_shard)

@@ -151,11 +151,6 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Number of layers with their own K and V: all but the last `borrowed_kv_layers`."""
         return self.n_layers - self.borrowed_kv_layers
 
-    @property
-    def prompt_rows(self) -> int:
-        """Number of rows that a prompt token reads. Prompts skip layers that borrow K and V."""
-        return sum(layer < self.own_kv_layers for layer in self.row_layers)
-
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """Distinct RoPE parameters of all layers, in the order of their first use."""

@@ -42,7 +42,6 @@ class TablePlan:
     # Record -> row in the checkpoint's tables, ascending in each array; None: record i is row i.
     order: I64 | None = None
     index: I32 | None = None  # token -> record; None: token i has record i
-    prompt_rows: int = 0  # rows of a record that every token of a prompt needs
 
 
 def plan_tables(source: Checkpoint, rows: RowStorage, counts: I64) -> TablePlan | None:
@@ -74,7 +73,7 @@ def plan_tables(source: Checkpoint, rows: RowStorage, counts: I64) -> TablePlan 
             return _mixed(source, layout, counts)
         indexed = source.index is not None
         format = TableFormat(tokens=config.table_ids, stored=layout, indexed=indexed)
-        return TablePlan(format, index=source.index, prompt_rows=config.prompt_rows)
+        return TablePlan(format, index=source.index)
     except ValueError as error:
         raise ExportError(f"{source.path}: cannot store its tables as {tables}: {error}") from error
 
@@ -100,7 +99,7 @@ def _mixed(source: Checkpoint, layout: RecordLayout, counts: I64) -> TablePlan:
         indexed=True,
     )
     index = record_of if source.index is None else record_of[source.index]
-    return TablePlan(format, order, index, source.config.prompt_rows)
+    return TablePlan(format, order, index)
 
 
 def scaling_of(layout: RecordLayout) -> Scaling:

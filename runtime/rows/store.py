@@ -14,7 +14,7 @@ from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.files import ByteRange, FlashName, ShardFiles
 from stem_edge.runtime.rows.rows import EMPTY, READ_AT_ONCE, RowCounters
 from stem_edge.system.memory import pages_to_fill
-from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
+from stem_edge.tables.shards import CRC_NBYTES, ShardGrid, damage
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RowStore:
         Raises RowReadError, naming shard and offset, if a record is unreadable or damaged.
         """
         pieces = list(map(self._piece, numbers.tolist()))
-        # A record in one piece is read together with the checksum that follows it.
+        # A record is read together with the checksum that follows it.
         buffers = pages_to_fill((len(pieces), self.layout.record_nbytes + CRC_NBYTES))
         # Network reads are split into parts, because responses take memory in addition to the records.
         step = READ_AT_ONCE if self.distant else max(1, len(pieces))
@@ -80,42 +80,36 @@ class RowStore:
     def _read(self, numbers: list[int], pieces: Sequence[ByteRange], buffers: U8) -> None:
         """Read byte ranges into buffers; retry failed reads. numbers: record numbers for messages."""
         grids = [self._grids[piece.shard] for piece in pieces]
-        plain = [g.pieces == 1 and g.layout.row_type == self.layout.row_type for g in grids]
+        plain = [grid.layout.row_type == self.layout.row_type for grid in grids]
         read = [
             buffer if direct else np.empty(piece.nbytes, np.uint8)
             for buffer, direct, piece in zip(buffers, plain, pieces, strict=True)
         ]
         found = self._shards.read(pieces, read)
         for at, (grid, number) in enumerate(zip(grids, numbers, strict=True)):
-            if self._fault(grid, found[at], read[at]):
-                self._read_again(grid, number, pieces[at], read[at])
+            if self._fault(found[at], read[at]):
+                self._read_again(number, pieces[at], read[at])
             if not plain[at]:
-                buffers[at, :-CRC_NBYTES] = self._converted(grid, read[at])
+                from stem_edge.tables.widening import widen  # only for rare tables
 
-    def _read_again(self, grid: ShardGrid, number: int, piece: ByteRange, buffer: U8) -> None:
+                record = read[at][None, :-CRC_NBYTES]
+                buffers[at, :-CRC_NBYTES] = widen(grid.layout, record, self.layout)[0]
+
+    def _read_again(self, number: int, piece: ByteRange, buffer: U8) -> None:
         """Retry a failed read once, because the fault may be temporary. Raises RowReadError."""
         self._shards.before_retry(piece)
         (found,) = self._shards.read([piece], [buffer])
-        if fault := self._fault(grid, found, buffer):
+        if fault := self._fault(found, buffer):
             raise RowReadError(f"{self.where(number)}: {fault}")
 
-    def _fault(self, grid: ShardGrid, found: int | OSError, buffer: U8) -> str:
+    def _fault(self, found: int | OSError, buffer: U8) -> str:
         """Return a message for a failed read, or "". found: number of bytes read, or the error."""
         if isinstance(found, OSError):
             return f"{found.strerror or found}; {self._shards.if_unreadable}"
         if found != len(buffer):
             return f"only {found} of {len(buffer)} bytes were read; {self._shards.if_short}"
-        damage = grid.damage(buffer)
-        return damage and f"{damage}; {self._shards.if_damaged}"
-
-    def _converted(self, grid: ShardGrid, read: U8) -> U8:
-        """Strip checksums from a record's bytes, and convert it to the layout of this store."""
-        record = grid.without_checksums(read[None])
-        if grid.layout.row_type == self.layout.row_type:
-            return record.reshape(-1)
-        from stem_edge.tables.widening import widen  # only for rare tables
-
-        return widen(grid.layout, record, self.layout).reshape(-1)
+        said = damage(buffer)
+        return said and f"{said}; {self._shards.if_damaged}"
 
     def counters(self) -> RowCounters:
         return self._shards.counters()

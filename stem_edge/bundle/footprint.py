@@ -61,7 +61,7 @@ class Footprint:
     @property
     def tables_nbytes(self) -> int:
         """Bytes of the table store, not counting its metadata files."""
-        return self.table_format.nbytes(self.model.prompt_rows) if self.table_format else 0
+        return self.table_format.nbytes if self.table_format else 0
 
     @property
     def flash_nbytes(self) -> int:

@@ -1,15 +1,12 @@
 """Shards of an array of records: a zarr v3 array, read here without zarr.
 
-    records/zarr.json     array uint8 [records, record_nbytes]; an inner chunk is a piece of a record
+    records/zarr.json     array uint8 [records, record_nbytes]; an inner chunk is a record
     records/c/<s>/0       shard s: records in order, then the shard index
 
 Codecs are `[bytes, crc32c]` inside `sharding_indexed` (zarr v3 core and sharding specifications).
-A shard contains all pieces of its records, each piece followed by its crc32c (uint32). Then comes the index: an
-(offset, nbytes) pair of uint64 for each piece of records_per_shard records, and the crc32c of all pairs. Pieces
-beyond the last record of the array have the pair (2**64-1, 2**64-1). All numbers are little-endian.
-
-A record has one piece. If prompts need only the rows of its first layers, it has several pieces with the same
-number of layers, so that programs may read the first pieces alone.
+A shard contains its records, each followed by its crc32c (uint32). Then comes the index: an (offset, nbytes)
+pair of uint64 for each of records_per_shard records, and the crc32c of all pairs. Places beyond the last record
+of the array have the pair (2**64-1, 2**64-1). All numbers are little-endian.
 
 Reading a random record takes 400-1100 us with the zarr package, and 2-10 us with pread. So the format
 is zarr, but records are read with pread. Offsets are computed, because only dense shards in record
@@ -18,7 +15,6 @@ order are accepted. A missing or empty chunk, which zarr would read as zeros, is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -46,19 +42,12 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
     return int(google_crc32c.value(data))
 
 
-def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
-    """Return how many equal pieces a record needs so that one ends after `prompt_rows` rows."""
-    layers = len(layout.layers)
-    return layers // math.gcd(prompt_rows, layers)
-
-
 class ShardGrid(msgspec.Struct, frozen=True):
     """Shard files of an array of records: their paths, sizes, indexes and checksums."""
 
     root: Path  # of the array
     layout: RecordLayout
     records_per_shard: int
-    pieces: int = 1  # number of equal pieces of a record
 
     @property
     def shards(self) -> int:
@@ -66,13 +55,8 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     @property
     def stride(self) -> int:
-        """Bytes from one record to the next: all pieces of a record, each with a crc32c."""
-        return self.pieces * self.piece_stride
-
-    @property
-    def piece_stride(self) -> int:
-        """Bytes of one piece (equal part of a record) and its crc32c."""
-        return self.layout.record_nbytes // self.pieces + CRC_NBYTES
+        """Bytes from one record to the next: of a record and its crc32c."""
+        return self.layout.record_nbytes + CRC_NBYTES
 
     def shard_path(self, shard: int) -> Path:
         return self.root / "c" / str(shard) / "0"
@@ -82,19 +66,17 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return min(self.records_per_shard, self.layout.records - start)
 
     def shard_nbytes(self, shard: int) -> int:
-        places = self.records_per_shard * self.pieces
-        index_nbytes = places * INDEX_ENTRY_NBYTES + CRC_NBYTES
+        index_nbytes = self.records_per_shard * INDEX_ENTRY_NBYTES + CRC_NBYTES
         return self.shard_records(shard) * self.stride + index_nbytes
 
     def index_facts(self, shard: int) -> tuple[int, int, int]:
-        """Return (equal parts of records in a shard, index entries, bytes of a part and crc32c)."""
-        count = self.shard_records(shard) * self.pieces
-        return count, self.records_per_shard * self.pieces, self.piece_stride
+        """Return (records in a shard, index entries, bytes of a record and crc32c)."""
+        return self.shard_records(shard), self.records_per_shard, self.stride
 
     def open_shard(self, shard: int) -> int:
         """Open a shard file, and check its size and the checksum of its index. Raises BundleError.
 
-        The index itself (29 MB for Gemma 3n E2B) is not read. Offsets of records are computed, as if the records
+        The index itself (4 MB for Gemma 3n E2B) is not read. Offsets of records are computed, as if the records
         followed each other without gaps. The checksum must be that of an index with these offsets.
         """
         path = self.shard_path(shard)
@@ -120,31 +102,24 @@ class ShardGrid(msgspec.Struct, frozen=True):
             at = self.shard_records(shard) * self.stride
             raise damaged(path, f"shard index is damaged or not dense at byte {at}")
 
-    def without_checksums(self, checked: U8) -> U8:
-        """Remove the checksums of n records, or of their first equal parts (pieces): [n, bytes]."""
-        pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
-        # A copy, because views of float32 need records that follow each other without a gap.
-        return np.ascontiguousarray(pieces).reshape(len(checked), -1)
 
-    def damage(self, checked: U8) -> str:
-        """Describe the first wrong crc32c in the bytes of a record; return "" if there is none."""
-        for piece in checked.reshape(-1, self.piece_stride):
-            if crc32c(piece) != INTACT:
-                found, expected = crc32c(piece[:-CRC_NBYTES]), piece[-CRC_NBYTES:].tobytes()
-                wanted = int.from_bytes(expected, "little")
-                return f"its crc32c is {found:08x}, expected {wanted:08x}"
+def damage(checked: U8) -> str:
+    """Return a message if the bytes of a record do not have the crc32c that follows them, else ""."""
+    if crc32c(checked) == INTACT:
         return ""
+    found, expected = crc32c(checked[:-CRC_NBYTES]), checked[-CRC_NBYTES:].tobytes()
+    return f"its crc32c is {found:08x}, expected {int.from_bytes(expected, 'little'):08x}"
 
 
-def index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes]:
-    """Yield a shard's index as blocks of bytes. Entries after the first `pieces` are empty."""
+def index_blocks(records: int, entries: int, stride: int) -> Iterator[bytes]:
+    """Yield a shard's index as blocks of bytes. Entries after the first `records` are empty."""
     crc = 0
     for start in range(0, entries, INDEX_PIECE_ENTRIES):
         stop = min(start + INDEX_PIECE_ENTRIES, entries)
         places = np.arange(start, stop, dtype="<u8")
         pairs = np.full((stop - start, 2), EMPTY, "<u8")
-        pairs[:, 0] = np.where(places < pieces, places * np.uint64(piece_nbytes), EMPTY)
-        pairs[: max(0, pieces - start), 1] = piece_nbytes
+        pairs[:, 0] = np.where(places < records, places * np.uint64(stride), EMPTY)
+        pairs[: max(0, records - start), 1] = stride
         block = pairs.tobytes()
         crc = int(google_crc32c.extend(crc, block))
         yield block
@@ -152,15 +127,15 @@ def index_blocks(pieces: int, entries: int, piece_nbytes: int) -> Iterator[bytes
 
 
 @cache  # most shards of a table have the same index
-def _index_crc32c(pieces: int, entries: int, piece_nbytes: int) -> bytes:
-    *_, last = index_blocks(pieces, entries, piece_nbytes)
+def _index_crc32c(records: int, entries: int, stride: int) -> bytes:
+    *_, last = index_blocks(records, entries, stride)
     return last
 
 
 def array_metadata(grid: ShardGrid) -> dict[str, Any]:
     layout = grid.layout
     inner = {
-        "chunk_shape": [1, layout.record_nbytes // grid.pieces],
+        "chunk_shape": [1, layout.record_nbytes],
         "codecs": [{"name": "bytes"}, {"name": "crc32c"}],
         "index_codecs": [
             {"name": "bytes", "configuration": {"endian": "little"}},
@@ -188,9 +163,6 @@ def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
         per_shard = array["chunk_grid"]["configuration"]["chunk_shape"][0]
         if type(per_shard) is not int or not 0 < per_shard <= layout.records:
             raise ValueError(f"{per_shard} records in a shard; expected 1 to {layout.records}")
-        piece = array["codecs"][0]["configuration"]["chunk_shape"][1]
-        layers = len(layout.layers)
-        sizes = {layout.record_nbytes // n: n for n in range(1, layers + 1) if layers % n == 0}
-        grid = ShardGrid(root, layout, per_shard, sizes.get(piece, 1))
+        grid = ShardGrid(root, layout, per_shard)
         compare(array, array_metadata(grid))
     return grid

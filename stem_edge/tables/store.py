@@ -21,13 +21,7 @@ from stem_edge.limits import MAX_RECORDS
 from stem_edge.numerics.quantize import I32
 from stem_edge.tables.codecs import form_of
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import (
-    CRC_NBYTES,
-    INDEX_ENTRY_NBYTES,
-    ShardGrid,
-    open_grid,
-    pieces_for,
-)
+from stem_edge.tables.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid
 from stem_edge.tables.zarr_json import Format, read_group
 
 RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
@@ -83,9 +77,10 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
         """Bytes of the index from tokens to records; 0 without an index."""
         return 4 * self.tokens if self.indexed else 0
 
-    def nbytes(self, prompt_rows: int = 0) -> int:
-        """Return the bytes of all arrays on flash. prompt_rows: rows per record that prompts read."""
-        overhead = pieces_for(self.stored, prompt_rows) * (CRC_NBYTES + INDEX_ENTRY_NBYTES)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays on flash."""
+        overhead = CRC_NBYTES + INDEX_ENTRY_NBYTES
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)
 

@@ -15,8 +15,6 @@ from stem_edge.tables.rows import RecordLayout
 
 def widen(layout: RecordLayout, records: U8, wide: RecordLayout) -> U8:
     """Convert records [n, nbytes] to `wide`, a layout with more bits, without rounding."""
-    if layout.row_type == wide.row_type:
-        return records
     made = np.empty((len(records), wide.record_nbytes), np.uint8)
     (codes, scales), (narrow, kept) = wide.split(made), layout.split(records)
     numbers, dtype = _of_bytes(layout.row_type, form_of(wide.row_type))

@@ -87,11 +87,9 @@ def arrays_of(cache: RowCache) -> ArraySlots:
     return cache.storage
 
 
-def write_array(
-    root: Path, layout: RecordLayout, records: U8, records_per_shard: int, pieces: int = 1
-) -> ShardGrid:
-    """Write an array of records, of so many pieces each, into the folder `root`."""
-    grid = ShardGrid(root, layout, records_per_shard, pieces)
+def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard: int) -> ShardGrid:
+    """Write an array of records into the folder `root`."""
+    grid = ShardGrid(root, layout, records_per_shard)
     root.mkdir(parents=True)
     (root / "zarr.json").write_bytes(encode_metadata(array_metadata(grid)))
     for shard in range(grid.shards):
@@ -99,7 +97,7 @@ def write_array(
         path.parent.mkdir(parents=True)
         start = shard * records_per_shard
         piece = records[start : start + records_per_shard]
-        path.write_bytes(with_checksums(grid, piece) + index_bytes(grid, shard))
+        path.write_bytes(with_checksums(piece) + index_bytes(grid, shard))
     return grid
 
 
@@ -120,7 +118,6 @@ def write_store(
     records_per_shard: int,
     index: Sequence[int] | None = None,
     rare: tuple[RecordLayout, U8] | None = None,
-    pieces: int = 1,
 ) -> tables.TableFormat:
     """Write a table store into the folder `root`; `rare` is its second array, if any."""
     format = tables.TableFormat(
@@ -129,11 +126,9 @@ def write_store(
         rare_tables=rare[0] if rare else None,
         indexed=index is not None,
     )
-    write_array(
-        root / tables.RECORDS, format.arrays()[tables.RECORDS], records, records_per_shard, pieces
-    )
+    write_array(root / tables.RECORDS, format.arrays()[tables.RECORDS], records, records_per_shard)
     if rare is not None:
-        write_array(root / tables.RARE_RECORDS, *rare, records_per_shard, pieces)
+        write_array(root / tables.RARE_RECORDS, *rare, records_per_shard)
     if index is not None:
         write_index(root, index)
     (root / "zarr.json").write_bytes(encode_metadata(group_document(format)))

@@ -68,7 +68,7 @@ def _manifest(path: Path) -> None:
     _ = manifest.required_files(), manifest.report
     _ = model.active_parameters, dense_twin(model), model.table_parameters
     if tables is not None:
-        _ = tables.nbytes(), tables.arrays()
+        _ = tables.nbytes, tables.arrays()
     assert parse_manifest(encode_manifest(manifest), path) == manifest
 
 

@@ -104,7 +104,7 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def nbytes(self) -> int:
         """Bytes of the table on flash, without the zarr.json files."""
-        return self.format.nbytes()
+        return self.format.nbytes
 
     def values(self, rows: U8) -> F32:
         """Decode stored rows [n, row_nbytes] to float32 [n, width]."""

@@ -150,7 +150,7 @@ def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
     @given(changed_bytes(records.tobytes(), resized=False))
     def load(changed: bytes) -> None:
         rows = np.frombuffer(changed, np.uint8).reshape(records.shape)
-        shard = with_checksums(grid, rows) + index_bytes(grid, 0)
+        shard = with_checksums(rows) + index_bytes(grid, 0)
         out = sealed(bundle, forged.bundle(), {SHARD: shard})
         forged.check(Case(str(out), "onnxruntime"))
 

@@ -164,7 +164,7 @@ def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: Export
     for layers, width in sizes:
         for group in (16, 256):
             layout = make_layout(1 << 24, range(layers), ((width,),), row_type, group)
-            grid = make_grid(tmp_path, layout, 0, SHARD_NBYTES)
+            grid = make_grid(tmp_path, layout, SHARD_NBYTES)
             assert max(grid.shard_nbytes(number) for number in (0, grid.shards - 1)) < 1 << 32
 
 

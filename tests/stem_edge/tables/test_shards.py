@@ -12,11 +12,7 @@ from stores import write_array
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore
 
-from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import ShardGrid, array_metadata, open_grid, pieces_for
-
-# The same records as rows of two layers, 10 bytes each.
-TWO_LAYERS = RecordLayout(records=3, layers=(0, 1), parts=((5,),), row_type="fp16")
+from stem_edge.tables.shards import ShardGrid, array_metadata, open_grid
 
 
 @pytest.fixture
@@ -33,28 +29,16 @@ def test_exact_bytes_of_a_full_shard(grid: ShardGrid) -> None:
     assert grid.shard_path(0).read_bytes() == records + index((0, 24), (24, 24))
 
 
-@pytest.mark.parametrize(
-    ("layers", "prompt_rows", "pieces"), [(35, 15, 7), (42, 24, 7), (8, 6, 4), (8, 8, 1), (8, 0, 1)]
-)
-def test_pieces_are_as_few_as_the_first_rows_allow(
-    layers: int, prompt_rows: int, pieces: int
-) -> None:
-    layout = RecordLayout(records=3, layers=tuple(range(layers)), parts=((5,),), row_type="fp16")
-    assert pieces_for(layout, prompt_rows) == pieces
-
-
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_zarr_reads_and_writes_the_same(pieces: int, tmp_path: Path) -> None:
-    layout = LAYOUT if pieces == 1 else TWO_LAYERS
-    grid = write_array(tmp_path / "records", layout, RECORDS, 2, pieces)
-    assert open_grid(grid.root, layout) == grid
+def test_zarr_reads_and_writes_the_same(tmp_path: Path) -> None:
+    grid = write_array(tmp_path / "records", LAYOUT, RECORDS, 2)
+    assert open_grid(grid.root, LAYOUT) == grid
     root = tmp_path / "by_zarr"
     array = zarr.create_array(
         LocalStore(root),
         shape=RECORDS.shape,
         dtype="uint8",
         shards=(2, 20),
-        chunks=(1, 20 // pieces),
+        chunks=(1, 20),
         serializer=BytesCodec(),
         compressors=[Crc32cCodec()],
         fill_value=0,
@@ -62,7 +46,7 @@ def test_zarr_reads_and_writes_the_same(pieces: int, tmp_path: Path) -> None:
     )
     array[:] = RECORDS
     assert np.array_equal(zarr.open_array(LocalStore(grid.root), mode="r")[:], RECORDS)
-    for shard in range(2) if pieces == 1 else ():  # zarr writes several pieces in another order
+    for shard in range(2):
         ours = grid.shard_path(shard)
         assert (root / ours.relative_to(grid.root)).read_bytes() == ours.read_bytes()
     assert json.loads((root / "zarr.json").read_bytes()) == array_metadata(grid)

@@ -99,7 +99,7 @@ def test_sizes_on_flash(root: Path, mixed: Path) -> None:
     for path, format in ((root, PLAIN), (mixed, MIXED)):
         files = [p for p in path.rglob("*") if p.is_file() and p.name != "zarr.json"]
         found = sum(p.stat().st_size for p in files)
-        assert 0 <= found - format.nbytes() <= 16 * len(files)
+        assert 0 <= found - format.nbytes <= 16 * len(files)
 
 
 @pytest.mark.parametrize(
