@@ -1,9 +1,8 @@
-"""Prefix files: a prompt's token ids, their keys and values, and a fingerprint of model and options.
+"""Prefix files: a prompt's token ids, with their keys and values.
 
-The format is safetensors. The first tensors are the token ids, the positions where steps began, and an
-empty tensor named `messages`. The last tensor is the CRC-32C of all bytes before it. Only tokens that look up
-their own rows are written, so ids and fingerprint determine the keys and values.
-Only the user who wrote a file may read it, because it contains prompts.
+The format is safetensors. The first tensors are the token ids and the positions where steps began. The last
+tensor is the CRC-32C of all bytes before it. Only tokens that look up their own rows are written. The name of
+a file tells which model and options it is for (folder.py). Only the user who wrote a file may read it, because it contains prompts.
 """
 
 from __future__ import annotations
@@ -25,29 +24,21 @@ from google_crc32c import extend
 
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
+from stem_edge.runtime.backends.context import PromptKey
 
-FORMAT = "2"
+FORMAT = "3"
 # Names of prefix files and of temporary files. Other files of the folder are not touched.
 PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
 TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
 MOST_HEADER_NBYTES = 1 << 20
-IDS, STARTS, MESSAGES, CHECKSUM = "token_ids", "starts", "messages", "crc32c"
-FIRST = {IDS: "<u4", STARTS: "<u4", MESSAGES: "|u1"}
+IDS, STARTS, CHECKSUM = "token_ids", "starts", "crc32c"
+FIRST = {IDS: "<u4", STARTS: "<u4"}
 DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "I64": "<i8"}
 NAMES = {np.dtype(value).str: name for name, value in DTYPES.items()}
 
 
 class UnusableError(ValueError):
     """A file is not a complete prefix file, or its bytes are damaged."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Data of a prefix file, except keys and values. starts: positions where its steps began."""
-
-    fingerprint: str  # everything on which keys and values depend, except the token ids
-    token_ids: list[int]
-    starts: list[int]
 
 
 @dataclass(frozen=True)
@@ -61,15 +52,15 @@ class _Tensor:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -> None:
+def write_prefix(path: Path, prompt: PromptKey, arrays: Sequence[npt.NDArray[Any]]) -> None:
     """Write a prefix file with mode 0600, replacing an existing one atomically. Raises OSError."""
-    tensors = _first(saved) | {f"{n:04}": array for n, array in enumerate(arrays)}
+    tensors = _first(prompt) | {f"{n:04}": array for n, array in enumerate(arrays)}
     beside = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         descriptor = disk.create(beside, 0o600)
         try:
             crc = 0
-            for data in _pieces(_header(saved, tensors), tensors):
+            for data in _pieces(_header(tensors), tensors):
                 crc = extend(crc, data)
                 disk.write_all(descriptor, data.data)
             disk.write_all(descriptor, crc.to_bytes(4, "little"))
@@ -83,9 +74,9 @@ def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -
         raise
 
 
-def _first(saved: Saved) -> dict[str, npt.NDArray[Any]]:
+def _first(prompt: PromptKey) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors that come before keys and values in the file."""
-    values: dict[str, list[int]] = {IDS: saved.token_ids, STARTS: saved.starts, MESSAGES: []}
+    values = {IDS: prompt.token_ids, STARTS: prompt.starts}
     return {name: np.array(values[name], dtype) for name, dtype in FIRST.items()}
 
 
@@ -97,13 +88,8 @@ def _pieces(header: bytes, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[
             yield np.ascontiguousarray(part).reshape(-1).view(np.uint8)
 
 
-def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    described: dict[str, Any] = {
-        "__metadata__": {
-            "format": FORMAT,
-            "fingerprint": saved.fingerprint,
-        }
-    }
+def _header(tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    described: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
     at = 0
     for name, array in (*tensors.items(), (CHECKSUM, np.zeros(1, "<u4"))):
         offsets = [at, at + array.nbytes]
@@ -127,7 +113,7 @@ class PrefixFile:
             self.size = disk.size(self._descriptor)
             self.own = is_own(os.fstat(self._descriptor))
             try:
-                self.saved, self._tensors = self._read_header()
+                self.prompt, self._tensors = self._read_header()
             except (
                 ValueError,
                 TypeError,
@@ -155,7 +141,7 @@ class PrefixFile:
 
         views [..., tokens, width] may have fewer tokens than the file.
         """
-        count = len(self.saved.token_ids)
+        count = len(self.prompt.token_ids)
         found = [(tensor.shape, tensor.dtype) for tensor in self._tensors[len(FIRST) : -1]]
         return found == [((*view.shape[:-2], count, view.shape[-1]), view.dtype) for view in views]
 
@@ -182,13 +168,12 @@ class PrefixFile:
             raise UnusableError("cut short")
         return buffer
 
-    def _read_header(self) -> tuple[Saved, list[_Tensor]]:
+    def _read_header(self) -> tuple[PromptKey, list[_Tensor]]:
         length = int.from_bytes(self._read(0, 8).tobytes(), "little")
         if length > min(MOST_HEADER_NBYTES, self.size):
             raise UnusableError("not a prefix")
         header = json.loads(self._read(8, length).tobytes())
-        about = header.pop("__metadata__")
-        if about["format"] != FORMAT:
+        if header.pop("__metadata__")["format"] != FORMAT:
             raise UnusableError("another format")
         names = [*FIRST, *(f"{n:04}" for n in range(len(header) - len(FIRST) - 1)), CHECKSUM]
         tensors, at = list[_Tensor](), 8 + length
@@ -202,8 +187,7 @@ class PrefixFile:
             if tensor.dtype != dtype or len(tensor.shape) != 1:
                 raise UnusableError(f"{name} are none")
             found[name] = self._read(tensor.offset, tensor.nbytes).view(dtype)
-        ids, starts = found[IDS].tolist(), found[STARTS].tolist()
-        return Saved(str(about["fingerprint"]), ids, starts), tensors
+        return PromptKey(found[IDS].tolist(), {}, found[STARTS].tolist()), tensors
 
 
 def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:

@@ -29,7 +29,6 @@ from stem_edge.runtime.prefixes.file import (
     PREFIX_NAME,
     TEMPORARY_NAME,
     PrefixFile,
-    Saved,
     UnusableError,
     is_own,
     write_prefix,
@@ -51,12 +50,12 @@ class OtherFormError(UnusableError):
 class PrefixFolder:
     """The prefix files that a loaded model can use: those with its fingerprint of model and options.
 
-    The size limit covers prefix files of all fingerprints. Other files are neither counted nor touched.
+    fingerprint: everything on which keys and values depend, except token ids. The size limit covers prefix
+    files of all fingerprints. Other files are neither counted nor touched.
     """
 
     def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:
-        self._path, self._fingerprint, self._limit = path, fingerprint, limit
-        self._key = digest(fingerprint)
+        self._path, self._key, self._limit = path, digest(fingerprint), limit
         self._known: dict[Path, PromptKey] | None = None
         self._lock = threading.RLock()  # several threads may generate
 
@@ -101,22 +100,22 @@ class PrefixFolder:
 
     def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
         """Save the KV cache of a prompt's first `computed` tokens, if enough and not yet saved."""
-        found = saved_of(prompt, computed, self._fingerprint, context)
+        found = saved_of(prompt, computed, context)
         if found is not None:
             with self._lock:
                 self._write(*found)
 
-    def _write(self, saved: Saved, arrays: list[npt.NDArray[Any]]) -> None:
-        written, known = PromptKey(saved.token_ids, {}, saved.starts), self._files()
+    def _write(self, written: PromptKey, arrays: list[npt.NDArray[Any]]) -> None:
+        known = self._files()
         if any(_has(kept, written) for kept in known.values()):
             return
-        path = self._path / f"{self._key}-{digest(repr(saved.token_ids))}.safetensors"
+        path = self._path / f"{self._key}-{digest(repr(written.token_ids))}.safetensors"
         nbytes = sum(array.nbytes for array in arrays)
         try:
             if nbytes > self._limit or not self._is_private(make=True):
                 return
             self._make_room(nbytes)
-            write_prefix(path, saved, arrays)
+            write_prefix(path, written, arrays)
         except OSError as error:
             self._warn(error.strerror or str(error))
             return
@@ -141,14 +140,14 @@ class PrefixFolder:
                 continue
             try:
                 with PrefixFile(path) as file:
-                    saved, own = file.saved, file.own
+                    saved, own = file.prompt, file.own
             except UnusableError:
                 _remove_own(path)
             except OSError:
                 continue
             else:
-                if own and saved.fingerprint == self._fingerprint:
-                    yield path, PromptKey(saved.token_ids, {}, saved.starts)
+                if own:
+                    yield path, saved
 
     def _is_private(self, *, make: bool = False) -> bool:
         """True if only this user can write to the folder. make: create it if missing. Raises OSError."""
@@ -200,8 +199,8 @@ def _has(longer: PromptKey, prompt: PromptKey) -> bool:
 
 
 def saved_of(
-    prompt: PromptKey, computed: int, fingerprint: str, context: BackendContext
-) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
+    prompt: PromptKey, computed: int, context: BackendContext
+) -> tuple[PromptKey, list[npt.NDArray[Any]]] | None:
     """Return the file contents for a prompt's first tokens; None if they are too few to be saved.
 
     The contents end before the first token that looks up another token's row. None also if a
@@ -211,7 +210,7 @@ def saved_of(
     count -= count % 2
     if count < LEAST_TOKENS or not (arrays := context.kept(count)):
         return None
-    return Saved(fingerprint, list(prompt.token_ids[:count]), list(prompt.starts)), arrays
+    return PromptKey(list(prompt.token_ids[:count]), {}, prompt.starts), arrays
 
 
 def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:

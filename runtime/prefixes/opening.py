@@ -34,7 +34,6 @@ def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
         "processor": cpu_digest(),
         "threads": options.cpus,
         "prefill graph": plan.prefill,
-        "repacked": False,  # as files of earlier versions say
         "weights": options.weights,  # "stored" ones are multiplied by other kernels
     }
     return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))

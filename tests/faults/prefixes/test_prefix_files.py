@@ -82,7 +82,6 @@ MALFORMED: list[tuple[tuple[object, ...], object]] = [
     (("token_ids", "shape"), [1 << 39]),
     (("token_ids", "data_offsets"), float("nan")),
     (("starts", "dtype"), "F32"),
-    (("messages", "shape"), [9]),
     (("0000", "shape"), [1] * 100),
     (("crc32c", "shape"), [2]),
     (("9999",), {}),

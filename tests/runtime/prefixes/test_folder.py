@@ -18,7 +18,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.backends.context import PromptKey
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import starts_of
-from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
+from stem_edge.runtime.prefixes.file import PrefixFile, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.opening import fingerprint
 
@@ -137,10 +137,10 @@ def test_a_shorter_context_takes_the_first_tokens(tmp_path: Path) -> None:
 
 
 def test_a_header_alone_says_what_is_there(tmp_path: Path) -> None:
-    saved = Saved("a\nb", IDS, [0, 128])
+    saved = PromptKey(IDS, {}, [0, 128])
     write_prefix(tmp_path / "f", saved, filled().kept(400))
     with PrefixFile(tmp_path / "f") as file:
-        assert file.saved == saved and file.own
+        assert file.prompt == saved and file.own
         assert all(map(np.array_equal, file.arrays(), filled().kept(400)))
     (tmp_path / "f").write_bytes(b"nothing of the kind")
     with pytest.raises(UnusableError):
