@@ -15,11 +15,10 @@ from stem_edge.graph.decode import embedding, head, products_of
 from stem_edge.graph.device.standard import plain_norm
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.graph.ir import Graph
-from stem_edge.graph.kv import place_peaks
 from stem_edge.graph.layer import NORM
 from stem_edge.graph.rest import updated_caches
 from stem_edge.graph.stack import Start, layers_in_order
-from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.graph.weight_plan import WeightPlan, place_peaks
 from stem_edge.tables.rows import RecordLayout
 
 ROW = "row."  # prefix of inputs: the table rows of a layer

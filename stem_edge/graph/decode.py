@@ -10,11 +10,11 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.graph.ir import Graph
-from stem_edge.graph.kv import KvType, place_peaks
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.layer import norm, wanted
 from stem_edge.graph.linear import Products
 from stem_edge.graph.stack import Start, layers_in_order
-from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.graph.weight_plan import WeightPlan, place_peaks
 from stem_edge.tables.rows import RecordLayout
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.linear import Products
 from stem_edge.graph.names import SLOT_IDS, WANTED, head_width
+from stem_edge.graph.weight_plan import KvFormat
 from stem_edge.layers import Layer
 from stem_edge.tables.rows import RecordLayout
 

@@ -15,10 +15,10 @@ from stem_edge.graph.formats import (
     MatrixKind,
 )
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.kv import KvType, place_peaks
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.linear import Products
 from stem_edge.graph.stack import Start, layers_in_order
-from stem_edge.graph.weight_plan import Balance, Columns, WeightPlan
+from stem_edge.graph.weight_plan import Balance, Columns, WeightPlan, place_peaks
 from stem_edge.tables.rows import RecordLayout
 
 INT8_MAX = 127

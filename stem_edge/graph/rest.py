@@ -7,10 +7,10 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import Graph, Node
-from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.layer import wanted
 from stem_edge.graph.linear import Products
 from stem_edge.graph.stack import Start, layers_in_order
+from stem_edge.graph.weight_plan import KvFormat
 from stem_edge.tables.rows import RecordLayout
 
 NEW_KEYS, NEW_VALUES = io.NEW + io.KEYS, io.NEW + io.VALUES

@@ -11,9 +11,9 @@ from stem_edge.graph import names as io
 from stem_edge.graph.attention import attention
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.ir import Graph
-from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.layer import LayerGraph
 from stem_edge.graph.linear import Products
+from stem_edge.graph.weight_plan import KvFormat
 from stem_edge.layers import FFN_TERMS
 from stem_edge.tables.rows import RecordLayout
 

@@ -15,11 +15,11 @@ from stem_edge.graph.attention import attended, caches
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.formats import ASSISTANT_DATA, BACKBONE_DATA, Assistant, BackboneFormat
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.kv import KvType, place_peaks
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.layer import LayerGraph, norm
 from stem_edge.graph.linear import Products
 from stem_edge.graph.parts.heads import borrowing
-from stem_edge.graph.weight_plan import Named, WeightPlan
+from stem_edge.graph.weight_plan import Named, WeightPlan, place_peaks
 from stem_edge.layers import Layer, Rope
 
 IN, OUT, CLUSTERS, ORDER = "in", "out", "clusters", "order"  # tensors that other models lack

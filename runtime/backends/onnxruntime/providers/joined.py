@@ -10,11 +10,11 @@ from stem_edge.graph import names as io
 from stem_edge.graph.decode import embedding, head, products_of
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.graph.ir import Graph
-from stem_edge.graph.kv import KvType, place_peaks
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.layer import wanted
 from stem_edge.graph.rest import updated_caches, wanted_start
 from stem_edge.graph.stack import Start, layers_in_order
-from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.graph.weight_plan import WeightPlan, place_peaks
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     format_of,
     separate,

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.graph.encoder import encode
-from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 
 if TYPE_CHECKING:
@@ -38,6 +36,14 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 PACK_IN_PARALLEL = "session.prepack.enable_parallel"
 # Disables ARM's own kernels, which quantize inputs of 4-bit products by rows: they would not stay integers.
 WHOLE_STEPS = {"mlas.disable_kleidiai": "1"}
+# The file of a graph y = a [m, k] times b [k, n], u8 and s8, as graph/encoder.py writes it.
+PRODUCT = (
+    b'\x08\n\x12\tstem-edge:n\n\x1d\n\x01a\n\x01b\x12\x01y\x1a\x01y"\rMatMulInteger:\x00\x12\x08backbone'
+    b"Z\x15\n\x01a\x12\x10\n\x0e\x08\x02\x12\n\n\x03\x12\x01m\n\x03\x12\x01k"
+    b"Z\x15\n\x01b\x12\x10\n\x0e\x08\x03\x12\n\n\x03\x12\x01k\n\x03\x12\x01n"
+    b"b\x15\n\x01y\x12\x10\n\x0e\x08\x06\x12\n\n\x03\x12\x01m\n\x03\x12\x01n"
+    b"B\x04\n\x00\x10\x15B\x11\n\rcom.microsoft\x10\x01"
+)
 
 
 class GraphSource(NamedTuple):
@@ -133,11 +139,7 @@ def _options(threads: int, settings: Mapping[str, str]) -> ort.SessionOptions:
 @cache
 def products_saturate() -> bool:
     """Return True if sums of u8 * s8 products saturate on this processor, which makes them wrong."""
-    graph = Graph()
-    graph.input("a", np.uint8, ["m", "k"])
-    graph.input("b", np.int8, ["k", "n"])
-    graph.output(graph.add("MatMulInteger", ["a", "b"], "y"), np.int32, ["m", "n"])
-    session = ort.InferenceSession(encode(graph), _options(1, {}), providers=CPU_ALONE)
+    session = ort.InferenceSession(PRODUCT, _options(1, {}), providers=CPU_ALONE)
     a, b = np.full((4, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
     (found,) = session.run(None, {"a": a, "b": b})
     return bool((found != 64 * 255 * 127).any())

@@ -11,6 +11,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.providers import session as ort_session
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     EXACT_PRODUCTS,
+    PRODUCT,
     new_session,
     products_saturate,
 )
@@ -40,6 +41,10 @@ def test_products_are_exact_here() -> None:
 
 def test_only_those_that_saturate_are_widened() -> None:
     """Widening takes several times as long, so it is avoided where possible."""
+    graph = Graph()
+    product = graph.input("a", np.uint8, ["m", "k"]), graph.input("b", np.int8, ["k", "n"])
+    graph.output(graph.add("MatMulInteger", product, "y"), np.int32, ["m", "n"])
+    assert encode(graph) == PRODUCT
     assert products_saturate() == (scaled({EXACT_PRODUCTS: "0"}) != K * 255 * 127).any()
 
 
