@@ -61,12 +61,10 @@ class Engine:
     OutOfMemoryError when an allocation fails.
     """
 
-    def __init__(
-        self, backend: Backend, rows: Rows, chunk_tokens: int, logit_tokens: int | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, rows: Rows, chunk_tokens: int, logit_tokens: int) -> None:
         self._process = os.getpid()
         self.backend, self.rows, self.planned_chunk = backend, rows, chunk_tokens
-        self.planned_logits = logit_tokens or chunk_tokens
+        self.planned_logits = logit_tokens
         self.uses_prefill = True  # False for comparisons: prompts are computed by the decode graph
         # Re-entrant, because a signal handler that interrupts a step in this thread must not wait.
         self._lock = threading.RLock()

@@ -7,57 +7,17 @@ Intermediate results share scratch memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.errors import BackendError
-from stem_edge.numerics.quantize import F32, I32, I64, U8
+from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.steps import GgmlSteps
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
-from stem_edge.runtime.backends.interface import BackendContext, BackendPlaces, Resumes
+from stem_edge.runtime.backends.interface import BackendPlaces
 from stem_edge.system.memory import return_freed_memory
-
-
-class GgmlContext(BackendContext):
-    def __init__(self, model: GgmlModel, length: int) -> None:
-        self.length = length
-        self.kv = KvCache(model.ggml, model.config, model.kv_type, length)
-
-    @property
-    def nbytes(self) -> int:
-        return self.kv.nbytes
-
-    def nbytes_of(self, tokens: int) -> int:
-        return self.kv.nbytes_of(tokens)
-
-    @property
-    def earliest(self) -> int:
-        return self.kv.earliest
-
-    def resumes(self, tokens: int) -> Resumes:
-        # ggml chooses kernels by the number of tokens in a step, and they round differently.
-        return "steps"
-
-    @property
-    def settled(self) -> int:
-        return self.kv.earliest  # because a token's position determines its cell
-
-    def rest(self) -> None:
-        """Do nothing. Other engines free the last step's logits here; on ggml, logits belong to a graph."""
-
-    def kept(self, tokens: int) -> list[U8]:
-        """Return views of the first `tokens` tokens' keys and values: for each layer, two [tokens, bytes per token]."""
-        return self.kv.kept(tokens)
-
-    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
-        self.kv.restore(arrays, tokens)
-
-    def together(self, position: int) -> int:
-        return self.length - position
 
 
 class GgmlBackend:
@@ -72,8 +32,9 @@ class GgmlBackend:
             raise BackendError("this backbone is closed; load the bundle again")
         return self._open
 
-    def open_context(self, length: int) -> GgmlContext:
-        return GgmlContext(self._steps.model, length)
+    def open_context(self, length: int) -> KvCache:
+        model = self._steps.model
+        return KvCache(model.ggml, model.config, model.kv_type, length)
 
     def open_places(self, size: int, length: int) -> BackendPlaces:
         """Return an object without memory: ggml decodes sequences in a batch without a shared KV cache.
@@ -84,12 +45,12 @@ class GgmlBackend:
         """
         return BackendPlaces()
 
-    def open_drafter(self, context: GgmlContext) -> None:
+    def open_drafter(self, context: KvCache) -> None:
         """Return None: ggml does not run the draft model of a bundle (Gemma 4's assistant)."""
 
     def begin(
         self,
-        contexts: Sequence[GgmlContext],
+        contexts: Sequence[KvCache],
         token_ids: I64,
         positions: Sequence[int],
         *,
@@ -98,7 +59,7 @@ class GgmlBackend:
     ) -> None:
         """Start a step. ggml ignores `prefill` (use a graph for prompts) and `apart` (same bits as single-token steps)."""
         places = np.add.outer(positions, np.arange(token_ids.shape[1]))
-        self._steps.begin([context.kv for context in contexts], token_ids.ravel(), places.ravel())
+        self._steps.begin(contexts, token_ids.ravel(), places.ravel())
 
     def finish(self, slot_ids: I32, logits: int) -> F32:
         return self._steps.finish(slot_ids, logits)

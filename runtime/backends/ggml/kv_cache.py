@@ -19,6 +19,7 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.ggml.graph import Arena, MappedBuffer
+from stem_edge.runtime.backends.interface import BackendContext, Resumes
 from stem_edge.system.memory import page_aligned
 
 # Cells that a graph attends to are rounded up to a multiple of this, so that a graph for decoding
@@ -26,10 +27,11 @@ from stem_edge.system.memory import page_aligned
 CELLS = 64
 
 
-class KvCache:
+class KvCache(BackendContext):
     """Keys and values of up to `length` tokens; the system commits memory as cells are written."""
 
     def __init__(self, ggml: Ggml, config: ModelConfig, kind: TensorType, length: int) -> None:
+        self.length = length
         self.rings = {
             layer.window: Ring(layer.window, io.kv_capacity(layer.window, length))
             for layer in config.layers
@@ -62,8 +64,18 @@ class KvCache:
     def nbytes_of(self, tokens: int) -> int:
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
+    def resumes(self, tokens: int) -> Resumes:
+        # ggml chooses kernels by the number of tokens in a step, and they round differently.
+        return "steps"
+
+    def rest(self) -> None:
+        """Do nothing. Other engines free the last step's logits here; on ggml, logits belong to a graph."""
+
+    def together(self, position: int) -> int:
+        return self.length - position
+
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes per cell] of the first `tokens` tokens' cells; [] if some are overwritten."""
+        """Return views of the first `tokens` tokens' keys and values: for each layer, two [tokens, bytes per token]."""
         if self.earliest or any(ring.capacity < tokens for ring in self.rings.values()):
             return []
         return [array[:tokens] for array in self._arrays]
@@ -78,6 +90,10 @@ class KvCache:
     def earliest(self) -> int:
         """Earliest position, except 0, where a step finds all tokens of its windows in cells."""
         return max(ring.earliest for ring in self.rings.values())
+
+    @property
+    def settled(self) -> int:
+        return self.earliest  # because a token's position determines its cell
 
     def make_room(self, position: int, count: int) -> None:
         """Prepare cells for `count` tokens from a position on. Tokens that are there already are replaced.
