@@ -178,7 +178,7 @@ def _open_prefixes(
 ) -> Prefixes:
     """Open the prefix cache in memory, and the folder of `prompt_cache` if that option is set."""
     # A device's memory is taken at once, not as a context fills.
-    keep, folder = options.keep_prefixes and plan.device is None, None
+    keep, folder = plan.device is None, None
     if keep and options.prompt_cache:
         from stem_edge.runtime.prefixes.opening import open_folder  # only for prompts in files
 

@@ -30,7 +30,7 @@ Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
 Speculate: TypeAlias = Literal["auto"] | int | Draft
 
 
-INTERNAL = frozenset(("weights", "overlap", "keep_prefixes", "emulate_flash"))
+INTERNAL = frozenset(("weights", "overlap", "emulate_flash"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,6 @@ class LoadOptions:
     # INTERNAL: what measurements, checks and exports choose.
     weights: Weights = "prepared"
     overlap: bool = True  # read rows ahead in a thread
-    keep_prefixes: bool = True  # reuse KV caches of earlier prompts with the same first tokens
     emulate_flash: FlashName | None = None  # delay reads like slower flash
 
     def __post_init__(self) -> None:

@@ -93,7 +93,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("phone", {"kv": "int8"}, "kv is 'int8': .* export it again"),
     ("stem", {"kv": "fp16"}, "kv is 'fp16': onnxruntime takes up to 40 times as long"),
     ("stem", {"resident": True, "slots": 9}, "resident keeps the rows of every token"),
-    ("stem", {"keep_prefixes": False}, "there is no option keep_prefixes; expected some"),
+    ("stem", {"overlap": False}, "there is no option overlap; expected some"),
     ("stem", {"n_ctx": 64}, "there is no option n_ctx; expected some of memory, threads"),
     ("ngrams", {"slots": 23}, "slots is 23; expected 24 to 736"),
     ("engram", {"slots": 31}, "slots is 31; expected 32 to 928"),
