@@ -47,8 +47,11 @@ def check_known(options: Iterable[str], known: Sequence[str]) -> None:
     if unknown := set(options).difference(known):
         from difflib import get_close_matches  # only for errors
 
+        from stem_edge.foreign import python_replacement
+
         wrong = min(unknown)
         hint = "".join(f"did you mean {name}? " for name in get_close_matches(wrong, known, 1))
+        hint = python_replacement(wrong, known) or hint
         raise UnknownOptionError(
             f"there is no option {wrong}; {hint}expected some of {', '.join(known)}"
         )

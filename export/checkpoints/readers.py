@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
-from stem_edge.bundle.hub import PREFIX
-from stem_edge.bundle.hub.names import hub_name
+from stem_edge.bundle.hub.names import meant_name
 from stem_edge.bundle.manifest import MANIFEST
-from stem_edge.errors import CheckpointError, InputError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import find_states
 from stem_edge.export.checkpoints.blagpt import read_checkpoint as read_blagpt
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, note_zero_tables
@@ -44,9 +42,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def _open(path: Path) -> Checkpoint:
     if not path.exists():
-        hint = ""
-        with suppress(InputError):  # if the path cannot be the name of a model on a hub
-            hint = f"did you mean {hub_name(PREFIX + path.as_posix())}? else "
+        hint = f"did you mean {meant}? else " if (meant := meant_name(path.as_posix())) else ""
         raise CheckpointError(
             f"{path}: no such checkpoint; {hint}give a folder that training wrote, a "
             "GGUF file, or a model on a hub as hf:org/name"

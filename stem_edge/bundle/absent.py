@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
 from pathlib import Path
 
-from stem_edge.bundle.hub import PREFIX
-from stem_edge.bundle.hub.names import parsed_name
-from stem_edge.errors import BundleError, InputError
+from stem_edge.bundle.hub.names import meant_name
+from stem_edge.errors import BundleError
 
 WORKING = ".stem-edge-"  # prefix + bundle name: the folder beside the bundle that an export writes
 OLD = "-old"  # suffix of that folder: the replaced bundle, if the system cannot swap names
@@ -41,9 +38,8 @@ def no_bundle(manifest: Path) -> BundleError:
 
 def _or_on_a_hub(root: Path) -> str:
     """Return a hint like ", or hf:org/name" if the path may name a model on a hub; else ""."""
-    with suppress(InputError):
-        meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
-        return "" if root.is_file() else f", or {meant}"
-    if root.is_file() or root.name != str(root):
+    if root.is_file():
         return ""
-    return ", or hf:org/name, or a name that stem-edge list shows"
+    if meant := meant_name(str(root)):
+        return f", or {meant}"
+    return "" if root.name != str(root) else ", or hf:org/name, or a name that stem-edge list shows"

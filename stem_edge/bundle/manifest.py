@@ -1,14 +1,5 @@
 """Manifest and files of a bundle, the folder that the exporter writes and the runtime reads.
 
-    manifest.json           Manifest, below
-    backbone.onnx.data      weights for onnxruntime, as stem_edge.graph.weight_plan lays them out
-    backbone.onnx           a graph over them for other tools; nothing here reads it
-    prefill.data            optional: int8 matrices for prompts
-    assistant.data          optional: weights of the model's own draft model (stem_edge.graph.special.assistant)
-    backbone.gguf           weights for ggml, as stem_edge.ggml.gguf_schema describes them
-    tables.zarr/            stem_edge.tables.store; a dense model has none
-    tokenizer.json, tokenizer_config.json
-
 A bundle has one backbone, for onnxruntime or for ggml. manifest.json lists all other files of the
 bundle, with size and sha256. A manifest with unknown fields is refused, because this version would
 misunderstand the bundle. `format_version` grows when the meaning of a manifest changes.

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -18,7 +19,8 @@ from typing import TextIO
 import stem_edge
 from stem_edge.commands.options.arguments import Parser, with_options
 from stem_edge.errors import FarError, StemEdgeError
-from stem_edge.shown import printable
+from stem_edge.foreign import replacement
+from stem_edge.shown import printable, shown
 
 # Name of a command and of its module -> folder of the module, and the command's line in --help.
 COMMANDS = {
@@ -40,19 +42,6 @@ COMMANDS = {
 }
 # Ollama's name of a command -> ours.
 SYNONYMS = {"ls": "list", "show": "inspect"}
-# Words of Ollama, llama.cpp and mlx-lm in the place of our command -> what to type instead.
-FOREIGN = {
-    "chat": "stem-edge run MODEL chats",
-    "pull": "stem-edge run hf:org/name fetches the model, too",
-    **dict.fromkeys(("convert", "create", "quantize"), "stem-edge export makes a bundle"),
-    "server": "stem-edge serve MODEL",
-    "bench": "stem-edge measure MODEL",
-    "perplexity": "stem-edge eval MODEL",
-    "info": "stem-edge inspect MODEL",
-    "version": "stem-edge --version",
-    **dict.fromkeys(("ps", "stop", "cp"), "only stem-edge list and rm manage models"),
-    **dict.fromkeys(("-m", "--model", "-hf", "-p"), "name a command first: stem-edge run -m MODEL"),
-}
 # Command -> extra of the package that it needs.
 EXTRAS = {"serve": "server"}
 
@@ -165,9 +154,19 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
         raise SystemExit(2)
     # Parse only the name, because the options belong to the parser of the command.
     first = SYNONYMS.get(arguments[0], arguments[0])
-    if (hint := FOREIGN.get(first.partition("=")[0])) is not None:
-        parser.error(f"there is no command {first}; {hint}")
+    if first not in COMMANDS and (hint := _hint(first)):
+        parser.error(f"there is no command {shown(first)}; {hint}")
     return str(parser.parse_args([first]).command), arguments[1:]
+
+
+def _hint(word: str) -> str:
+    """Return what to type instead of an unknown command; "" to let argparse list all commands."""
+    if word in ("-h", "--help", "--version"):
+        return ""
+    if word.startswith(("-", "hf:")) or "." in word or "/" in word:
+        return "name a command before options and models, like stem-edge run MODEL"
+    near = get_close_matches(word, COMMANDS, 1)
+    return replacement(word, ()) or "".join(f"did you mean {name}?" for name in near)
 
 
 def _import(name: str) -> ModuleType:

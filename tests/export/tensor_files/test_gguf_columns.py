@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import coded, random_blocks, write_file
+from matrices import recorded_in
 
 from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import coded_rows, with_codes
@@ -58,15 +59,8 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
 def test_columns_read_the_rows_once(type: str, tmp_path: Path) -> None:
     path, spans = write_file(tmp_path / "a.gguf", {}, {"t": (stored(type), type)}), list[Any]()
     tensor = open_gguf(path).tensors["t"]
-
-    def counted(read: Any) -> Any:
-        def again(*span: int) -> Any:
-            spans.append(span)
-            return read(*span)
-
-        return again
-
-    for part in (parts := coded_rows(tensor.reread(ROWS, counted), WIDTH).columns(WIDTH)) * 2:
+    parts = coded_rows(tensor.reread(ROWS, recorded_in(spans)), WIDTH).columns(WIDTH)
+    for part in parts * 2:
         if part.codes is None:
             part.rows(0, 4)
         else:

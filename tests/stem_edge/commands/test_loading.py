@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
 
@@ -25,20 +26,15 @@ def test_only_declared_options_are_given_to_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
-    [([], None), (["--prompt-cache"], True), (["--prompt-cache=DIR"], "DIR")],
+    ("typed", "option", "expected"),
+    [
+        *[("", "prompt_cache", None), ("--prompt-cache", "prompt_cache", True)],
+        *[("--prompt-cache=DIR", "prompt_cache", "DIR"), ("", "speculate", "auto")],
+        *[("--speculate auto", "speculate", "auto"), ("--speculate on", "speculate", True)],
+        *[("--speculate off", "speculate", False), ("--speculate 3", "speculate", 3)],
+    ],
 )
-def test_prompts_are_kept_where_it_is_said(typed: list[str], expected: object) -> None:
-    parser = argparse.ArgumentParser()
-    add_loading(parser)
-    assert loading_options(parser.parse_args(typed))["prompt_cache"] == expected
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [([], "auto"), (["auto"], "auto"), (["on"], True), (["off"], False), (["3"], 3)],
-)
-def test_guessing_is_asked_for_in_words_or_by_number(typed: list[str], expected: object) -> None:
-    given = loading_options(parsed(*(["--speculate", *typed] if typed else [])))
-    assert given["speculate"] == expected and type(given["speculate"]) is type(expected)
+def test_values_that_are_words_numbers_or_absent(typed: str, option: str, expected: object) -> None:
+    given: Any = loading_options(parsed(*typed.split()))
+    assert given[option] == expected and type(given[option]) is type(expected)
     assert given["exact"] is False

@@ -121,8 +121,9 @@ def test_interrupt_while_generating_still_gives_the_figures(
         ),
         (["export", "/nowhere", "/tmp/never"], "/nowhere: no such checkpoint"),
         (["run", "--model=/nowhere", "a"], "/nowhere: no such bundle folder"),
-        (["inspect", "/nowhere"], "/nowhere: no such bundle folder"),
-        (["verify", "/nowhere"], "/nowhere: no such bundle folder"),
+        (["run", "hf.co/org/name"], "or a GGUF file, or hf:org/name"),
+        (["run", "https://huggingface.co/org/name/tree/main"], "GGUF file, or hf:org/name"),
+        (["export", "hf.co/org/name:Q4_K_M", "b"], "did you mean hf:org/name? else"),
         (["demo", "--slots", "0"], "--slots is 0; expected 4 to 1756"),
         ([*GENERATE, "--memory", "5kB"], "memory of 5 kB is too small"),
     ],
@@ -138,32 +139,62 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("-ngl 99", "there is no -ngl here; --provider NAME"),
-        ("--repeat-last-n 4", "--repetition-penalty counts"),
-        ("-no-cnv", "there is no -no-cnv here; stem-edge generate continues"),
-        ("--lora a", "there is no --lora here; stem-edge export --lora"),
-        ("-hff a.gguf", "there is no -hff here; name the file as hf:org/name:FILE.gguf"),
-        ("export a b -q", "there is no -q here; --type TYPE"),
-        ("batch --input a", "there is no --input here; batch takes IN OUT"),
         ("--inpu a", "unrecognized arguments: --inpu a; see"),
-        ("server model", "there is no command server; stem-edge serve MODEL"),
         ("--max-token 4", "did you mean --max-tokens?"),
         ("--unlike-any 4", "unrecognized arguments: --unlike-any 4; see"),
-        ("measure a -f", "unrecognized arguments: -f; see"),
-        ("serve a --verbose", "unrecognized arguments: --verbose; see"),
         ("inspect a --cots", "arguments: --cots; did you mean --cost? see stem-edge inspect"),
-        ("-m model", "there is no command -m; name a command first"),
-        ("chat model", "stem-edge run MODEL chats"),
+        ("-m model", "name a command before options and models, like stem-edge run MODEL"),
+        ("lits", "there is no command 'lits'; did you mean list?"),
         ("-t 0.7", "-t/--threads: expected a whole number, found '0.7'"),
         ("-n x", "argument -n/--max-new-tokens: expected a whole number"),
         ("b -- -f", "unrecognized arguments: b -- -f"),
     ],
 )
-def test_options_of_other_programs_name_ours(words: str, said: str, capsys: Capture) -> None:
-    command = GENERATE if words.split()[0] not in {*COMMANDS, "chat", "-m", "server"} else []
+def test_unknown_options_and_commands(words: str, said: str, capsys: Capture) -> None:
+    command = GENERATE if words.split()[0] not in {*COMMANDS, "-m", "lits"} else []
     with pytest.raises(SystemExit):
         main([*command, *words.split()])
     assert said in capsys.readouterr().err
+
+
+# A command, how its error goes on, and what users of llama.cpp, Ollama and mlx-lm type.
+FOREIGN = """\
+run a | use --context-length N; | --ctx --context --fit-ctx --max-model-len
+run a | use --threads N; | -tb --num-thread --threads-batch
+run a | use --memory SIZE | -b -ub --batch-size --ram --num_batch
+run a | use --provider NAME, which runs all layers | -ngl --n-gpu-layers --gpu --num_gpu --device
+run a | use --kv TYPE | -ctk --cache-type-k --kv-bits
+run a | use --speculate N | -md --model-draft --draft --draft-max --num-draft-tokens
+run a | use --min-p X | --mirostat --typical --xtc-probability
+run a | use --schema FILE | -j --format
+run a | use --repetition-penalty X, which counts | --repeat-last-n --repeat_last_n
+run a | use --no-thinking | --hidethinking --nothink
+run a | use --json | --verbose --no-stream
+run a | stem-edge serve takes --host ADDRESS | --host
+run a | stem-edge export takes --type TYPE | --bits --quantize
+run a | stem-edge generate continues a text | -no-cnv --ignore-chat-template
+run a | otherwise write > FILE | -o --output
+run a | leave it out | -fa --jinja --rope-freq-base --keepalive --log-level --trust-remote-code --verbose-prompt
+serve a | use --api-key-file FILE, because | --api-key
+serve a | and each request to serve, take --temperature X | --temp
+export a b | use --type TYPE | -q --q-bits --bits --outtype --dtype
+measure a | use --rounds N | -r
+batch a b c | batch takes IN and OUT | --input
+  | stem-edge rm NAME | delete remove
+  | fetches the model, too | pull download
+  | stem-edge export makes a bundle | create convert quantize
+  | stem-edge --help | help
+  | a model is loaded only while | ps stop
+"""
+
+
+@pytest.mark.parametrize("case", FOREIGN.splitlines())
+def test_options_of_other_programs_name_ours(case: str, capsys: Capture) -> None:
+    command, said, names = case.split(" | ")
+    for name in names.split():
+        with pytest.raises(SystemExit):
+            main([*command.split(), name, "1"])
+        assert re.search(rf"there is no .*{name}\b.*; .*{re.escape(said)}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("columns", [40, 80])
