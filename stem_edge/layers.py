@@ -99,5 +99,5 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def cutoff(self) -> float:
-        """Gates of a token below their mean + cutoff * standard deviation are set to 0."""
+        """Sets small gates to 0: those below the mean + cutoff * standard deviation of a token's gates."""
         return NormalDist().inv_cdf(self.sparsity)

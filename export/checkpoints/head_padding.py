@@ -55,7 +55,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Append zeros to all `parts` heads, or half heads, in `rows`, for the head width of graphs."""
+    """Append zeros to each of the `parts` heads, or half heads, of `rows`, up to head_width."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

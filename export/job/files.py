@@ -92,7 +92,7 @@ class Output:
         return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
-        """Delete the file `name`, and forget the errors of its tensors, which meter(part) has."""
+        """Delete the file `name`, and the quantization errors of its tensors, which meter(part) recorded."""
         del self._meters[part], self.files[name]
         disk.remove(self.folder / name)
 

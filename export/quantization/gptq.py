@@ -80,7 +80,7 @@ def _cholesky(matrix: F32) -> None:
 
 
 def parts(width: int) -> list[slice]:
-    """Divide the channels of a wide matrix into slices that GPTQ treats independently."""
+    """Divide the input channels of a wide matrix into slices, which GPTQ rounds independently."""
     count = -(-width // MOST_CHANNELS)
     step = -(-width // count // CHANNELS_STEP) * CHANNELS_STEP
     return [slice(start, min(start + step, width)) for start in range(0, width, step)]

@@ -78,7 +78,7 @@ class _Walk:
             self._states["embedding"] = x, Tokens(source.config, backbone, token_ids)
 
     def advance(self, layer: int) -> None:
-        """Run all models through a layer; add a model that is exact except for this layer."""
+        """Compute a layer in all model variants; add the variant in which only this layer is rounded."""
         at, weights = f"layers.{layer}.", layer_weights(self._source, layer)
         names = [name for name, matrix in weights.items() if _has_choice(name, matrix, self._block)]
         round_ = lambda name: ArrayMatrix(_rounded(whole(weights[name]), self._block))

@@ -68,7 +68,7 @@ class BackendContext(Protocol):
         """Fewest cached tokens that another prompt can reuse with the same bits; 0: any number."""
 
     def rest(self) -> None:
-        """Free the logits of the latest step."""
+        """Free the logits of the latest step. Called when the context's answer has ended."""
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         """Return views of the keys and values of the first `tokens` tokens, two arrays for each layer.

@@ -14,10 +14,11 @@ from stem_edge.tables.rows import RowLookup
 
 
 class Lookups:
-    """The row ids of one call. A context manager, because row ids of edits must be released at the end.
+    """Table rows that the tokens of one generate call look up, as row ids.
 
-    changes: the edits in effect. given: lookups of the prompt's tokens, from a caller's stem_ids;
-    edits then apply only to generated tokens. Raises InputError if a prompt lacks an edit's text.
+    A context manager: leaving it releases the row ids that edits made. changes: the edits in effect. given: rows
+    that the caller chose for the prompt's tokens (stem_ids); edits then apply only to generated tokens. Raises
+    InputError if the prompt does not contain the source text of an edit.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Lookups:
         self._engine.release(made)
 
     def row_ids(self, token_ids: Sequence[int], first: int) -> I64:
-        """Return the row ids of prompt and answer from index `first` on, where token_ids begins."""
+        """Return the row ids of token_ids, which begin at index `first` of prompt and answer."""
         prompt = self.prompt[first:].tolist()
         return np.array([*prompt, *map(self._row_id, token_ids[len(prompt) :])], np.int64)
 

@@ -129,11 +129,11 @@ class Overlay:
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
-    """Return token id -> rows that the token looks up wherever it occurs, because of an edit.
+    """Return token id -> table rows that this token looks up everywhere because of an edit.
 
-    Empty for edits with scope "positions". The source text has several tokenizations, such as after
-    a space. Only the shortest ones count: longer ones are pieces of words, which other words
-    contain, too. Raises InputError if one token would have to look up two different rows.
+    Empty for edits with scope "positions". A text can be split into tokens in several ways, for example with
+    a space before it. Only the ways with the fewest tokens are used: longer ones consist of word pieces, which
+    are in other words, too. Raises InputError if one token would have to look up two different rows.
     """
     change = edit.change
     if isinstance(change, NewRows):
@@ -167,9 +167,10 @@ def _of_tokens(
 def at_positions(
     codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None = None
 ) -> dict[int, ByLayer]:
-    """Map positions of a prompt to the rows that an edit sets there; empty for scope "everywhere".
+    """Return token position in a prompt -> table rows that the token looks up because of an edit.
 
-    text: the prompt's text and token bounds, if known. Raises AbsentError if the source is absent.
+    Empty for edits with scope "everywhere". Raises AbsentError if the edit's source text is not in the prompt.
+    text: the prompt as text, with the place of each token; default: computed from token_ids.
     """
     change = edit.change
     if edit.scope != "positions" or not isinstance(change, Replacement):
@@ -187,7 +188,7 @@ def at_positions(
 
 
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
-    """Return the rows that the `length` tokens of `change.source` look up after text `before`."""
+    """Return the rows that the `length` tokens of the source text look up, if `before` precedes it."""
     target = target_tokens(codec, change, length, before)
     return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
 

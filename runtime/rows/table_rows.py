@@ -121,7 +121,7 @@ class TableRows(Rows):
         return asked
 
     def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the read that `expect` began, cache its records, return the updated lookup."""
+        """Wait for the read that `expect` began, and cache its records; return the lookup with their slots."""
         if self._reading is None:
             return asked
         read, call = self._reading

@@ -125,7 +125,7 @@ def run(
 
 
 def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
-    """Join the chunks from `numbered` to one text per prompt. Raises the first error."""
+    """Join (prompt number, chunk) pairs to one text for each prompt. Raises the first error."""
     found: dict[int, str] = {}
     with closing(many):
         for number, chunk in many:

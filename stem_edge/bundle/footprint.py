@@ -70,7 +70,7 @@ class Footprint:
 
     @property
     def prepared_nbytes(self) -> int:
-        """Approximate bytes of the weights after repacking for this processor; 0 if not done."""
+        """Approximate bytes of the weights after repacking for this processor; 0 without repacking."""
         own = self.backbone_nbytes + self.prefill_nbytes
         prepared = self.backbone.packed and own > LEAST_PREPARED
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0

@@ -45,13 +45,12 @@ OwnTypes = dict[str, str]
 
 
 class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Storage format of a backbone for onnxruntime.
+    """How the matrices of a backbone for onnxruntime are stored.
 
-    A matrix has the type that `matrices` gives for its name, or else `kinds` for its kind, or else
-    `weights` or `head`. offsets: each symmetric 4-bit block has a float offset, as in types Q4_1
-    and Q4_K of GGUF files. balanced: products for prompts that have no norm before them, and so
-    need an extra multiplication for SmoothQuant. field: key in the manifest. packed: loading can
-    rearrange weights for the processor. importance: always False here.
+    The type of a matrix is in `matrices` (by name), else in `kinds` (by kind), else it is `head` or `weights`.
+    offsets: each symmetric 4-bit block also has a float offset, as in the GGUF types Q4_1 and Q4_K. balanced:
+    names of the products for prompts that multiply their input by SmoothQuant factors, because no norm before
+    them can. field: name in the manifest. packed: a load can repack the weights. importance: always False.
     """
 
     engine: ClassVar[EngineName] = "onnxruntime"

@@ -23,7 +23,7 @@ def rest(
     start: Start,
     cache: KvFormat,
 ) -> str:
-    """Emit layers that reuse other layers' K and V, for tokens that need logits: [B, n, ...]."""
+    """Emit the last layers, which reuse K and V of others, only for the n tokens that need logits."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
     start = wanted_start(graph, config, layers, start)
     result = layers_in_order(products, config, layout, cache, layers, start)

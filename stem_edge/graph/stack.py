@@ -78,7 +78,7 @@ def layers_in_order(
 
 
 def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
-    """Emit a layer over residual + delta [B, T, dim]; return two values whose sum is the result."""
+    """Emit a layer with the input residual + delta [B, T, dim]; return two values that add up to its result."""
     config = layer.config
     # A norm that LAuReL or a router reads, too, must not be divided by one product's SmoothQuant factors.
     x, residual = layer.add_norm(

@@ -73,11 +73,11 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Item of a weight file: stacked matrices [N, K], quantized in blocks along K.
+    """One entry of a weight file: stacked matrices [N, K], quantized in blocks along K.
 
-    pieces: ranges of rows, each stored on its own. step: 0, or the activation step of the input,
-    which the scales then include. With a step, each block ends with a zero code, and the item has
-    only columns `columns` (start, stop) of the matrices (graph/special/steps.py).
+    pieces: ranges of rows that are stored one after another. step: step size of the rounded input of the
+    product, by which the stored scales are multiplied; 0: the input is not rounded. If there is a step, each block
+    ends with a zero code, and only the columns start..stop of `columns` are stored (graph/special/steps.py).
     """
 
     name: str  # name of the product

@@ -111,7 +111,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return total
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
-        """Return ids (or classes) of text[past:], and of the tokens 1, 2, ... positions before."""
+        """Return the ids (or classes) of text[past:], and those 1, 2, ... positions earlier, one array each."""
         at, symbols, filler = np.arange(len(text)), text, self.filler
         if self.classes is not None:
             if class_of is None or class_of.shape != (self.vocab_size,):

@@ -1,4 +1,4 @@
-"""Checks a tokenizer's steps: their kinds, and how far they lengthen a text (nine may turn a line into gigabytes)."""
+"""Checks the steps of a tokenizer: their kinds, and how much they lengthen a text (a few could make gigabytes)."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def read_known_keys() -> KnownKeys:
 def check_keys(
     path: Path, given: Mapping[str, Any], kind: str, read: Collection[str]
 ) -> tuple[str, ...]:
-    """Return notes about ignored keys. Raises CheckpointError if a key may change the model.
+    """Return notes for the user about ignored keys. Raises CheckpointError if a key may change the model.
 
     given: keys of config.json; kind: its model_type; read: names of the keys that this project reads.
     """

@@ -14,7 +14,7 @@ PLACEHOLDERS_NBYTES = 32 << 20  # most bytes of their records; an expert has ten
 
 
 def placeholders(layout: RecordLayout) -> int:
-    """Return how many row cache slots get random rows: 16, or fewer if records are large."""
+    """Return the number of row cache slots that are filled with random rows: 16, or fewer if records are large."""
     return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
 
 

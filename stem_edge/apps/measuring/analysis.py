@@ -1,6 +1,6 @@
 """The STEM paper's cost model, and cosines between rows: `stem-edge inspect --cost`, `--geometry`.
 
-Costs are counted as in arXiv 2601.10639, whose Table 1 counts a multiply-add as one FLOP, Table 3 as two.
+Costs are counted as in arXiv 2601.10639. There, a multiply-add is one FLOP in Table 1, and two FLOPs in Table 3.
 """
 
 from __future__ import annotations

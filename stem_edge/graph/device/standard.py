@@ -54,7 +54,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def graphs(
     config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Return name -> decoding graph for accelerators. `obstacle` must have returned ""."""
+    """Return name -> decoding graph for accelerators. Call only if `obstacle` found none ("")."""
     made = dict[str, Graph]()
     for name, graph in decoding(config, layout, format).graphs.items():
         lowering = _Lowering(graph, config, layout)

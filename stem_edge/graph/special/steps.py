@@ -76,7 +76,7 @@ class SteppedProducts(Products):
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit rows `ids` of a matrix as `result`, without zeros that end blocks of a tied head."""
+        """Emit rows `ids` of a matrix as `result`, without the extra zero columns of a tied head."""
         step, _ = self._ranges.get("head", (0.0, 0.0))
         if not (self.format.tied and step) or self.format.bits(kind) == 32:
             return super().rows(name, kind, ids, result, shape)

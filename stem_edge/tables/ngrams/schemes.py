@@ -128,7 +128,7 @@ class LongCatConfig(msgspec.Struct):
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
 
     def tables(self) -> list[NgramTable]:
-        """Return one table, in which each table of the model is a hash head with its own rows."""
+        """Return one table with the rows of all tables of the model; each is a hash head of its own."""
         orders = _orders(self.emb_neighbor_num, self.emb_split_num)
         base = self.ngram_vocab_size_ratio * self.vocab_size
         sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))

@@ -62,7 +62,7 @@ def is_ngrams(root: Path) -> bool:
 
 
 def open_ngrams(root: Path) -> NgramStore:
-    """Open n-gram tables. Raises BundleError unless they are just as the exporter writes them."""
+    """Open n-gram tables. Raises BundleError if they differ from what an export writes."""
     if not (root / "zarr.json").is_file():
         raise BundleError(
             f"{root}: no tables of n-grams here; stem-edge export --tables-only makes them"

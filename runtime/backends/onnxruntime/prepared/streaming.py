@@ -149,7 +149,7 @@ class WeightStream:
         return self.chosen[number % len(self.chosen)]
 
     def _touched(self, number: int) -> bool:
-        """Return True if the step has begun to read streamed matrix `number`, so it no longer needs the one before."""
+        """Return True if the step has begun to use streamed matrix `number`, and needs no earlier matrix."""
         page = self._at(number).start // mmap.PAGESIZE + AROUND
         entries = os.pread(self._pagemap, AROUND * ENTRY_NBYTES, page * ENTRY_NBYTES)
         return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])

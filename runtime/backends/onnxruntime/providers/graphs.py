@@ -49,7 +49,7 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
 
 
 def check_weights(bundle: Bundle, plan: WeightPlan) -> None:
-    """Raise BundleError if the plan's weight file has another size: engines could read beyond the end of the file."""
+    """Raise BundleError if the weight file lacks the planned size: engines could read beyond its end."""
     if (found := bundle.manifest.files[plan.file].nbytes) != plan.nbytes:
         said = f"{found} bytes, but the weights of this model take {plan.nbytes}"
         raise damaged(bundle.file(plan.file), said)

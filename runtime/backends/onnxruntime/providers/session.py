@@ -67,12 +67,11 @@ def open_session(
     whole_steps: bool = False,
     as_built: bool = False,
 ) -> ort.InferenceSession:
-    """Load a graph on the CPU, or on a provider, where every operator must run.
+    """Open an onnxruntime session for a graph: on the CPU, or with all operators on `provider`.
 
-    save_to: also write the graph there, packed for this processor, with its weights in a file of the
-    same name plus .data. A session that is loaded from there maps its weights.
-    whole_steps: keep products exact in models with activation scales, whose inputs are integers times a scale.
-    as_built: if the graph is a prepared file, skip its optimization, which would only fold constants.
+    save_to: also write the graph to this file, and its weights, packed for this processor, to the same name plus
+    .data. A session of this file maps the weights. whole_steps: compute exact products in models whose inputs of
+    matrices are integers times a scale. as_built: do not optimize the graph, because it was saved optimized.
 
     Raises BackendError, DeviceLostError, OutOfMemoryError.
     """

@@ -191,7 +191,7 @@ def head(model_name: str, id_prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return token counts in OpenAI's form. Each prompt has `count` requests, but counts once."""
+    """Return token counts in OpenAI's form. A prompt with `count` answers is counted once."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)
