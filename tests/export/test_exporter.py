@@ -24,13 +24,6 @@ from stem_edge.export.quantization import streams
 from stem_edge.numerics.reference import forward
 
 
-@pytest.fixture(scope="module")
-def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an export on one thread makes by default. Do not change it."""
-    out = tmp_path_factory.mktemp("exported") / "out"
-    return stem_edge.export_bundle(tiny_checkpoint, out, threads=1).path
-
-
 @pytest.mark.parametrize(
     ("backbone", "tables"),
     slow_but(
@@ -62,12 +55,13 @@ def test_report_agrees_with_the_reference_model(tiny_bundle: Path, tiny_checkpoi
 
 
 def test_exporting_twice_gives_identical_bytes(
-    tiny_checkpoint: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the number of threads matters nor the size of the pieces that they work on."""
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "once", threads=1)
     monkeypatch.setattr(streams, "PIECE_VALUES", 4096)
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "again", threads=3)
-    assert contents(tmp_path / "again") == contents(exported)
+    assert contents(tmp_path / "again") == contents(tmp_path / "once")
 
 
 def test_both_layouts_and_the_prefix_give_the_same_bundle(tmp_path: Path) -> None:
@@ -90,12 +84,12 @@ def test_an_existing_bundle_is_refused_and_replaced_with_force(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    stem_edge.export_bundle(tiny_checkpoint, out, rows="int4")
+    stem_edge.export_bundle(tiny_checkpoint, out, type="fp32", rows="int4")
     before = contents(out)
     with pytest.raises(ExportError, match=r"already exists.*--force"):
         stem_edge.export_bundle(tiny_checkpoint, out)
     assert contents(out) == before
-    stem_edge.export_bundle(tiny_checkpoint, out, rows="int8", force=True)
+    stem_edge.export_bundle(tiny_checkpoint, out, type="fp32", rows="int8", force=True)
     tables = open_bundle(out).manifest.tables
     assert tables is not None
     assert tables.row_type == "int8"
@@ -112,18 +106,18 @@ def test_an_export_that_ends_early_leaves_nothing(
 
     monkeypatch.setattr(exporter, "accept", fail)
     with pytest.raises((KeyboardInterrupt, ValueError, ExportError)):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", type="fp32")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_export_left_is_removed(
-    tiny_checkpoint: Path, exported: Path, tmp_path: Path
+    tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     left = tmp_path / ".stem-edge-out" / "tables.zarr" / "records" / "c" / "9"
     left.mkdir(parents=True)
     (left / "0").write_bytes(b"x")
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
-    assert contents(tmp_path / "out") == contents(exported)
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", type="fp32", rows="int8")
+    assert contents(tmp_path / "out") == contents(tiny_bundle)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -150,7 +144,7 @@ def test_a_divergence_above_the_limit_leaves_the_old_bundle(
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
     with pytest.raises(ExportError, match="nothing was exported"):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "new", max_kl=1e-6)
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "new", type="int8", max_kl=1e-6)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
 

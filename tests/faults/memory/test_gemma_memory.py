@@ -63,9 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bundles of a checkpoint: with a graph for prompts, and without."""
     folder = tmp_path_factory.mktemp("gemma")
     write_gemma(folder / "checkpoint", describe("gemma-4-e2b", **SIZES))
-    stem_edge.export_bundle(
-        folder / "checkpoint", folder / "prefill", type="small", prefill_graph=True
-    )
+    options: Any = {"type": "int4", "prefill_graph": True, "max_kl": 99.0}
+    stem_edge.export_bundle(folder / "checkpoint", folder / "prefill", **options)
     without_prompt_graph(folder / "prefill", folder / "plain")
     return folder
 

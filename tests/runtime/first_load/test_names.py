@@ -93,7 +93,7 @@ def test_a_folder(tmp_path: Path, cache: Path, capsys: Capture) -> None:
 def test_files_of_a_repository(
     tmp_path: Path, cache: Path, hub: HubServer, capsys: Capture
 ) -> None:
-    names = ["...gguf", "..gguf", "a\x1bb.gguf", "a\\b.gguf"]
+    names = ["..gguf", "a\x1bb.gguf"]
     for name in names:
         gguf(tmp_path / "files", name)
     hub.add("evil/model", tmp_path / "files")
@@ -104,7 +104,7 @@ def test_files_of_a_repository(
             assert bundle.path.parent.parent == cache / MADE
         assert main(["generate", "hf:evil/model", "The"]) == 1  # its files are named
         assert all(line.isprintable() for line in capsys.readouterr().err.split("\n"))
-        assert sorted(listed(capsys)) == sorted(["first", MADE, MADE, "a_b", "a_b"])
+        assert sorted(listed(capsys)) == sorted(["first", MADE, "a_b"])
     assert (cache_of("other/model") / "mine").is_dir()
 
 

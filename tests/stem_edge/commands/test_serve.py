@@ -66,7 +66,7 @@ def test_answers_are_finished_at_the_end(tmp_path: Path) -> None:
         assert ask(port, "GET", "/v1/models")[0] == 401
         status, models = ask(port, "GET", "/v1/models", authorization="Bearer secret")
         assert (status, json.loads(models)["data"][0]["id"]) == (200, DEMO.name)
-        asking = streaming(port, LONG, "secret")
+        asking = streaming(port, LONG | {"n": 1}, "secret")
         process.send_signal(signal.SIGTERM)
         assert asking.read().endswith(b"data: [DONE]\n\n")
         assert process.wait(20) == 0

@@ -113,10 +113,13 @@ def test_clients_that_stop_are_closed(
         assert closed(client)
 
 
-def test_chunks_that_are_too_small_close_the_connection(port: int) -> None:
+def test_chunks_that_are_too_small_close_the_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_FRAMING_NBYTES", 1 << 14)
     with connected(port, POST + CHUNKED) as client:
         with suppress(ConnectionError):
-            client.sendall(b"1\r\n \r\n" * 300_000)
+            client.sendall(b"1\r\n \r\n" * 4000)
         assert closed(client)
 
 

@@ -101,7 +101,7 @@ GIVEN = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.sampled_from(sorted(BY_NAME)), st.lists(GIVEN, min_size=1, max_size=2), st.data())
 def test_arguments_come_back_as_they_were(
     name: str, calls: list[dict[str, Any]], data: st.DataObject
