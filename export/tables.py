@@ -157,6 +157,6 @@ def _rows(plan: TablePlan, layer: int, table: Matrix, start: int, stop: int) -> 
 
 
 def make_grid(root: Path, layout: RecordLayout, nbytes: int) -> ShardGrid:
-    """Plan shards of `nbytes` for an array of records."""
+    """Divide an array of records into shards of about `nbytes` each; return their layout."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard)

@@ -17,7 +17,7 @@ from stem_edge.tables.shards import ShardGrid
 
 
 class FlashProfile(NamedTuple):
-    """Speed of random reads: bytes/s, seconds per read, reads at a time, most reads per second."""
+    """Speed of random reads: bytes/s, seconds per read, most reads at a time and per second."""
 
     bandwidth: float
     latency: float

@@ -45,7 +45,7 @@ class TextDrafts:
         return self._length**2 / (self._length**2 + self._doubt)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return `count` drafts: the tokens that followed where the text's end occurred before.
+        """Return `count` drafts: the tokens after an earlier occurrence of the text's last tokens.
 
         If fewer tokens followed, they are repeated.
         """
