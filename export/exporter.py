@@ -11,7 +11,6 @@ import msgspec
 from stem_edge.bundle.footprint import Footprint, gguf_footprint, onnx_footprint
 from stem_edge.bundle.manifest import (
     MANIFEST,
-    TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
     encode_manifest,
@@ -202,7 +201,7 @@ def _write(plan: Plan, tokenizer: ExportedTokenizer, out: Output) -> None:
     out.write(TOKENIZER_CONFIG, msgspec.json.format(texts_of, indent=1) + b"\n")
     if plan.tables is not None:
         bar.begin("writing tables", 4 * config.table_parameters)
-        write_tables(out, TABLES, plan.tables, source.tables, plan.recipe.cpus)
+        write_tables(out, plan.tables, source.tables, plan.recipe.cpus)
     written = plan.format
     if plan.recipe.engine == GgufFormat.engine:
         write_gguf_backbone(plan, out)

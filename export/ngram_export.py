@@ -20,7 +20,7 @@ from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.publish import check_apart, check_free, publish
 from stem_edge.export.job.table_plan import scaling_of
-from stem_edge.export.tables import encode_metadata, make_grid, write_shard
+from stem_edge.export.tables import make_grid, write_array, write_index, write_json
 from stem_edge.export.token_classes import token_classes
 from stem_edge.numerics.quantize import I32, U8, fitting_block
 from stem_edge.progress import Progress
@@ -28,8 +28,6 @@ from stem_edge.system.memory import check_threads, usable_cpus
 from stem_edge.tables.ngrams.rows import NgramTable
 from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, is_ngrams
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.shards import array_metadata
-from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import group_document
 
 RowsStored = Literal["keep", "int8", "int4"]
@@ -94,20 +92,13 @@ def _write(
     threads: int,
 ) -> None:
     """Write all tables. class_of: token id -> token class; None if n-grams consist of token ids."""
-    root = out.folder
-    files = {root / "zarr.json": encode_metadata(group_document(format))}
+    write_json(out, Path(), group_document(format))
     if class_of is not None:
-        files[root / CLASSES / "zarr.json"] = encode_metadata(index_metadata(len(class_of)))
-        files[index_chunk(root / CLASSES)] = encode_index(class_of)
+        write_index(out, Path(CLASSES), class_of)
     for source, table in zip(rows, format.tables, strict=True):
-        grid = make_grid(root / table.name, table.format.stored, SHARD_NBYTES)
-        files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
-        work = partial(_pages, out, source, table)
+        grid = make_grid(Path(table.name), table.format.stored, SHARD_NBYTES)
         step = max(1, PIECE_NBYTES // table.page_nbytes)
-        for shard in range(grid.shards):
-            write_shard(out, grid, shard, step, threads, work)
-    for path, data in files.items():
-        out.write(path.relative_to(root).as_posix(), data)
+        write_array(out, grid, step, threads, partial(_pages, out, source, table))
 
 
 def _pages(out: Output, source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.streams import in_order
 from stem_edge.export.tensor_files.tensor import codes_of
 from stem_edge.numerics.matrix import Matrix
-from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, I32, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import (
@@ -39,51 +40,49 @@ SHARD_NBYTES = 128 << 20
 PIECE_NBYTES = 16 << 20
 
 
-def write_tables(
-    out: Output, folder: str, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
-) -> None:
-    """Write a table store into the bundle's folder `folder`. tables: STEM layer -> its table."""
-    root, first = out.folder / folder, 0
-    files = {root / "zarr.json": encode_metadata(group_document(plan.format))}
-    grids = [
-        make_grid(root / name, layout, SHARD_NBYTES)
-        for name, layout in plan.format.arrays().items()
-    ]
-    for grid in grids:
-        files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
+def write_tables(out: Output, plan: TablePlan, tables: Mapping[int, Matrix], threads: int) -> None:
+    """Write a bundle's table store. tables: STEM layer -> its table."""
+    root, first = Path(TABLES), 0
+    write_json(out, root, group_document(plan.format))
     if plan.index is not None:
-        files[root / INDEX / "zarr.json"] = encode_metadata(index_metadata(len(plan.index)))
-        files[index_chunk(root / INDEX)] = encode_index(plan.index)
-    for path, data in files.items():
-        out.write(path.relative_to(out.folder).as_posix(), data)
-    for grid in grids:
-        step = max(1, PIECE_NBYTES // (4 * grid.layout.row_width * len(grid.layout.layers)))
-        work = partial(_records, out, plan, tables, grid.layout, first)
-        for shard in range(grid.shards):
-            write_shard(out, grid, shard, step, threads, work)
-        first += grid.layout.records
+        write_index(out, root / INDEX, plan.index)
+    for name, layout in plan.format.arrays().items():
+        grid = make_grid(root / name, layout, SHARD_NBYTES)
+        step = max(1, PIECE_NBYTES // (4 * layout.row_width * len(layout.layers)))
+        write_array(out, grid, step, threads, partial(_records, out, plan, tables, layout, first))
+        first += layout.records
 
 
-def write_shard(
+def write_json(out: Output, folder: Path, document: dict[str, Any]) -> None:
+    out.write((folder / "zarr.json").as_posix(), encode_metadata(document))
+
+
+def write_index(out: Output, folder: Path, index: I32) -> None:
+    write_json(out, folder, index_metadata(len(index)))
+    out.write(index_chunk(folder).as_posix(), encode_index(index))
+
+
+def write_array(
     out: Output,
     grid: ShardGrid,
-    shard: int,
     piece_records: int,
     threads: int,
     work: Callable[[int, int], U8],
 ) -> None:
-    """Write shard number `shard` of an array, in pieces of `piece_records` records.
+    """Write an array of records, in pieces of `piece_records` records. grid.root: a folder in `out`.
 
     work(start, stop): returns the bytes of records start..stop. Several threads call it at once.
     """
-    start = shard * grid.records_per_shard
-    stop = start + grid.shard_records(shard)
-    starts = range(start, stop, piece_records)
-    spans = ((at, min(at + piece_records, stop)) for at in starts)
-    with out.file(grid.shard_path(shard).relative_to(out.folder).as_posix()) as file:
-        for piece in in_order(threads, lambda span: with_checksums(work(*span)), spans):
-            file.write(piece)
-        file.write(index_bytes(grid, shard))
+    write_json(out, grid.root, array_metadata(grid))
+    for shard in range(grid.shards):
+        start = shard * grid.records_per_shard
+        stop = start + grid.shard_records(shard)
+        starts = range(start, stop, piece_records)
+        spans = ((at, min(at + piece_records, stop)) for at in starts)
+        with out.file(grid.shard_path(shard).as_posix()) as file:
+            for piece in in_order(threads, lambda span: with_checksums(work(*span)), spans):
+                file.write(piece)
+            file.write(index_bytes(grid, shard))
 
 
 def index_bytes(grid: ShardGrid, shard: int) -> bytes:

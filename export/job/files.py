@@ -13,43 +13,27 @@ from stem_edge.files import disk
 from stem_edge.files.trees import make_folders
 from stem_edge.progress import Progress
 
-BUFFER_NBYTES = 1 << 20
-
 
 class BundleFile:
     """File that is being written, with the size and checksum of its data so far."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._gathered, self._digest = bytearray(), hashlib.sha256()
+        self._descriptor, self._digest = descriptor, hashlib.sha256()
         self.nbytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         self._digest.update(view)
         self.nbytes += view.nbytes
-        if len(self._gathered) + view.nbytes > BUFFER_NBYTES:
-            self.flush()
-        if view.nbytes > BUFFER_NBYTES:
-            self._write(view)
-        else:
-            self._gathered += view
+        disk.write_all(self._descriptor, view)
 
-    def align(self, boundary: int) -> int:
-        """Pad the file with zeros to a multiple of `boundary` bytes; return its new size."""
+    def align(self, boundary: int) -> None:
+        """Pad the file with zeros to a multiple of `boundary` bytes."""
         self.write(bytes(-self.nbytes % boundary))
-        return self.nbytes
 
     @property
     def entry(self) -> FileEntry:
         return FileEntry(self.nbytes, self._digest.hexdigest())
-
-    def flush(self) -> None:
-        self._write(memoryview(self._gathered))
-        self._gathered = bytearray()
-
-    def _write(self, data: memoryview) -> None:
-        disk.write_all(self._descriptor, data)
 
 
 @contextlib.contextmanager
@@ -58,8 +42,7 @@ def create_file(path: Path) -> Iterator[BundleFile]:
     make_folders(path.parent)
     descriptor = disk.create(path)
     try:
-        yield (file := BundleFile(descriptor))
-        file.flush()
+        yield BundleFile(descriptor)
         disk.fsync(descriptor)
     finally:
         disk.close(descriptor)
@@ -97,7 +80,6 @@ class Output:
         disk.remove(self.folder / name)
 
 
-def write_file(path: Path, data: bytes) -> FileEntry:
+def write_file(path: Path, data: bytes) -> None:
     with create_file(path) as file:
         file.write(data)
-    return file.entry

@@ -80,5 +80,4 @@ def many_writes(patch: pytest.MonkeyPatch) -> None:
     """Write in small pieces, and make temporary names predictable."""
     numbers = iter(range(1 << 30))
     patch.setattr("stem_edge.files.disk.secrets.token_hex", lambda _: f"{next(numbers):016x}")
-    patch.setattr("stem_edge.export.job.files.BUFFER_NBYTES", PIECE_NBYTES)
     shorten(patch, PIECE_NBYTES)
