@@ -62,14 +62,6 @@ def shown_lines(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], text)
 
 
-def quoted(text: str | None, token_id: int, width: int) -> str:
-    """Return a token's text in quotes, cut to `width` columns; "token <id>" if it has no text."""
-    if not text or "\N{REPLACEMENT CHARACTER}" in text:
-        return f"token {token_id}"
-    shown = repr(text)
-    return shown if columns(shown) <= width else cut(shown, width - 4) + "...'"
-
-
 def seconds(value: float) -> str:
     """Format a time for people, in s or ms, with 3 digits."""
     return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"

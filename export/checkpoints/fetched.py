@@ -17,7 +17,7 @@ from stem_edge.export.checkpoints.blagpt import STATES
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
+from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, read_index
 from stem_edge.files.checkpoint_files import SUFFIX, TOKENIZERS
 
 ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
@@ -58,7 +58,7 @@ def checkpoint_folder(
     files = [file] if file else needed(listing, snapshot)
     _fetch(snapshot, files)
     if INDEX in files:
-        _fetch(snapshot, sorted(indexed_files(folder, tensors)))
+        _fetch(snapshot, sorted(path.name for path in read_index(folder, tensors)))
     return folder / file
 
 

@@ -46,13 +46,13 @@ def next_states(
     return found
 
 
-def exact_logits(source: Checkpoint, x: F32, observe: Observer = lambda name, x: None) -> F32:
-    """Return logits [T, V] of the last layer's output x; `observe` gets x after the final norm.
+def exact_logits(source: Checkpoint, x: F32) -> F32:
+    """Return logits [T, V] of the last layer's output x.
 
     Raises CheckpointError if logits are not finite or all equal.
     """
     with np.errstate(all="ignore"):
-        logits = head_forward(source.config, source.backbone, x, observe)
+        logits = head_forward(source.config, source.backbone, x)
     ends = [name for name in source.backbone if not name.startswith("layers.")]
     if not np.isfinite(logits).all():
         _check_tensors(source, ends)

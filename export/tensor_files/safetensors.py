@@ -82,7 +82,7 @@ def open_folder(
     if (folder / WEIGHTS).is_file():
         return {n: tensor for n, tensor in open_tensors(folder / WEIGHTS).items() if wanted(n)}
     found = dict[str, Tensor]()
-    for path, names in _read_index(folder, wanted).items():
+    for path, names in read_index(folder, wanted).items():
         tensors = open_tensors(path)
         if gone := [f"{name} is not in {path.name}" for name in names if name not in tensors]:
             raise CheckpointError(
@@ -96,25 +96,14 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def indexed_files(folder: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """Return the files that hold wanted tensors, by the folder's index. Raises CheckpointError."""
-    return {file for name, file in _places(folder, "").items() if wanted(name)}
-
-
-def _places(folder: Path, missing: str) -> dict[str, str]:
-    what = "an index of safetensors files"
-    return read_json(folder / INDEX, what, _Index, missing=missing).weight_map
-
-
-def _read_index(folder: Path, wanted: Callable[[str], bool]) -> dict[Path, list[str]]:
-    """Read a folder's index: file -> names of the wanted tensors in it."""
+def read_index(folder: Path, wanted: Callable[[str], bool]) -> dict[Path, list[str]]:
+    """Read a folder's index: file -> names of the wanted tensors in it. Raises CheckpointError."""
     path = folder / INDEX
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     missing = f"nor {WEIGHTS}, found {one_line(found)}; copy them, or save the model as safetensors"
-    listed: dict[Path, list[str]] = {}
-    outside = []
-    places = _places(folder, missing).items()
-    for name, file in ((name, file) for name, file in places if wanted(name)):
+    index = read_json(path, "an index of safetensors files", _Index, missing=missing)
+    listed, outside = dict[Path, list[str]](), list[str]()
+    for name, file in ((name, file) for name, file in index.weight_map.items() if wanted(name)):
         if re.fullmatch(r"[^/\\\0]{1,200}\.safetensors", file):
             listed.setdefault(folder / file, []).append(name)
         else:

@@ -17,7 +17,6 @@ from stem_edge.graph.formats import (
     BackboneFormat,
     EngineName,
     GgufFormat,
-    MatrixKind,
     WeightType,
 )
 from stem_edge.graph.kv import CACHES, KvChoice, KvType, kv_obstacle
@@ -120,7 +119,7 @@ def _assistant_nbytes(manifest: Manifest) -> int:
 
     model, nbytes = found.model, manifest.files[ASSISTANT_DATA].nbytes
     if found.clusters:
-        nbytes -= _kind_nbytes(found.format, "embedding", model.vocab_size, model.dim)
+        nbytes -= _embedding_nbytes(model, found.format)
     return max(0, nbytes) + FLOAT * scored(found) * (model.dim if found.clusters else 1)
 
 
@@ -132,8 +131,7 @@ def onnx_footprint(
     prefill: int,
 ) -> Footprint:
     """Return a footprint for onnxruntime. data, prefill: bytes of decode and prefill weights."""
-    embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
-    step = data if backbone.tied else max(0, data - embedding)
+    step = data if backbone.tied else max(0, data - _embedding_nbytes(model, backbone))
     slot = array_slot_nbytes(tables.tables) if tables else 0
     return Footprint(
         engine="onnxruntime",
@@ -180,10 +178,9 @@ def array_slot_nbytes(layout: RecordLayout) -> int:
     return len(layout.layers) * (layout.codes_nbytes + layout.groups * FLOAT) + zero_points
 
 
-def _kind_nbytes(backbone: BackboneFormat, kind: MatrixKind, rows: int, width: int) -> int:
-    zero_points = backbone.asymmetric or kind == "embedding"
-    stored, block = backbone.type_of(kind), backbone.block_size
-    return matrix_nbytes(rows, width, stored, block, zero_points=zero_points)
+def _embedding_nbytes(model: ModelConfig, backbone: BackboneFormat) -> int:
+    stored, block = backbone.type_of("embedding"), backbone.block_size
+    return matrix_nbytes(model.vocab_size, model.dim, stored, block, zero_points=True)
 
 
 def matrix_nbytes(

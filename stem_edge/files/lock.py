@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +13,7 @@ from pathlib import Path
 from stem_edge.files import disk
 
 PAUSE_SECONDS = 0.1
-_LOCKED = 33  # ERROR_LOCK_VIOLATION of Windows
-_FAR = 1 << 30  # upper 32 bits of an offset beyond the end of any file
+_FAR = 1 << 30  # beyond the end of the file
 
 
 @contextlib.contextmanager
@@ -36,22 +35,17 @@ def alone(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
 
 def lock(descriptor: int) -> bool:
     """Lock an open file until it is closed; return False if already locked. Raises OSError."""
-    if sys.platform == "win32":
-        import msvcrt
-        from ctypes import wintypes
-
-        # Other handles cannot read locked bytes, so lock a byte beyond the end of the file.
-        call = ctypes.WinDLL("kernel32", use_last_error=True).LockFile
-        call.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4]
-        if call(msvcrt.get_osfhandle(descriptor), 0, _FAR, 1, 0):
-            return True
-        if (number := ctypes.get_last_error()) == _LOCKED:
-            return False
-        raise ctypes.WinError(number)
-    import fcntl
-
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform == "win32":
+            import msvcrt
+
+            # Other handles cannot read locked bytes, so lock a byte beyond the end of the file.
+            os.lseek(descriptor, _FAR, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False

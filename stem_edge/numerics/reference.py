@@ -33,33 +33,19 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
 
 
-def forward(
-    config: ModelConfig,
-    backbone: Mapping[str, Matrix],
-    tables: Mapping[int, Matrix],
-    token_ids: Sequence[int],
-    observe: Observer = lambda name, x: None,
-) -> F32:
-    """Return the logits, float32 [T, V], of the sequence token_ids [T].
-
-    backbone: the tensors that ModelConfig.backbone_shapes() names. tables: STEM layer -> rows [V, row width].
-    observe: called with the name and the input of each group of matrices.
-    """
-    x = hidden_states(config, backbone, tables, token_ids, observe)
-    return head_forward(config, backbone, x, observe)
-
-
 def hidden_states(
     config: ModelConfig,
     backbone: Mapping[str, Matrix],
     tables: Mapping[int, Matrix],
     token_ids: Sequence[int],
-    observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Return the last layer's output [T, hidden_width], before the final norm; see `forward`."""
+    """Return the last layer's output [T, hidden_width], before the final norm.
+
+    backbone: the tensors that ModelConfig.backbone_shapes() names. tables: STEM layer -> rows [V, row width].
+    """
     tokens, x = Tokens(config, backbone, token_ids), embed(config, backbone, token_ids)
     for layer in range(config.n_layers):
-        x = layer_forward(config, layer, backbone, tables, x, tokens, observe)
+        x = layer_forward(config, layer, backbone, tables, x, tokens)
     return x
 
 

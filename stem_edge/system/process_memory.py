@@ -35,19 +35,9 @@ class Memory:
     shared: int | None = None  # shared with other processes, but not a file on disk
 
     @property
-    def resident(self) -> int:
-        """Bytes in RAM: the sum of all kinds except swap."""
-        return sum(self.kinds().values()) - (self.swap or 0)
-
-    @property
     def unevictable(self) -> int:
         """Bytes of anonymous memory and swap. `memory=` of stem_edge.load limits them."""
         return self.anonymous + (self.swap or 0)
-
-    def kinds(self) -> dict[str, int]:
-        """Return kind of memory -> bytes, without kinds whose size the system does not report."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
 
 
 class MemoryReader:

@@ -17,12 +17,12 @@ import pytest
 from conformance import CASES, CONFORMANCE, reference
 from installed import bundle_for, export_ggml
 from tiers import slow_but
+from whole_model import forward
 
 import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.distributions import divergence
-from stem_edge.numerics.reference import forward
 
 
 @pytest.fixture(scope="module", params=CASES)

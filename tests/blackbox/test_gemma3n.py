@@ -18,6 +18,7 @@ from loading import load_fixed
 from oracle import dequantized
 from prompt_graph import without_prompt_graph
 from tiers import slow_but
+from whole_model import forward
 
 import stem_edge
 from stem_edge.commands.bundles.bundle_report import bundle_table
@@ -30,7 +31,6 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import Blocks, Columns, Floats
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.reference import forward
 from stem_edge.special import dense_twin
 from stem_edge.tables.rows import RecordLayout
 

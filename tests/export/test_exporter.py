@@ -12,6 +12,7 @@ import pytest
 from exports import contents
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
+from whole_model import forward
 
 import stem_edge
 from stem_edge.bundle.checksums import verify
@@ -21,7 +22,6 @@ from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.quantization import streams
-from stem_edge.numerics.reference import forward
 
 
 @pytest.mark.parametrize(

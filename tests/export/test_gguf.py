@@ -13,6 +13,7 @@ from architectures import SIZES, VARIANTS, write
 from installed import needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
+from whole_model import forward
 
 import stem_edge
 from stem_edge.bundle.checksums import tables_hash
@@ -26,7 +27,6 @@ from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF, GGUF_TYPES
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.reference import forward
 
 gguf = pytest.importorskip("gguf")
 pytestmark = needs_ggml

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loading import load_fixed
+from whole_model import forward
 
 import stem_edge
 from stem_edge.bundle.checksums import verify
@@ -14,7 +15,6 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.numerics.matrix import ArrayMatrix
-from stem_edge.numerics.reference import forward
 
 # Tokens are bytes: 13 letters and the space, more of them than 5 % of 300.
 TEXT = "the cat sat on the mat and the dog sat on the hat " * 8

@@ -15,11 +15,11 @@ import torch
 import transformers
 from installed import DATA
 from safetensors.torch import load_file, save_file
+from whole_model import forward
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.numerics.reference import forward
 
 
 def edit(folder: Path, file: str = "config.json", **values: Any) -> None:

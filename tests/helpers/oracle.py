@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from installed import DATA, DEMO
 from models import CONFORMANCE, EOS, Kind
+from whole_model import forward
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
@@ -27,7 +28,6 @@ from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.quantizing import dequantize_blocks
-from stem_edge.numerics.reference import forward
 
 RowOf = Sequence[int | tuple[int, ...]]  # of each position: the token whose row it has, or a mean
 

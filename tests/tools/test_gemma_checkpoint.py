@@ -12,10 +12,10 @@ from gemma_checkpoint import PACKED, SHAPES, describe, write_gemma
 from msgspec.structs import replace
 from packed_folders import divergence
 from transformers import AutoModelForCausalLM
+from whole_model import forward
 
 import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.numerics.reference import forward
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "vocab_size_per_layer_input": 300, "hidden_size": 32, "head_dim": 16,

@@ -13,7 +13,7 @@ from stem_edge.runtime.lookups.overlay import lookups
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.shown import printable
-from stem_edge.text_table import quoted
+from stem_edge.text_table import cut
 
 # Text before the source -> description of the place. A word may have different tokens in each place.
 PLACES = {" ": "after a space", "": "at the start of a text", "\n": "at the start of a line"}
@@ -53,6 +53,13 @@ def _looked_up(codec: TextCodec, change: Replacement, source: Sequence[int], bef
 
 
 def _names(codec: TextCodec, token_ids: Sequence[int]) -> str:
-    texts = ((codec.decode([each], skip_special_tokens=False), each) for each in token_ids)
-    names = " and ".join(quoted(text, each, WIDTH) for text, each in texts)
+    names = " and ".join(_quoted(codec, each) for each in token_ids)
     return f"the mean of {names}" if len(token_ids) > 1 else names
+
+
+def _quoted(codec: TextCodec, token_id: int) -> str:
+    """Return a token's text in quotes, cut to WIDTH columns; "token <id>" if it has no text."""
+    text = codec.decode([token_id], skip_special_tokens=False)
+    if not text or "\N{REPLACEMENT CHARACTER}" in text:
+        return f"token {token_id}"
+    return cut(repr(text), WIDTH, "...'")

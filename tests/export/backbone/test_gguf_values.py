@@ -10,6 +10,7 @@ import pytest
 from architectures import HASHED, SIZES
 from architectures import write as write_variant
 from matrices import in_memory
+from whole_model import forward
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
@@ -21,7 +22,6 @@ from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import forward
 
 gguf = pytest.importorskip("gguf")
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]

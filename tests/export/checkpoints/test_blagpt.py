@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from whole_model import forward
 
 from stem_edge.export.checkpoints.blagpt import find_states, read_checkpoint
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import forward
 
 OPTIONS: dict[str, Any] = {
     "block_size": 32, "vocab_size": 24, "n_layer": 4, "n_head": 4, "n_kv_head": 2, "n_embd": 16,

@@ -17,6 +17,7 @@ from gemma_folders import VOCAB_SIZE, write_tokenizer
 from gguf_files import gemma_tokens, model_keys, model_tensors, write_file, write_model
 from hf_folders import make_gemma, make_gemma3, make_gemma3n
 from tiers import slow_but
+from whole_model import forward
 
 import stem_edge
 from stem_edge.export.checkpoints.gguf import CONTEXT
@@ -27,7 +28,6 @@ from stem_edge.export.tensor_files.tensor import Tensor
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.reference import forward
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LINEAR = {

@@ -14,10 +14,10 @@ import pytest
 import torch
 from make_checkpoint import Layout, Shape, write_checkpoint
 from torch_model import torch_logits
+from whole_model import forward
 
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.reference import forward
 
 
 @pytest.fixture(scope="module")

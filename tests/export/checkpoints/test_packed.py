@@ -16,6 +16,7 @@ from loading import load_fixed
 from packed_folders import Packed, divergence, write_packed
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
+from whole_model import forward
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
@@ -26,7 +27,6 @@ from stem_edge.graph.ir import Tensor
 from stem_edge.graph.special.steps import places
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.quantizing import dequantize_blocks
-from stem_edge.numerics.reference import forward
 from stem_edge.runtime.rows.store import open_store
 
 FORMS: dict[str, dict[str, Any]] = {

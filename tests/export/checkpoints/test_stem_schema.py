@@ -17,12 +17,12 @@ from stem_format import save_stem
 from torch import Tensor
 from torch_engram import ENGRAM
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
+from whole_model import forward
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
-from stem_edge.numerics.reference import forward
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "dim": 40, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8,

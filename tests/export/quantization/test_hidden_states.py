@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from make_checkpoint import Shape, write_checkpoint
+from whole_model import forward
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.head_padding import pad_heads
@@ -24,7 +25,6 @@ from stem_edge.export.quantization.quantizers import calibrated
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import forward
 
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
 

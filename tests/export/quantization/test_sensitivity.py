@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from hf_folders import make_gemma, make_gemma3n, written
+from whole_model import forward
 
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.quantization.sensitivity import costs
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantizing import dequantize_blocks, quantize_asymmetric
-from stem_edge.numerics.reference import forward
 
 IDS, BLOCK = [5, 9, 20, 5, 31, 7, 11, 12], 16
 MATRICES = ("wq", "wk", "wv", "wo", "gate", "up", "down")

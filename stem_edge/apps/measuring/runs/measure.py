@@ -156,8 +156,8 @@ def _round(
         answer = worker.ask(name, **{"do": name} | what)
         before, counters = counters, answer.counters
         caches = [int(counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")]
-        memory, tokens = worker.sampler.phases[name], len(what.get("ids", ()))
-        phases.append(Phase(name, answer.seconds, tokens, memory, *caches))
+        tokens = len(what.get("ids", ()))
+        phases.append(Phase(name, answer.seconds, tokens, answer.memory, *caches))
     return Round(phases, answer.steps, before, counters)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from stem_edge import errors
 from stem_edge.apps.measuring.runs.worker import KINDS
-from stem_edge.apps.measuring.sampler import MemorySampler
+from stem_edge.apps.measuring.sampler import PhaseMemory, sampled
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.names import PREPARED, cache_folder
@@ -66,6 +66,7 @@ class Subject:
 @dataclass(frozen=True)
 class WorkerAnswer:
     seconds: float  # from the request to the answer
+    memory: PhaseMemory  # of the worker meanwhile
     steps: list[float] = field(default_factory=list)  # seconds of each decode step
     counters: dict[str, float] = field(default_factory=dict)
 
@@ -84,7 +85,7 @@ class WorkerProcess:
         try:
             path = Path(subject.path)
             places = [path / TABLES], [path, subject.prepared]
-            self.sampler = MemorySampler(MemoryReader(self._process.pid, *places))
+            self._reader = MemoryReader(self._process.pid, *places)
         except BaseException:
             self.close()
             raise
@@ -92,22 +93,25 @@ class WorkerProcess:
     def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
         """Send request `do` with arguments `what` to the worker; wait for the answer.
 
-        Memory samples are stored as `phase`. The first request is timed from the start of the
-        process. Raises the worker's error, or StemEdgeError if the worker process ended.
+        phase: for messages. The first request is timed from the start of the process. Raises the
+        worker's error, or StemEdgeError if the worker process ended.
         """
         began, self._began = self._began or time.perf_counter(), 0.0
+
+        def send() -> tuple[str, float]:
+            line = self._send(json.dumps({"do": do, **what}))
+            return line, time.perf_counter() - began
+
         try:
-            with self.sampler.phase(phase):
-                line = self._send(json.dumps({"do": do, **what}))
-                seconds = time.perf_counter() - began
+            (line, seconds), memory = sampled(self._reader, send)
         except OSError:  # the process has ended
-            line = ""
+            raise StemEdgeError(self._died(phase)) from None
         if not line.endswith("\n"):  # no answer, or only a part because it ended meanwhile
             raise StemEdgeError(self._died(phase))
         answer = json.loads(line)
         if "error" in answer:
             raise self._error(answer["type"], answer["error"], phase)
-        return WorkerAnswer(seconds, **answer)
+        return WorkerAnswer(seconds, memory, **answer)
 
     def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
         known = getattr(errors, kind, None)

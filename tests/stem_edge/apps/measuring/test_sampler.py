@@ -1,4 +1,4 @@
-"""The sampling thread: phases, their peaks, and processes that end."""
+"""The sampling thread: peaks of memory, and processes that end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.apps.measuring.sampler import MemorySampler
+from stem_edge.apps.measuring.sampler import sampled
 from stem_edge.system.process_memory import Memory, MemoryReader
 
 DEADLINE_SECONDS = 10.0
@@ -41,32 +41,23 @@ class FakeReader(MemoryReader):
             time.sleep(0.001)
 
 
-def watched(pid: int) -> MemorySampler:
-    return MemorySampler(MemoryReader(pid))
-
-
 def no_thread() -> bool:
     return all(thread.name != "stem-edge-sampler" for thread in threading.enumerate())
 
 
 @LINUX
 def test_a_short_spike_is_seen(program: Program) -> None:
-    sampler = watched(program.pid)
-    with sampler.phase("spike"):
-        program.do(f"b = b'x' * {2 * SIZE}; time.sleep(0.5); del b")
-    spike = sampler.phases["spike"]
+    reader = MemoryReader(program.pid)
+    _, spike = sampled(reader, lambda: program.do(f"b = b'x' * {2 * SIZE}; time.sleep(0.5); del b"))
     assert spike.peak_unevictable - spike.at_end.unevictable == pytest.approx(2 * SIZE, rel=0.02)
-
-    with sampler.phase("after"):
-        program.do("pass")
-    after = sampler.phases["after"]
+    _, after = sampled(reader, lambda: program.do("pass"))
     assert after.peak_unevictable == pytest.approx(after.at_end.unevictable, rel=0.02)
 
 
 def test_the_thread_ends_when_the_process_does() -> None:
     reader = FakeReader()
-    sampler = MemorySampler(reader, 0.001)
-    with pytest.raises(ProcessLookupError), sampler.phase("end"):
+
+    def end() -> None:
         reader.wait_for_reads(3)
         reader.ended = True
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -74,24 +65,21 @@ def test_the_thread_ends_when_the_process_does() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
+    with pytest.raises(ProcessLookupError):
+        sampled(reader, end, 0.001)
 
-def test_phases_keep_their_own_peaks() -> None:
+
+def test_peaks_are_those_of_the_work() -> None:
     reader = FakeReader()
-    sampler = MemorySampler(reader, 0.001)
-    with sampler.phase("load"):
+
+    def load() -> str:
         reader.anonymous = 100
         reader.wait_for_reads(10)
         reader.anonymous = 20
-    with sampler.phase("run"):
-        reader.files = 7
-    load, run = sampler.phases["load"], sampler.phases["run"]
-    assert load.peak_unevictable == 101
-    assert load.at_end == Memory(20, swap=1, tables=5)
-    assert run.peak_unevictable == 21
+        return "loaded"
 
-    with sampler.phase("load"):  # again: the higher peaks, the later end
-        reader.anonymous = 30
-    again = sampler.phases["load"]
-    assert again.peak_unevictable == 101
-    assert again.at_end.anonymous == 30
-    assert list(sampler.phases) == ["load", "run"]
+    found, memory = sampled(reader, load, 0.001)
+    assert (found, memory.peak_unevictable) == ("loaded", 101)
+    assert memory.at_end == Memory(20, swap=1, tables=5)
+    _, later = sampled(reader, lambda: None, 0.001)
+    assert later.peak_unevictable == 21
