@@ -30,7 +30,7 @@ from stem_edge.export.job.recipe import BETTER, EXACT, FAR
 from stem_edge.export.quantization.exact_model import exact_logits
 from stem_edge.files import disk
 from stem_edge.graph.formats import PREFILL_DATA
-from stem_edge.numerics.distributions import divergence
+from stem_edge.numerics.distributions import divergence, side_by_side
 from stem_edge.numerics.quantize import F32
 
 if TYPE_CHECKING:
@@ -150,12 +150,9 @@ def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, f
     """
     each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
     step = max(1, EXACT_VALUES // plan.source.config.vocab_size)
-    ahead = np.zeros((0, 0), np.float32)
-    for found in pieces:
-        while len(ahead) < len(found):
-            more = exact_logits(plan.source, exact[at + len(ahead) :][:step])
-            ahead = np.concatenate([ahead, more]) if len(ahead) else more
-        right, ahead = ahead[: len(found)], ahead[len(found) :]
+    starts = range(0, len(exact), step)
+    expected = (exact_logits(plan.source, exact[start : start + step]) for start in starts)
+    for right, found in side_by_side([expected, pieces]):
         each.append(divergence(right, found))
         worst = max(worst, float(np.abs(found - right).max()))
         greatest = max(greatest, float(np.abs(right).max()))

@@ -33,13 +33,13 @@ def attended(
     inputs: inputs of the operator. updated: names of its cache outputs. lender: layer whose keys
     and values are read. window: number of tokens that attention sees; 0: all.
     """
-    kv = layer.kv
-    if kv.type not in QUANTIZED:
-        mixed = grouped(layer, inputs, updated, window)
-    else:
+    kv, attributes = layer.kv, dict[str, str | int]()
+    if kv.type in QUANTIZED:
         inputs = inputs + [""] * (K_SCALE - len(inputs))
         inputs += [kv.scales(layer.graph, lender, what) for what in (KEYS, VALUES)]
-        mixed = grouped(layer, inputs, updated, window, **quantized(kv.cache.bits))
+        attributes = {f"{what}_quant_type": "PER_CHANNEL" for what in "kv"}
+        attributes["kv_cache_bit_width"] = kv.cache.bits
+    mixed = grouped(layer, inputs, updated, window, **attributes)
     return layer.product("wo", "wo", mixed, ("wo",))
 
 
@@ -87,12 +87,6 @@ def caches(
     # With a quantized cache, kernels demand outputs even from layers that add no keys and values.
     updated = [] if borrowed and layer.kv.type not in QUANTIZED else updated
     return inputs, [graph.output(name, cache.dtype, shape) for name in updated]
-
-
-def quantized(bits: int) -> dict[str, str | int]:
-    """Return the attributes of GroupQueryAttention for a KV cache quantized to `bits` bits."""
-    types = {f"{what}_quant_type": "PER_CHANNEL" for what in "kv"}
-    return {**types, "kv_cache_bit_width": bits}
 
 
 def projected(layer: LayerGraph, x: str, *, apart: bool = False) -> list[str]:

@@ -35,13 +35,13 @@ TYPICAL_PROCESS_NBYTES = 64 << 20
 
 def available_memory() -> int:
     """Return free memory in bytes: of the machine, or less if a cgroup limits this process."""
-    groups = _limited_groups(PROC, CGROUPS)
+    groups = _limited_groups()
     return min([_of_machine("MemAvailable", "available"), *(left for _, left in groups)])
 
 
 def memory_limit() -> int:
     """Return the bytes of RAM, or of the process's smallest cgroup memory limit if it is less."""
-    groups = _limited_groups(PROC, CGROUPS)
+    groups = _limited_groups()
     return min([_of_machine("MemTotal", "total"), *(limit for limit, _ in groups)])
 
 
@@ -66,11 +66,11 @@ def own_memory() -> int:
     return sum(kilobytes) << 10
 
 
-def usable_cpus(proc: Path = PROC, root: Path = CGROUPS) -> int:
+def usable_cpus() -> int:
     """Return the number of CPUs that affinity and cgroup quotas let this process use."""
     known = hasattr(os, "sched_getaffinity")
     count = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-    groups, version = _own_groups(proc, root)
+    groups, version = memory_groups()
     for group in groups if version == 2 else ():
         for quota, period in (line.split() for line in _lines(group / "cpu.max")):
             count = min(count, count if quota == "max" else -(-int(quota) // int(period)))
@@ -184,35 +184,27 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
     raise OutOfMemoryError(f"no memory left {doing}{details}; {advice}") from error
 
 
-def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:
-    """Return (folder, version 1 or 2) of this process's memory cgroup, or None."""
-    for line in _lines(proc / "self" / "cgroup"):
+def memory_groups() -> tuple[list[Path], int]:
+    """Return the folders of this process's memory cgroup and its parents, and its version, 1 or 2."""
+    for line in _lines(PROC / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
         version = 1 if controllers else 2
         if version == 1 and "memory" not in controllers.split(","):
             continue
-        top = root / "memory" if version == 1 else root
+        top = CGROUPS / "memory" if version == 1 else CGROUPS
         folder = top / path.lstrip("/")
         # In a container the path may name a folder that is not mounted; use the top instead.
         found = folder if folder.is_dir() else top
         if (found / "memory.stat").is_file():
-            return found, version
-    return None
+            return [
+                group for group in (found, *found.parents) if group.is_relative_to(top)
+            ], version
+    return [], 2
 
 
-def _own_groups(proc: Path, root: Path) -> tuple[list[Path], int]:
-    """Return the folders of this process's cgroup and its parents, and the cgroup version."""
-    own = memory_cgroup(proc, root)
-    if own is None:
-        return [], 2
-    folder, version = own
-    top = root / "memory" if version == 1 else root
-    return [group for group in (folder, *folder.parents) if group.is_relative_to(top)], version
-
-
-def _limited_groups(proc: Path, root: Path) -> list[tuple[int, int]]:
+def _limited_groups() -> list[tuple[int, int]]:
     """Return (limit, bytes left) of each of this process's cgroups that has a memory limit."""
-    groups, version = _own_groups(proc, root)
+    groups, version = memory_groups()
     return [found for group in groups for found in _limited(group, version)]
 
 

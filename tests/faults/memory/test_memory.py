@@ -25,7 +25,7 @@ from stem_edge.errors import MemoryPlanError, OutOfMemoryError
 from stem_edge.graph.formats import EngineName
 from stem_edge.shown import parse_size
 from stem_edge.system import memory as machine
-from stem_edge.system.memory import available_memory, memory_cgroup
+from stem_edge.system.memory import available_memory, memory_groups
 
 NOT_APPLICABLE: dict[str, str] = {
     "R7": "A native abort for want of memory ends the process that has the model; plans refuse before (R1 to R4).",
@@ -277,11 +277,10 @@ def test_r4_a_low_limit_of_addresses_is_refused_clearly_or_enough() -> None:
 @contextlib.contextmanager
 def own_cgroup(nbytes: int) -> Iterator[Path]:
     """Make a cgroup of version 1 or 2 with a limit; skip the test if that is not allowed."""
-    found = memory_cgroup() if sys.platform == "linux" else None
-    if found is None:
+    groups, version = memory_groups()
+    if not groups:
         pytest.skip("no cgroup accounts memory here")
-    parent, version = found
-    folder = parent / f"stem-edge-test-{os.getpid()}"
+    folder = groups[0] / f"stem-edge-test-{os.getpid()}"
     try:
         folder.mkdir()
         name = "memory.limit_in_bytes" if version == 1 else "memory.max"

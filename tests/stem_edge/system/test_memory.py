@@ -29,15 +29,17 @@ def cgroup(
 
 
 @pytest.fixture
-def system(tmp_path: Path) -> tuple[Path, Path]:
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "cgroup").mkdir()
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
     return tmp_path / "proc", tmp_path / "cgroup"
 
 
 def left(system: tuple[Path, Path], lines: str) -> list[int]:
     (system[0] / "self/cgroup").write_text(lines)
-    return [nbytes for _, nbytes in machine._limited_groups(*system)]
+    return [nbytes for _, nbytes in machine._limited_groups()]
 
 
 def test_version_2_counts_every_level_above(system: tuple[Path, Path]) -> None:
@@ -51,7 +53,7 @@ def test_threads_are_no_more_than_the_cgroup_gives_time_of(system: tuple[Path, P
     (system[0] / "self/cgroup").write_text("0::/a/b\n")
     for quota, cpus in (("max", machine.usable_cpus()), ("100000", 1), ("50000", 1)):
         (system[1] / "a/cpu.max").write_text(f"{quota} 100000\n")
-        assert machine.usable_cpus(*system) == cpus
+        assert machine.usable_cpus() == cpus
 
 
 def test_version_1(system: tuple[Path, Path]) -> None:
@@ -74,7 +76,7 @@ def test_inside_a_container_the_path_names_what_is_not_mounted(system: tuple[Pat
 def test_the_tightest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine.available_memory()
     assert before > 1 << 20
-    monkeypatch.setattr(machine, "_limited_groups", lambda *_: [(88888, 12345), (77777, 66666)])
+    monkeypatch.setattr(machine, "_limited_groups", lambda: [(88888, 12345), (77777, 66666)])
     assert machine.available_memory() == 12345
     assert machine.memory_limit() == 77777
 

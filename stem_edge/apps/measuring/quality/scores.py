@@ -16,7 +16,7 @@ import numpy as np
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
-from stem_edge.numerics.distributions import kullback_leibler, log_softmax, positions_at_once
+from stem_edge.numerics.distributions import kullback_leibler, log_softmax, side_by_side
 from stem_edge.numerics.quantize import F32, F64, I64
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -149,19 +149,3 @@ def score(
                 at += len(came)
     joined = [Scores(*map(np.concatenate, zip(*each, strict=True))) for each in found]
     return joined, np.concatenate(nats)
-
-
-def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
-    """Yield the models' logits [n, V] of the same n positions; n is limited by memory."""
-    held = [next(stream) for stream in streams]
-    most = positions_at_once(held[0].shape[1])
-    while True:
-        length = min(most, *map(len, held))
-        yield [piece[:length] for piece in held]
-        held = [piece[length:] for piece in held]
-        for number, stream in enumerate(streams):
-            if not len(held[number]):
-                following = next(stream, None)
-                if following is None:
-                    return
-                held[number] = following

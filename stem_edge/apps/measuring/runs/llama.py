@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
 
 import llama_cpp
@@ -68,25 +67,17 @@ class LlamaModel:
 
     def choose(self, token_ids: list[int]) -> int:
         """Append ids to the context, and return the most probable next token."""
-        return int(self.process(token_ids).argmax())
-
-    def process(self, token_ids: list[int]) -> np.ndarray:
-        """Append ids to the context; return the last id's logits [V], valid until the next call."""
-        self._check(token_ids)
+        if (greatest := max(token_ids)) >= self.vocab_size:  # llama.cpp would abort the process
+            raise BackendError(
+                f"token id {greatest} is out of range; llama.cpp's model has 0 to "
+                f"{self.vocab_size - 1}: compare models with the same tokenizer"
+            )
         ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
         batch = llama_cpp.llama_batch_get_one(ids, len(token_ids))
         if status := llama_cpp.llama_decode(self._context, batch):
             raise BackendError(f"llama_decode failed with status {status}")
         logits = llama_cpp.llama_get_logits_ith(self._context, -1)
-        return np.ctypeslib.as_array(logits, (self.vocab_size,))
-
-    def _check(self, token_ids: Iterable[int]) -> None:
-        """Raise BackendError for ids out of range: llama.cpp would abort the process."""
-        if (greatest := max(token_ids)) >= self.vocab_size:
-            raise BackendError(
-                f"token id {greatest} is out of range; llama.cpp's model has 0 to "
-                f"{self.vocab_size - 1}: compare models with the same tokenizer"
-            )
+        return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
