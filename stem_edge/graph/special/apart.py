@@ -27,16 +27,12 @@ def apart(graph: Graph, count: int) -> Graph:
     made = replace(graph, nodes=[], tensors=dict(graph.tensors), outputs=dict(graph.outputs))
     tokens = _Tokens(made, count)
     for node in graph.nodes:
-        if node.op == ATTENTION and not _one_query_at_a_time(node):
+        # Kernels over quantized keys and values compute query by query anyway.
+        if node.op == ATTENTION and len(node.inputs) <= K_SCALE:
             _attend(made, node, tokens)
         else:
             made.nodes.append(node)
     return made
-
-
-def _one_query_at_a_time(node: Node) -> bool:
-    """Return True if an attention kernel computes query by query: if the KV cache is quantized."""
-    return len(node.inputs) > K_SCALE and bool(node.inputs[K_SCALE])
 
 
 def _attend(graph: Graph, node: Node, tokens: _Tokens) -> None:

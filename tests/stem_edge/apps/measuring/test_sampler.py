@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from programs import LINUX, SIZE, Program
+from servers import wait_for
 
 from stem_edge.apps.measuring.sampler import sampled
 from stem_edge.system.process_memory import Memory, MemoryReader
-
-DEADLINE_SECONDS = 10.0
 
 
 class FakeReader(MemoryReader):
@@ -35,10 +33,8 @@ class FakeReader(MemoryReader):
         self.reads += 1
 
     def wait_for_reads(self, more: int) -> None:
-        target, deadline = self.reads + more, time.monotonic() + DEADLINE_SECONDS
-        while self.reads < target:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        target = self.reads + more
+        wait_for(lambda: self.reads >= target)
 
 
 def no_thread() -> bool:
@@ -60,10 +56,7 @@ def test_the_thread_ends_when_the_process_does() -> None:
     def end() -> None:
         reader.wait_for_reads(3)
         reader.ended = True
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not no_thread():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for(no_thread)
 
     with pytest.raises(ProcessLookupError):
         sampled(reader, end, 0.001)

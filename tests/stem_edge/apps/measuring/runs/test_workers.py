@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import TypeAlias
 
 import pytest
 from installed import DEMO
+from servers import wait_for
 
 from stem_edge.apps.measuring.runs import workers
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
 
-DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 Scripted: TypeAlias = Callable[[str], Subject]
@@ -120,9 +119,7 @@ def test_a_worker_that_is_killed_while_it_works(
     with WorkerProcess(scripted(ANSWERS + "time.sleep(60)")) as worker:
 
         def kill_when_watched() -> None:
-            deadline = time.monotonic() + DEADLINE_SECONDS
-            while not watched() and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wait_for(watched)
             os.kill(worker._process.pid, ends)
 
         thread = threading.Thread(target=kill_when_watched)
