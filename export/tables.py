@@ -82,12 +82,8 @@ def write_array(
         with out.file(grid.shard_path(shard).as_posix()) as file:
             for piece in in_order(threads, lambda span: with_checksums(work(*span)), spans):
                 file.write(piece)
-            file.write(index_bytes(grid, shard))
-
-
-def index_bytes(grid: ShardGrid, shard: int) -> bytes:
-    """Return the index of a shard. Shards with equally many records have the same index."""
-    return b"".join(index_blocks(*grid.index_facts(shard)))
+            for block in index_blocks(*grid.index_facts(shard)):
+                file.write(block)
 
 
 def with_checksums(records: U8) -> bytes:

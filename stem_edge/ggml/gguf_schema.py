@@ -172,12 +172,6 @@ def short_types(by_tensor: Mapping[str, TensorType]) -> OwnTypes:
     return usual | others
 
 
-def matrix_types(config: ModelConfig, weights: GgufType | OwnTypes) -> list[TensorType]:
-    """Return the types of the backbone matrices, in the order of ModelConfig.backbone_shapes."""
-    chosen = tensor_types(config, weights)
-    return [chosen[name] for name, shape in config.backbone_shapes().items() if len(shape) == 2]
-
-
 def _matrix_type(
     config: ModelConfig, weights: GgufType, name: str, shape: tuple[int, ...]
 ) -> TensorType:

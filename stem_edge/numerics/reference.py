@@ -33,24 +33,11 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
 
 
-def hidden_states(
-    config: ModelConfig,
-    backbone: Mapping[str, Matrix],
-    tables: Mapping[int, Matrix],
-    token_ids: Sequence[int],
-) -> F32:
-    """Return the last layer's output [T, hidden_width], before the final norm.
-
-    backbone: the tensors that ModelConfig.backbone_shapes() names. tables: STEM layer -> rows [V, row width].
-    """
-    tokens, x = Tokens(config, backbone, token_ids), embed(config, backbone, token_ids)
-    for layer in range(config.n_layers):
-        x = layer_forward(config, layer, backbone, tables, x, tokens)
-    return x
-
-
 def embed(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]) -> F32:
-    """Return the hidden states [T, hidden_width] before the first layer."""
+    """Return the hidden states [T, hidden_width] before the first layer.
+
+    backbone: the tensors that ModelConfig.backbone_shapes() names.
+    """
     x = _embedded(config, backbone, token_ids)
     return altup.expanded(config, backbone, x) if config.streams > 1 else x
 

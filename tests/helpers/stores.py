@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from stem_edge.export.tables import encode_metadata, index_bytes, with_checksums
+from stem_edge.export.tables import encode_metadata, with_checksums
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
@@ -18,7 +18,7 @@ from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables import store as tables
 from stem_edge.tables import token_index
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import ShardGrid, array_metadata
+from stem_edge.tables.shards import ShardGrid, array_metadata, index_blocks
 from stem_edge.tables.zarr_json import group_document
 
 Way: TypeAlias = Literal["pread", "far", "memory"]
@@ -97,7 +97,8 @@ def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard
         path.parent.mkdir(parents=True)
         start = shard * records_per_shard
         piece = records[start : start + records_per_shard]
-        path.write_bytes(with_checksums(piece) + index_bytes(grid, shard))
+        index = index_blocks(*grid.index_facts(shard))
+        path.write_bytes(b"".join([with_checksums(piece), *index]))
     return grid
 
 

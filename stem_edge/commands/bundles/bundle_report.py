@@ -11,7 +11,7 @@ import msgspec
 from stem_edge.bundle.manifest import TABLES, Manifest, QualityReport
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.ggml.gguf_schema import matrix_types
+from stem_edge.ggml.gguf_schema import tensor_types
 from stem_edge.graph.formats import (
     ASSISTANT_DATA,
     GGUF,
@@ -120,7 +120,9 @@ def _storage(manifest: Manifest) -> Rows:
         nbytes = format_size(manifest.files[GGUF].nbytes)
         yield "backbone for ggml", f"{nbytes}, {gguf.name}{weighted}"
         # Count the types, because the name of a mixture hides the matrices that no K-quant fits.
-        counts = Counter(t.name for t in matrix_types(manifest.model, gguf.weights))
+        chosen = tensor_types(manifest.model, gguf.weights)
+        shapes = manifest.model.backbone_shapes().items()
+        counts = Counter(chosen[name].name for name, shape in shapes if len(shape) == 2)
         stored = [f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()]
         yield "  types of matrices", ", ".join(stored)
     if tables is not None:

@@ -26,9 +26,9 @@ import stem_edge
 from stem_edge import limits
 from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.config import ModelConfig
-from stem_edge.export.tables import index_bytes, with_checksums
+from stem_edge.export.tables import with_checksums
 from stem_edge.graph.formats import BACKBONE_DATA, GGUF, PREFILL_DATA, BackboneFormat, EngineName
-from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.tables.shards import CRC_NBYTES, index_blocks
 from stem_edge.tables.store import open_table_store
 
 pytestmark = [
@@ -150,7 +150,7 @@ def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
     @given(changed_bytes(records.tobytes(), resized=False))
     def load(changed: bytes) -> None:
         rows = np.frombuffer(changed, np.uint8).reshape(records.shape)
-        shard = with_checksums(rows) + index_bytes(grid, 0)
+        shard = b"".join([with_checksums(rows), *index_blocks(*grid.index_facts(0))])
         out = sealed(bundle, forged.bundle(), {SHARD: shard})
         forged.check(Case(str(out), "onnxruntime"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,7 +33,8 @@ class ChatBody(Options, kw_only=True):
         choice, tool = self._choice()
         requests, reader = prepare(
             model,
-            [_message(message) for message in self.messages],
+            # Without unknown fields, because clients send earlier answers back with all fields.
+            [{n: v for n, v in each.items() if n in ("role", *FIELDS)} for each in self.messages],
             self.params(model, self._most(model), self._logprobs()),
             self.count,
             grammar_field=self.grammar_field,
@@ -76,11 +77,6 @@ class ChatBody(Options, kw_only=True):
             '{"type": "function", "function": {"name": "..."}}',
             "tool_choice",
         )
-
-
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop unknown fields of a message: clients send earlier answers back with all fields."""
-    return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
 
 
 @dataclass(frozen=True)

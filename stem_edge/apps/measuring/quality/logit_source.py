@@ -19,7 +19,7 @@ from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import head_forward, hidden_states
+from stem_edge.numerics.reference import Tokens, embed, head_forward, layer_forward
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
@@ -92,10 +92,13 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
     """
     from stem_edge.export.checkpoints.checkpoint import check_finite
 
-    hidden = hidden_states(source.config, source.backbone, source.rows, token_ids)
-    step = max(1, PIECE_NBYTES // (4 * source.config.vocab_size))
+    config, backbone = source.config, source.backbone
+    tokens, hidden = Tokens(config, backbone, token_ids), embed(config, backbone, token_ids)
+    for layer in range(config.n_layers):
+        hidden = layer_forward(config, layer, backbone, source.rows, hidden, tokens)
+    step = max(1, PIECE_NBYTES // (4 * config.vocab_size))
     for at in range(first, len(hidden), step):
-        logits = head_forward(source.config, source.backbone, hidden[at : at + step])
+        logits = head_forward(config, backbone, hidden[at : at + step])
         yield check_finite(f"{source.path}: logits", at, logits)
 
 

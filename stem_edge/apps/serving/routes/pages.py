@@ -12,7 +12,6 @@ from starlette.routing import Route
 from stem_edge.apps.serving.http import path_in
 
 FOLDER = Path(__file__).parents[1] / "page"
-INDEX = "index.html"
 TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -33,16 +32,10 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-
-
-def _paths() -> dict[str, Path]:
-    """Return URL path -> file of the chat page."""
-    files = (path for path in sorted(FOLDER.rglob("*")) if path.is_file())
-    found = {f"/{path.relative_to(FOLDER).as_posix()}": path for path in files}
-    return found | ({"/": FOLDER / INDEX} if f"/{INDEX}" in found else {})
-
-
-PATHS = _paths()
+# URL path -> file of the chat page.
+_FILES = (path for path in sorted(FOLDER.rglob("*")) if path.is_file())
+PATHS = {f"/{path.relative_to(FOLDER).as_posix()}": path for path in _FILES}
+PATHS["/"] = FOLDER / "index.html"
 
 
 async def page(request: Request) -> Response:
