@@ -27,7 +27,7 @@ from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.measured_types import choose_types
 from stem_edge.export.job.plan import Plan
-from stem_edge.export.job.publish import check_apart, check_free, publish
+from stem_edge.export.job.publish import check_apart, check_free, is_bundle, publish
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import ExportRows, plan_tables
@@ -139,7 +139,7 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         text_ids = read_token_ids(recipe.calibration, tokenizer, config.vocab_size)
         plan = replace(plan, text_ids=text_ids)
         return_freed_memory()  # of the tokenizer: 245 MB with 262,144 tokens
-    with publish(out, force=recipe.force) as folder:
+    with publish(out, "a bundle", is_bundle, force=recipe.force) as folder:
         plan = replace(plan, tables=plan_tables(plan.source, plan.rows, plan.counts))
         plan = choose_types(plan)
         footprint = _footprint(plan)

@@ -65,7 +65,7 @@ def export_rows(
     class_of = None
     if format.classes is not None:
         class_of = token_classes(folder / "tokenizer.json", *format.classes)
-    with publish(out, force=force, is_ours=is_ngrams) as work:
+    with publish(out, "a folder of tables", is_ngrams, force=force) as work:
         check_free(out, format.nbytes)
         with Progress(format.nbytes, "exporting tables", progress) as bar:
             _write(Output(work, bar), found, format, class_of, threads or usable_cpus())

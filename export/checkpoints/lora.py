@@ -55,10 +55,6 @@ class Options(msgspec.Struct):
     lora_alpha: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
     use_rslora: bool = False
 
-    @property
-    def scale(self) -> float:
-        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
-
 
 def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     """Return the checkpoint with a LoRA adapter (PEFT's folder) merged. Raises CheckpointError."""
@@ -111,7 +107,7 @@ def _merged(
     rank, (rows, columns) = options.r, (*base.shape, 0)[:2]
     for part, shape in ((A, (rank, columns)), (B, (rows, rank))):
         _check_shape(path, f"{module}.{part}", parts.get(part), shape)
-    scale = np.float32(options.scale)
+    scale = np.float32(options.lora_alpha / (math.sqrt(rank) if options.use_rslora else rank))
 
     def summed(start: int, stop: int) -> F32:
         product = parts[B].rows(start, stop) @ whole(parts[A])

@@ -32,22 +32,20 @@ MORE_ROOM = "free some space, or choose another disk (with --cache-dir, if this 
 
 @contextlib.contextmanager
 def publish(
-    out: Path, *, force: bool, is_ours: Callable[[Path], bool] | None = None
+    out: Path, kind: str, is_ours: Callable[[Path], bool], *, force: bool
 ) -> Iterator[Path]:
     """Yield a new folder. It becomes `out` if the `with` block succeeds; else it is deleted.
 
-    is_ours: returns True for a folder that `force` may replace. Default: for bundles only.
+    is_ours: returns True for a folder that `force` may replace. kind: such a folder, in messages.
 
-    Raises ExportError if `out` exists and `force` is not set, if `out` is not a bundle (it is then not deleted, even
-    with force), if another export to it is running, or if the disk is full or fails. `out` is then unchanged.
+    Raises ExportError if `out` exists and `force` is not set, if `out` is not of this kind (it is then not deleted,
+    even with force), if another export to it is running, or if the disk is full or fails. `out` is then unchanged.
     """
-    kind = "a bundle" if is_ours is None else "a folder of tables"
-    ours = is_ours or _is_bundle
-    _check_target(out, force, kind, ours)
+    _check_target(out, force, kind, is_ours)
     with _locked(out), _explained(out):
         _recover(out)
         # Checked again, because _recover or another process may have created `out` since.
-        _check_target(out, force, kind, ours)
+        _check_target(out, force, kind, is_ours)
         work = out.with_name(WORKING + out.name)
         if work.is_dir():
             # It may be an old bundle. Until this sync, a power cut could rename it back to `out`.
@@ -157,7 +155,7 @@ def _check_target(out: Path, force: bool, kind: str, is_ours: Callable[[Path], b
         )
 
 
-def _is_bundle(path: Path) -> bool:
+def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file() or (path.is_dir() and not any(path.iterdir()))
 
 
