@@ -95,8 +95,7 @@ def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard
     for shard in range(grid.shards):
         path = grid.shard_path(shard)
         path.parent.mkdir(parents=True)
-        start = shard * records_per_shard
-        piece = records[start : start + records_per_shard]
+        piece = records[shard * records_per_shard :][:records_per_shard]
         index = index_blocks(*grid.index_facts(shard))
         path.write_bytes(b"".join([with_checksums(piece), *index]))
     return grid
