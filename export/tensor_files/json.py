@@ -25,17 +25,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
 
 
-def read_json(
-    path: Path, what: str, type: type[V], nbytes: int = MAX_NBYTES, *, missing: str = ""
-) -> V:
+def read_json(path: Path, what: str, type: type[V], *, missing: str = "") -> V:
     """Decode a JSON file as `type`. Raises CheckpointError.
 
-    what: name of the content for messages; nbytes: largest size; missing: advice if there is no such file.
+    what: name of the content for messages; missing: advice if there is no such file.
     """
     try:
-        data = disk.read_file(path.resolve(), nbytes)
-        if len(data) > nbytes:
-            raise ValueError(f"larger than {nbytes} bytes")
+        data = disk.read_file(path.resolve(), MAX_NBYTES)
+        if len(data) > MAX_NBYTES:
+            raise ValueError(f"larger than {MAX_NBYTES} bytes")
         check_json(data)
         return msgspec.json.decode(data, type=type)
     except FileNotFoundError:

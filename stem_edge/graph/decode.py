@@ -74,9 +74,9 @@ def embedding(products: Products, config: ModelConfig, result: str) -> str:
     many = config.streams > 1
     scaled = "embedding.scaled" if many else result
     if config.embedding_scale == 1:
-        x = products.rows("embedding", "embedding", ids, scaled, shape)
+        x = products.rows(ids, scaled, shape)
     else:
-        rows = products.rows("embedding", "embedding", ids, "embedding.row", shape)
+        rows = products.rows(ids, "embedding.row", shape)
         x = graph.add("Mul", [rows, graph.float(config.embedding_scale)], scaled)
     if not many:
         return x

@@ -98,11 +98,10 @@ class Products:
         step = max(unit, SPLIT_VALUES // width // unit * unit)
         return [whole], [self._slice(n, whole, span) for n, span in _spans(name, rows, step)]
 
-    def rows(
-        self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
-    ) -> str:
-        """Emit `result`: the rows `ids` [B, T] of a matrix, as float32 [B, T, K]."""
-        bits = self.format.bits(kind)
+    def rows(self, ids: str, result: str, shape: tuple[int, int]) -> str:
+        """Emit `result`: the rows `ids` [B, T] of the embedding, as float32 [B, T, K]."""
+        name: MatrixKind = "embedding"  # of the matrix, and of its kind
+        bits = self.format.bits(name)
         if bits == 32:
             if self.format.tied:
                 stored = self.plan.of(name, Floats)[0].tensor
@@ -113,9 +112,9 @@ class Products:
         if bits == 4 and self.format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
         if not self.format.tied:
-            block = self._block(name, kind, shape[1])
+            block = self._block(name, name, shape[1])
             piece = self._piece(name, (0, shape[0]), shape[1], bits, block, points=True)
-            self.plan.items.append(Blocks(name, kind, (name,), bits, block, (piece,)))
+            self.plan.items.append(Blocks(name, name, (name,), bits, block, (piece,)))
         return self.gathered(self.plan.of(name, Blocks)[0], name, ids, result)
 
     def gathered(self, item: Blocks, name: str, ids: str, result: str) -> str:

@@ -126,6 +126,6 @@ def _head(products: Products, assistant: Assistant, x: str) -> None:
     chosen = graph.add("Gather", [graph.weight(order), best[1]], f"{CLUSTERS}.tokens", axis=0)
     ids, count = graph.reshape(chosen, [1, scored(assistant)], io.SCORED), scored(assistant)
     graph.output(ids, np.int32, [1, count])
-    rows = products.rows("embedding", "embedding", ids, "embedding.rows", shape)
+    rows = products.rows(ids, "embedding.rows", shape)
     graph.output(io.LOGITS, np.float32, [1, 1, count])
     graph.node("FusedMatMul", [x, rows], [io.LOGITS], CONTRIB, transB=1)

@@ -73,20 +73,18 @@ class SteppedProducts(Products):
             made.append(self.in_blocks(item, laid, size))
         return made[0] if len(made) == 1 else self.graph.add("Add", made, whole.name)
 
-    def rows(
-        self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
-    ) -> str:
-        """Emit rows `ids` of a matrix as `result`, without the extra zero columns of a tied head."""
+    def rows(self, ids: str, result: str, shape: tuple[int, int]) -> str:
+        """Emit rows `ids` of the embedding as `result`, without the extra zero columns of a tied head."""
         step, _ = self._ranges.get("head", (0.0, 0.0))
-        if not (self.format.tied and step) or self.format.bits(kind) == 32:
-            return super().rows(name, kind, ids, result, shape)
+        if not (self.format.tied and step) or self.format.bits("embedding") == 32:
+            return super().rows(ids, result, shape)
         found = list[str]()
-        for item in self.plan.of(name, Blocks):
-            size, own = item.columns[1] - item.columns[0], f"{name}.{item.columns[0]}"
+        for item in self.plan.of("embedding", Blocks):
+            size, own = item.columns[1] - item.columns[0], f"embedding.{item.columns[0]}"
             x = self.gathered(item, own, ids, f"{own}.capped")
             order = self.graph.constant(f"uncapped.{size}.{item.block}", places(size, item.block))
             found.append(self.graph.add("Gather", [x, order], f"{own}.stepped", axis=-1))
-        x = self.graph.add("Concat", found, f"{name}.stepped", axis=-1)
+        x = self.graph.add("Concat", found, "embedding.stepped", axis=-1)
         return self.graph.add("Div", [x, self.graph.float(step)], result)
 
     def _rounded(self, x: str, step: float, result: str = "") -> str:

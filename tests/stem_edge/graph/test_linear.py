@@ -162,7 +162,7 @@ def test_rows_are_gathered_exactly(
     built.graph.output("rows", np.float32, [1, "T", width])
     products = Products(built.graph, built.plan, format)
     ids = built.graph.input("ids", np.int64, [1, "T"])
-    products.rows("embedding", "embedding", ids, "rows", matrix.shape)
+    products.rows(ids, "rows", matrix.shape)
     feeds = {"ids": np.array([[5, 0, 159, 5]])}
     found = built.run(tmp_path, feeds, nearest(format))
     expected = stored_rows(matrix, format, "embedding")
@@ -188,7 +188,7 @@ def test_a_matrix_that_is_embedding_and_head_is_stored_once(
     graph.output("logits", np.float32, [1, "T", len(matrix)])
     size = built.plan.nbytes
     ids = graph.input("ids", np.int64, [1, "T"])
-    products.rows("embedding", "embedding", ids, "rows", matrix.shape)
+    products.rows(ids, "rows", matrix.shape)
     assert built.plan.nbytes == size
     assert sum(node.op == "MatMulNBits" for node in graph.nodes) == (
         0 if stored == "fp32" else {"int4": 5, "int8": 10}[stored]
