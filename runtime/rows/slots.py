@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.graph import names as io
-from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, U8, zero_points
 from stem_edge.tables.codecs import Codes
 from stem_edge.tables.rows import RecordLayout
 
@@ -51,7 +51,7 @@ class ArraySlots(Slots):
                     scales, shape = self.scales[index][part], layout.scales_shape(part)
                     arrays[io.row_scales(layer, part)] = scales.reshape(self.count, *shape)
         if layout.quantized:
-            arrays[io.ROW_ZERO_POINTS] = layout.zero_points(self.count)
+            arrays[io.ROW_ZERO_POINTS] = zero_points(self.count, layout.part_groups(), layout.bits)
         return arrays
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:

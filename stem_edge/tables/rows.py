@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.limits import MAX_LAYERS, MAX_RECORDS
-from stem_edge.numerics.quantize import F32, MIN_BLOCK, U8, zero_points
+from stem_edge.numerics.quantize import F32, MIN_BLOCK, U8
 from stem_edge.tables.codecs import CODECS, F16, Codes, RowType
 
 ScaleType = Literal["fp32", "fp16"]
@@ -142,10 +142,6 @@ class RecordLayout(
     def part_groups(self, part: int = 0) -> int:
         """Number of columns in `row_scales()`. part: of which matrix, if rows are experts."""
         return math.prod(self.scales_shape(part)) if self.quantized else 0
-
-    def zero_points(self, rows: int) -> U8:
-        """Return packed zero points [rows, bytes] of quantized rows, which are vectors."""
-        return zero_points(rows, self.part_groups(), self.bits)
 
     def row_codes(self, records: U8, index: int) -> Codes:
         """Return codes [n, columns] of the `index`-th STEM layer: a view of records [n, nbytes]."""
