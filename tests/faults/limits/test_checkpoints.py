@@ -23,15 +23,16 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.json"
 
 
-def not_json(file: Path, data: bytes, said: str, nbytes: int = 100) -> None:
+def not_json(file: Path, data: bytes, said: str) -> None:
     file.write_bytes(data)
-    refused(lambda: read_json(file, "a test", dict, nbytes), CheckpointError, file, "a test", said)
+    refused(lambda: read_json(file, "a test", dict), CheckpointError, file, "a test", said)
 
 
 def test_the_size_of_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (json_files.MAX_NBYTES, json_files.MAX_VALUES) == (16_777_216, 4_194_304)
+    monkeypatch.setattr(json_files, "MAX_NBYTES", 100)
     file.write_bytes(b"{}".ljust(100))
-    assert read_json(file, "a test", dict, 100) == {}
+    assert read_json(file, "a test", dict) == {}
     not_json(file, b"{}".ljust(101), "larger than 100 bytes")
     monkeypatch.setattr(json_files, "MAX_VALUES", 4)
     file.write_bytes(b'{"a": [1, 2], "b": 0}')
