@@ -24,12 +24,7 @@ from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, I32, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import (
-    ShardGrid,
-    array_metadata,
-    crc32c,
-    index_blocks,
-)
+from stem_edge.tables.shards import ShardGrid, array_metadata, crc32c, index_blocks
 from stem_edge.tables.store import INDEX
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import group_document

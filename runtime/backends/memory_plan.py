@@ -17,7 +17,7 @@ from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.costs import LEAST_CHUNK, Needs
 from stem_edge.shown import format_size
-from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.tables.store import CRC_NBYTES
 
 # Prompt tokens in a step. Matrix products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = STEP_TOKENS

@@ -14,7 +14,7 @@ from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.costs import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, SHORTEST_CONTEXT
-from stem_edge.runtime.rows.files import FlashName
+from stem_edge.runtime.rows.rows import FlashName
 from stem_edge.shown import check_known, parse_size, shown
 from stem_edge.system.memory import check_threads, usable_cpus
 

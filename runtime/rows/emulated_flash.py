@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.files import ByteRange, FlashName, ShardFiles
+from stem_edge.runtime.rows.files import ByteRange, ShardFiles
+from stem_edge.runtime.rows.rows import FlashName
 from stem_edge.tables.shards import ShardGrid
 
 

@@ -10,14 +10,13 @@ import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.tables.shards import ShardGrid
 
-FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]  # devices of emulated_flash.py
 # Enough to keep a phone's flash busy; going from 8 to 32 gained little where it was measured.
 POOL_THREADS = 8
 

@@ -22,7 +22,7 @@ from stem_edge.runtime.rows.files import ByteRange
 from stem_edge.runtime.rows.rows import READ_AT_ONCE, RowCounters
 from stem_edge.shown import one_line
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.store import TableStore
+from stem_edge.tables.shards import TableStore
 
 LIBRARY_NBYTES = 10_500_000  # memory of connections and their libraries (measured)
 LIMIT_SECONDS = 60.0  # of one range

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,7 @@ EMPTY = -1  # stands for no record or slot
 # Records to read at a time where they are copied to a larger array, because the memory plan does not
 # count a second array of that size. This number of records keeps flash busy.
 READ_AT_ONCE = 32
+FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]  # devices of emulated_flash.py
 ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
 NO_IDS: I64 = np.zeros(0, np.int64)
 # Number of products that kernels sum at a time. If a sum were split, its bits would depend on the step's start.

@@ -11,11 +11,11 @@ import numpy as np
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.files import ByteRange, FlashName, ShardFiles
-from stem_edge.runtime.rows.rows import EMPTY, READ_AT_ONCE, RowCounters
+from stem_edge.runtime.rows.files import ByteRange, ShardFiles
+from stem_edge.runtime.rows.rows import EMPTY, READ_AT_ONCE, FlashName, RowCounters
 from stem_edge.system.memory import pages_to_fill
-from stem_edge.tables.shards import CRC_NBYTES, ShardGrid, damage
-from stem_edge.tables.store import TableFormat, TableStore, open_table_store
+from stem_edge.tables.shards import ShardGrid, TableStore, damage, open_table_store
+from stem_edge.tables.store import CRC_NBYTES, TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.runtime.rows.remote import RemoteShards

@@ -17,7 +17,7 @@ from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.store import open_table_store
+from stem_edge.tables.shards import open_table_store
 
 Ids: TypeAlias = "int | slice | npt.ArrayLike"
 

@@ -1,4 +1,4 @@
-"""Shards of an array of records: a zarr v3 array, read here without zarr.
+"""Opens a table store, whose records are in the shards of zarr v3 arrays, without zarr.
 
     records/zarr.json     array uint8 [records, record_nbytes]; an inner chunk is a record
     records/c/<s>/0       shard s: records in order, then the shard index
@@ -26,14 +26,13 @@ import numpy as np
 
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, damaged, open_plain, read_at, unreadable
-from stem_edge.numerics.quantize import U8
+from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.zarr_json import array_document, compare, naming, read_json
+from stem_edge.tables.store import CRC_NBYTES, INDEX, INDEX_ENTRY_NBYTES, TableFormat
+from stem_edge.tables.zarr_json import array_document, compare, naming, read_group, read_json
 
-CRC_NBYTES = 4
 # CRC-32C of anything followed by its own CRC-32C, little-endian: the residue of the polynomial.
 INTACT = 0x48674BC7
-INDEX_ENTRY_NBYTES = 16
 INDEX_PIECE_ENTRIES = 1 << 16
 EMPTY = np.uint64(2**64 - 1)
 
@@ -166,3 +165,21 @@ def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
         grid = ShardGrid(root, layout, per_shard)
         compare(array, array_metadata(grid))
     return grid
+
+
+class TableStore(msgspec.Struct, frozen=True):
+    format: TableFormat
+    grids: tuple[ShardGrid, ...]
+    index: I32 | None
+
+
+def open_table_store(root: Path) -> TableStore:
+    """Open a table store. Raises BundleError unless it is exactly as the exporter writes it."""
+    format = read_group(root, TableFormat)
+    grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
+    index = None
+    if format.indexed:
+        from stem_edge.tables.token_index import read_index  # only for such tables
+
+        index = read_index(root / INDEX, format.tokens, format.tables.records)
+    return TableStore(format, grids, index)

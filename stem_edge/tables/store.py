@@ -1,4 +1,4 @@
-"""The table store on disk: a zarr v3 group, read here without zarr.
+"""The format of a table store on disk: a zarr v3 group.
 
     tables.zarr/zarr.json        group; its attributes contain a TableFormat
     tables.zarr/records/         array of records (stem_edge.tables.shards)
@@ -12,22 +12,19 @@ Record numbers continue from the first array to the second. Without an index, to
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 
 from stem_edge.limits import MAX_RECORDS
-from stem_edge.numerics.quantize import I32
 from stem_edge.tables.codecs import form_of
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid
-from stem_edge.tables.zarr_json import Format, read_group
 
 RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
+CRC_NBYTES, INDEX_ENTRY_NBYTES = 4, 16  # of each record, in its shard
 
 
-class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The description of a table store: tokens and record layouts. Raises ValueError if invalid."""
 
     attribute: ClassVar[str] = "stem_edge"
@@ -83,21 +80,3 @@ class TableFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True,
         overhead = CRC_NBYTES + INDEX_ENTRY_NBYTES
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)
-
-
-class TableStore(msgspec.Struct, frozen=True):
-    format: TableFormat
-    grids: tuple[ShardGrid, ...]
-    index: I32 | None
-
-
-def open_table_store(root: Path) -> TableStore:
-    """Open a table store. Raises BundleError unless it is exactly as the exporter writes it."""
-    format = read_group(root, TableFormat)
-    grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
-    index = None
-    if format.indexed:
-        from stem_edge.tables.token_index import read_index  # only for such tables
-
-        index = read_index(root / INDEX, format.tokens, format.tables.records)
-    return TableStore(format, grids, index)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from stem_edge.files.plain_files import check_folder, damaged, read_plain
 from stem_edge.numerics.quantize import I32
-from stem_edge.tables.shards import CRC_NBYTES, crc32c
+from stem_edge.tables.store import CRC_NBYTES
 from stem_edge.tables.zarr_json import array_document, compare, naming, read_json
 
 
@@ -29,7 +30,7 @@ def index_chunk(root: Path) -> Path:
 def encode_index(index: I32) -> bytes:
     """Encode an index as the bytes of its chunk: little-endian int32, then a crc32c."""
     data = index.astype("<i4").tobytes()
-    return data + crc32c(data).to_bytes(CRC_NBYTES, "little")
+    return data + int(google_crc32c.value(data)).to_bytes(CRC_NBYTES, "little")
 
 
 def read_index(root: Path, tokens: int, records: int) -> I32:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
@@ -15,8 +15,8 @@ from stem_edge.shown import one_line
 MAX_JSON_NBYTES = 1 << 20
 
 
-class Format(msgspec.Struct, frozen=True):
-    """Base of format descriptions. A zarr group stores its format under the name in `attribute`."""
+class Format(Protocol):
+    """A msgspec.Struct that describes a format. A zarr group stores it under the name in `attribute`."""
 
     attribute: ClassVar[str]
 

@@ -27,7 +27,7 @@ from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.special import dense_twin
-from stem_edge.tables.store import open_table_store
+from stem_edge.tables.shards import open_table_store
 from stem_edge.tables.zarr_json import read_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.text.chat_worker import environment

@@ -15,8 +15,7 @@ import numpy as np
 from stem_edge.numerics.ngram_hash import NgramHash
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import CRC_NBYTES
-from stem_edge.tables.store import TableFormat
+from stem_edge.tables.store import CRC_NBYTES, TableFormat
 
 PAGE_NBYTES = 4096
 WORD_NBYTES = 2  # a page is stored as a record of 2-byte values, whatever it contains

@@ -15,16 +15,15 @@ import msgspec
 from stem_edge.errors import BundleError
 from stem_edge.numerics.quantize import I32
 from stem_edge.tables.ngrams.rows import NgramTable
-from stem_edge.tables.shards import open_grid
-from stem_edge.tables.store import TableStore
+from stem_edge.tables.shards import TableStore, open_grid
 from stem_edge.tables.token_index import read_index
-from stem_edge.tables.zarr_json import Format, read_group, read_json
+from stem_edge.tables.zarr_json import read_group, read_json
 
 CLASSES = "classes"
 MAX_TABLES = 64
 
 
-class NgramFormat(Format, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NgramFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The description of a folder of n-gram tables. Raises ValueError for invalid fields."""
 
     attribute: ClassVar[str] = "stem_edge_ngrams"

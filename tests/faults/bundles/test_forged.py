@@ -28,8 +28,8 @@ from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, TOKENIZER_CON
 from stem_edge.config import ModelConfig
 from stem_edge.export.tables import with_checksums
 from stem_edge.graph.formats import BACKBONE_DATA, GGUF, PREFILL_DATA, BackboneFormat, EngineName
-from stem_edge.tables.shards import CRC_NBYTES, index_blocks
-from stem_edge.tables.store import open_table_store
+from stem_edge.tables.shards import index_blocks, open_table_store
+from stem_edge.tables.store import CRC_NBYTES
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,7 +16,7 @@ from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index
 from stem_edge.errors import BundleError, RowReadError
 from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore, open_store
-from stem_edge.tables.store import open_table_store
+from stem_edge.tables.shards import open_table_store
 
 
 def opened(root: Path) -> None:

@@ -24,7 +24,7 @@ from stem_edge.runtime.backends.memory_plan import plan_memory as plan_of_length
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.shown import parse_size
 from stem_edge.tables.packing import make_layout
-from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.tables.store import CRC_NBYTES
 
 INDEX_CHUNK = f"{TABLES}/index/c/0"
 

@@ -46,7 +46,6 @@ def test_zarr_reads_and_writes_the_same(tmp_path: Path) -> None:
     )
     array[:] = RECORDS
     assert np.array_equal(zarr.open_array(LocalStore(grid.root), mode="r")[:], RECORDS)
-    for shard in range(2):
-        ours = grid.shard_path(shard)
+    for ours in map(grid.shard_path, range(2)):
         assert (root / ours.relative_to(grid.root)).read_bytes() == ours.read_bytes()
     assert json.loads((root / "zarr.json").read_bytes()) == array_metadata(grid)

@@ -19,7 +19,8 @@ from stem_edge.numerics.quantizing import unpack_codes
 from stem_edge.tables.codecs import Form, RowType
 from stem_edge.tables.packing import make_layout, pack_records
 from stem_edge.tables.rows import ScaleType
-from stem_edge.tables.store import TableFormat, open_table_store
+from stem_edge.tables.shards import open_table_store
+from stem_edge.tables.store import TableFormat
 from stem_edge.tables.widening import widen
 
 PLAIN = TableFormat(tokens=3, stored=LAYOUT)

@@ -14,7 +14,7 @@ from stem_edge.errors import InputError
 from stem_edge.numerics.ngram_hash import NgramHash, hash_of
 from stem_edge.tables.ngrams.rows import NgramTable, Stored
 from stem_edge.tables.ngrams.schemes import keyed_tables
-from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.tables.store import CRC_NBYTES
 
 QWEN = {
     "model_type": "qwen4_exp",
