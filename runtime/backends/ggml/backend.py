@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stem_edge.errors import BackendError
 from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.steps import GgmlSteps
@@ -21,16 +20,10 @@ from stem_edge.system.memory import return_freed_memory
 
 
 class GgmlBackend:
-    """A backbone loaded on ggml; see Backend. Raises BackendError after `close`."""
+    """A backbone loaded on ggml; see Backend."""
 
     def __init__(self, model: GgmlModel) -> None:
-        self._open: GgmlSteps | None = GgmlSteps(model)
-
-    @property
-    def _steps(self) -> GgmlSteps:
-        if self._open is None:
-            raise BackendError("this backbone is closed; load the bundle again")
-        return self._open
+        self._steps = GgmlSteps(model)
 
     def open_context(self, length: int) -> KvCache:
         model = self._steps.model
@@ -66,5 +59,5 @@ class GgmlBackend:
 
     def close(self) -> None:
         """Release the model; its memory is freed once no step is running."""
-        self._open = None
+        self.__dict__.pop("_steps", None)
         return_freed_memory()
