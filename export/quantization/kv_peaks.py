@@ -21,7 +21,7 @@ TEXT_TOKENS = 1024  # of a calibration text
 
 
 def kv_peaks(config: ModelConfig, number: int, pairs: Iterable[tuple[F32, F32]]) -> dict[str, F32]:
-    """Return the peaks of layer `number`: tensor name (stem_edge.graph.kv) -> [kv heads * width], positive.
+    """Return the peaks of layer `number`: tensor name (stem_edge.graph.weight_plan) -> [kv heads * width], positive.
 
     pairs: keys and values [T, kv heads, head_dim] of the layer, for each sequence. A channel that was
     always 0, such as padding, gets the greatest peak of its layer, or 1.

@@ -70,7 +70,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether prompts have separate int8 matrices
     balanced: tuple[str, ...] = ()
-    kv_peaks: bool = False  # whether the weight file has peaks of keys and values (graph.kv)
+    kv_peaks: bool = False  # whether the weight file has peaks of keys and values (weight_plan)
 
     @property
     def name(self) -> str:
