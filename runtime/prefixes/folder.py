@@ -6,7 +6,6 @@ Several processes may share a folder: a file gets its name, a digest of fingerpr
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import threading
@@ -20,8 +19,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from stem_edge.bundle.manifest import digest
 from stem_edge.files import disk
-from stem_edge.files.names import KEY_CHARS
 from stem_edge.files.trees import make_folders
 from stem_edge.runtime.backends.context import PromptKey
 from stem_edge.runtime.backends.interface import BackendContext, Resumes
@@ -109,7 +108,7 @@ class PrefixFolder:
         known = self._files()
         if any(_has(kept, written) for kept in known.values()):
             return
-        path = self._path / f"{self._key}-{digest(repr(written.token_ids))}.safetensors"
+        path = self._path / f"{self._key}-{digest(written.token_ids)}.safetensors"
         nbytes = sum(array.nbytes for array in arrays)
         try:
             if nbytes > self._limit or not self._is_private(make=True):
@@ -218,10 +217,6 @@ def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
     if not file.fits(context.kept(tokens)):
         raise OtherFormError("keys and values of another form")
     context.restore((array[..., :tokens, :] for array in file.arrays()), tokens)
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARS]
 
 
 def _remove_own(path: Path) -> None:

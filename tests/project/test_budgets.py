@@ -181,9 +181,9 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 41_267),
+    "package, lines": Budget(package_lines, 41_246),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 38_120),
+    "tests, lines": Budget(lambda: lines_in("tests"), 38_111),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_792),
     "classes": Budget(package_classes, 362),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 85)
-PLAIN_LINES = Budget(int, 10_144)
+PLAIN_LINES = Budget(int, 10_114)
 
 
 def test_the_tree_does_not_grow() -> None:
