@@ -40,14 +40,14 @@ def load(
 ) -> Model:
     """Load a bundle.
 
-    path: its folder, a name that `stem-edge list` shows, or its name on a model hub (hf:org/name, or
-        hf:org/name@revision); its files are fetched into the hub's own cache and hashed. For a checkpoint
-        (FILE.gguf, hf:org/name:FILE.gguf, or a folder), a bundle is made once, in the user's cache folder.
+    path: the bundle's folder, a name that `stem-edge list` shows, or a name on a model hub (hf:org/name, or
+        hf:org/name@revision), from which the files are fetched and hashed. A checkpoint (FILE.gguf, a folder, or
+        hf:org/name:FILE.gguf) is converted to a bundle once, in the user's cache folder.
     memory: limit on the anonymous memory and swap of this process, in bytes or like 600MB; mapped weights do
         not count. The row cache gets what is left. Default: half of the free memory.
     threads: number of threads that compute. Default: one for each CPU that this process may use.
-    context_length: most tokens of prompt and answer together. Default: the model's limit, reduced to a power
-        of two that fits memory with room for rows, and below 4096 only if 4096 do not fit.
+    context_length: most tokens of prompt and answer together. Default: the longest that fits, of the model's
+        limit and the powers of two below it. Above 4096, it takes at most half of the memory without weights.
     sequences: full contexts that the KV cache has room for, for generate_many and calls in several threads.
         Default: 1.
     engine: what runs the backbone, "onnxruntime" or "ggml". Default: auto, the engine that the bundle is for.
@@ -57,10 +57,10 @@ def load(
         another by its onnxruntime name. It must run every operator. Default: cpu.
     device_memory: limit on the memory of the provider's device, in bytes or like 2GB. With the CPU as provider,
         a part of main memory stands in for the device. Default: no limit.
-    speculate: speculative decoding, with drafts from the text so far and from the bundle's draft model, as long
-        as it is faster. True drafts even if rounding may change answers (docs/python.md). So does a number, which
-        limits the drafts in a step. A function is called with all token ids so far and the largest number of
-        drafts; it returns drafts. Default: auto, only if the tokens stay those of plain decoding.
+    speculate: when to draft tokens (speculative decoding). "auto": if it is faster and changes no answer. True, or
+        the largest number of drafts in a step: if it is faster, although rounding may change answers. False:
+        never. A function: it is called in every step, with all token ids so far and the largest number of
+        drafts, and returns drafts. docs/python.md explains more. Default: auto.
     exact: put several tokens or sequences in a step only if each gets the same bits as in a step of its own.
     slots: number of tokens whose rows the row cache holds. Default: as many as fit.
     resident: read all tables into memory while loading.

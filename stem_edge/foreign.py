@@ -35,5 +35,5 @@ def python_replacement(name: str, known: Collection[str]) -> str:
     """Return what to write instead of an unknown keyword, with "; " at the end, or ""."""
     flags = ["--" + one.replace("_", "-") for one in known]
     hint = replacement(f"--{name}", flags, python=True)
-    hint = re.sub(r"--([a-z][\w-]*)", lambda flag: flag[1].replace("-", "_"), hint)
+    hint = re.sub(r"--([a-z-]+)([ =][A-Z]+)?", lambda flag: flag[1].replace("-", "_"), hint)
     return hint and f"{hint}; "

@@ -27,7 +27,7 @@ COMMANDS = {
     "demo": ("running", "see it work on the small model in this package"),
     "export": ("bundles", "convert a trained checkpoint to a bundle"),
     "generate": ("running", "continue a text"),
-    "run": ("running", "chat with a model, or send it a message a line"),
+    "run": ("running", "chat with a model, or answer one message"),
     "serve": ("running", "serve a model by OpenAI's interface, and a chat page"),
     "batch": ("running", "run every prompt in a file; resumable"),
     "inspect": ("bundles", "show what a bundle is made of"),
@@ -37,8 +37,8 @@ COMMANDS = {
     "measure": ("measuring", "measure time and memory, and compare ways to run"),
     "eval": ("measuring", "measure perplexity, and divergence from a checkpoint"),
     "prepare": ("bundles", "rearrange a backbone for this processor now"),
-    "list": ("bundles", "list the models that are kept, by the names that commands take"),
-    "rm": ("bundles", "remove a model, or something that is kept for faster loads"),
+    "list": ("bundles", "list the stored models, with their short names"),
+    "rm": ("bundles", "delete a stored model, or files that make loads faster"),
 }
 # Ollama's name of a command -> ours.
 SYNONYMS = {"ls": "list", "show": "inspect"}

@@ -31,7 +31,7 @@ def make_edit(
 
     scheme: which rows of the target each token of the source looks up. With n_s tokens in the source and
         n_t in the target: "swap" (n_s = n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t),
-        "subset" (n_s <= n_t), "average" (any); see stem_edge.bundle.edit_files.schemes. Default: "auto",
+        "subset" (n_s <= n_t), "average" (any); docs/edit.md explains them. Default: "auto",
         which is swap, copy or subset, depending on n_s and n_t.
     scope: "positions": where the source occurs in a prompt, as whole words. "everywhere": at every
         token of the source, in prompt and answer, whatever text it is part of.

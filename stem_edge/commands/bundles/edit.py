@@ -41,10 +41,10 @@ MAKING = ("source", "target", "scheme", "scope", "layers", "out", "force")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add = parser.add_argument
-    add("--show", metavar="FILE", help="describe an edit, and whose rows each token looks up")
-    add("--source", metavar="TEXT", help="text whose tokens look up other rows")
-    add("--target", metavar="TEXT", help="text whose tokens' rows they look up")
-    scheme = "which token looks up which, see below (default: auto)"
+    add("--show", metavar="FILE", help="show an edit, and which rows each token uses")
+    add("--source", metavar="TEXT", help="text whose tokens will use other rows")
+    add("--target", metavar="TEXT", help="text whose rows they will use")
+    scheme = "which token uses which rows, see below (default: auto)"
     add("--scheme", choices=SCHEMES, metavar="NAME", help=scheme)
     scope = "positions: where the source stands; or everywhere"
     add("--scope", choices=SCOPES, metavar="NAME", help=scope)

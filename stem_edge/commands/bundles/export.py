@@ -59,14 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = "onnxruntime, or ggml (default: onnxruntime)"
     add("--engine", choices=ENGINES, metavar="NAME", help=engine)
     types = sorted({type for types in TYPES.values() for type in types})
-    kind = "of matrices, see below (default: balanced, or as they are)"
+    kind = "type of matrices, see below (default: balanced)"
     # In lower case, because llama.cpp writes Q4_K_M.
     add("--type", type=str.lower, choices=types, metavar="TYPE", help=kind)
-    rows = "of rows: int8, int4, mixed, fp16 or fp32 (default: int8)"
+    rows = "type of rows: int8, int4, mixed, fp16, fp32"
     add("--rows", choices=EXPORT_ROWS, metavar="TYPE", help=rows)
     calibration = "text (or ids) like those that the model will see"
     add("--calibration", metavar="FILE", help=calibration)
-    add("--max-kl", type=float, metavar="NATS", help="refuse to be farther (default: 0.5)")
+    add("--max-kl", type=float, metavar="NATS", help="largest divergence (default: 0.5)")
     add("--lora", metavar="DIR", help="PEFT adapter to merge into the weights")
     add("--assistant", metavar="PATH", help="draft model that was made for a Gemma 4")
     add("--tokenizer", metavar="FILE", help="tokenizer.json in place of the checkpoint's")

@@ -12,7 +12,7 @@ from stem_edge.shown import printable
 
 COPY_AGAIN = "copy the bundle again from its source or export it again"
 DESCRIPTION = """\
-Check whether a bundle is safe to load, and say so, with reasons, in one line.
+Check if a bundle is safe to load. Print one line: that it is, or why it is not.
 Every file must have the size and sha256 that the manifest lists; the weights and
 tables must have the size that follows from the model; the tokenizer must be of
 the kinds that stem-edge writes; and the chat template must work in a process of

@@ -16,8 +16,8 @@ from stem_edge.runtime.loading import open_or_make
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
-Measure the perplexity of bundles on a text and, with --against, how far each
-is from a reference: the checkpoint it was made from, or another bundle.
+Measure the perplexity of bundles on a text. With --against, also compare each
+with a reference: the checkpoint that it was made from, or another bundle.
 Perplexity is the exp of the mean of -log P(token); compare it only between
 bundles with the same tokenizer. Divergence is KL(reference || bundle) of the
 next token, in nats."""

@@ -14,9 +14,9 @@ from stem_edge.errors import InputError
 from stem_edge.progress import show_status
 
 DESCRIPTION = """\
-Run a bundle, alone or beside others, each in its own process. Shows time and
+Run a bundle, and others to compare it with, in new processes. Shows time and
 memory of each phase (start, import, load, first token, prompt, decode), and
-tokens a second. Anonymous memory and pages mapped from files are listed apart."""
+tokens a second. Anonymous memory and mapped files have columns of their own."""
 
 EPILOG = """\
 examples:

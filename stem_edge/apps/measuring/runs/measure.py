@@ -61,8 +61,8 @@ def measure(
     notify: called with a line about each run; at the end with an empty text.
     options: of stem_edge.load, for every bundle; `cases` override them.
 
-    A subject that fails is reported with its earlier rounds, except the bundle in its first round: its
-    error is raised. Raises InputError, BackendError, and what loading raises.
+    If a program fails, the report has its error and its earlier rounds. But if the bundle fails in its first
+    round, the error is raised: InputError, BackendError, and what loading raises.
     """
     given = LoadOptions.public(options)
     opened = open_or_make(bundle, given)
