@@ -7,8 +7,6 @@ import threading
 import time
 from typing import Self
 
-from tqdm import tqdm
-
 LAYERS = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} layers, {remaining} left"
 LINE_AFTER, LINE_EVERY = 2.0, 10.0  # seconds of a part until its first line, and between lines
 
@@ -43,6 +41,8 @@ class Progress:
         self._began = self._due = time.monotonic()
         self._due += LINE_AFTER
         self._scale = layers / total_nbytes if layers else 1
+        from tqdm import tqdm  # only here, because the import takes long
+
         self._bar = tqdm(
             total=layers or total_nbytes,
             desc=what,

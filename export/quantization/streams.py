@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias, TypeVar
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
 
+BLAS = ThreadpoolController()  # made once, because it searches all loaded libraries
 PIECE_VALUES = 1 << 21  # float32 values of a piece, 8 MiB; each thread holds one piece
-
 ROWS = 16  # pieces are multiples, so that threads do not change which rows are measured
 OF_LAYERS = ("layers.", "blk.")  # prefixes of tensors in layers, here and in ggml
 
@@ -31,7 +31,7 @@ def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
     """
     pending: deque[Future[R]] = deque()
     with (
-        threadpool_limits(1, "blas"),
+        BLAS.limit(limits=1, user_api="blas"),
         ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool,
     ):
         try:

@@ -90,14 +90,14 @@ class _Header:
         self._file, self._data = file, bytearray()
         self.at = self._values = 0  # offset of the next byte; values in arrays so far
 
-    def take(self, nbytes: int) -> bytes:
+    def take(self, nbytes: int) -> bytearray:
         """Return the next `nbytes` bytes. Raises ValueError if the file is too short."""
-        end = self.at + nbytes
-        while (read := len(self._data)) < end:
+        start, end = self.at, self.at + nbytes
+        while end > (read := len(self._data)):
             self.check(nbytes, 1)
             self._data += self._file.read(read, min(PIECE_NBYTES, self._file.nbytes - read))
-        start, self.at = self.at, end
-        return bytes(self._data[start:end])
+        self.at = end
+        return self._data[start:end]
 
     def check(self, count: int, nbytes: int) -> None:
         """Raise ValueError if the next `count` items of `nbytes` pass the file's end or a size limit."""
