@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import cached_property
 
 import numpy as np
 
@@ -15,17 +16,11 @@ from stem_edge.runtime.backends.interface import Backend, BackendContext
 ROUNDS = 4  # the fastest of these counts, because whatever else the machine does only adds time
 
 
-def measure_steps(backend: Backend, token_ids: I64, slots: I32) -> StepCosts:
-    """Time steps of 1 to MOST tokens, and compare their bits with those of single-token steps.
+class MeasuredSteps:
+    """Measures decoding steps of 1 to MOST tokens at one position; compares bits with single-token steps.
 
     token_ids: any; all except the last MOST are only context. slots: row cache slot of each token.
     """
-    steps = MeasuredSteps(backend, token_ids, slots)
-    return steps.costs(same_bits=steps.same_bits())
-
-
-class MeasuredSteps:
-    """Measures decoding steps of several sizes, all at one position, on arbitrary token ids."""
 
     def __init__(self, backend: Backend, token_ids: I64, slots: I32) -> None:
         self._backend, self._ids, self._slots = backend, token_ids, slots
@@ -38,16 +33,16 @@ class MeasuredSteps:
         self._backend.begin([self._context], self._ids[None, places], [position], apart=True)
         return self._backend.finish(self._slots[places], count if logits is None else logits)
 
+    @cached_property
     def same_bits(self) -> bool:
-        """Return True if steps of several tokens give the same logits, bit for bit, as single-token steps."""
+        """True if steps of several tokens give the same logits, bit for bit, as single-token steps."""
         alone = [self._step(self._before + n, 1).copy() for n in range(MOST)]
         return all(
             np.array_equal(self._step(self._before, size), np.concatenate(alone[:size]))
             for size in SIZES
         )
 
-    def costs(self, *, same_bits: bool) -> StepCosts:
-        """Measure all of StepCosts except `same_bits`, which is the result of same_bits()."""
+    def costs(self) -> StepCosts:
         least = dict.fromkeys((1, *SIZES), np.inf)
         for _ in range(ROUNDS):
             for size in least:
@@ -60,12 +55,13 @@ class MeasuredSteps:
         return StepCosts(
             seconds=least[1],
             times=dict(zip(least, times.round(2).tolist(), strict=True)),
-            same_bits=same_bits,
-            same_in_batches=self._same_in_batches(),
+            same_bits=self.same_bits,
+            same_in_batches=self.same_in_batches,
         )
 
-    def _same_in_batches(self) -> bool:
-        """Return True if a sequence gets the same logits in a batch as alone, bit for bit."""
+    @cached_property
+    def same_in_batches(self) -> bool:
+        """True if a sequence gets the same logits in a batch as alone, bit for bit."""
         before, alone = self._before, self._step(self._before, 1).copy()
         token, slot = self._ids[None, before : before + 1], self._slots[before : before + 1]
         with contextlib.suppress(OutOfMemoryError):  # a device allocates whole contexts at once

@@ -88,12 +88,12 @@ def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | 
     before = min(BEFORE, engine.chunk_tokens, plan.context_length - MOST)
     if before < 1 or engine.logit_tokens < MOST:
         return None
-    from stem_edge.runtime.backends.step_measure import measure_steps  # seldom needed
+    from stem_edge.runtime.backends.step_measure import MeasuredSteps  # seldom needed
 
     ids = np.arange(before + MOST, dtype=np.int64) % vocab_size
     # The slots are looked up once, because the row cache counts how often each record is used.
     slots = engine.rows.slots(engine.rows.ids(ids)[: min(MOST, engine.chunk_tokens)])
-    return measure_steps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)])
+    return MeasuredSteps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)]).costs()
 
 
 def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDrafts | None] | None:

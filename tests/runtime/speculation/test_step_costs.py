@@ -12,7 +12,7 @@ import pytest
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends import step_measure
 from stem_edge.runtime.backends.costs import MOST, SIZES, StepCosts
-from stem_edge.runtime.backends.step_measure import measure_steps
+from stem_edge.runtime.backends.step_measure import MeasuredSteps
 
 SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}
 
@@ -57,7 +57,7 @@ def measured(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> StepCosts:
     monkeypatch.setattr(step_measure, "time", steps)
     backend: Any = steps
     ids = np.arange(100 + MOST)
-    return measure_steps(backend, ids, ids.astype(np.int32))
+    return MeasuredSteps(backend, ids, ids.astype(np.int32)).costs()
 
 
 @pytest.mark.parametrize(("off_by", "batch_off_by"), [(0, 0), (0, 1e-3), (1e-3, 0), (np.nan, 0)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -63,28 +64,29 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     graphs |= {apart_step(size): apart(graphs[STEP], size) for size in SIZES}
     for name, graph in graphs.items():
         packer.pack(prepared_file(name), graph)
-    files = dict[str, tuple[int, int, str]]()
-    for path in sorted(folder.iterdir()):
-        _sync(path)  # otherwise a power cut could leave zeros for weights
-        size, mtime = marks(path)
-        files[path.name] = size, mtime, sha256_of(path, size, lambda _: None)
+    paths = sorted(folder.iterdir())
     record = PreparedRecord(
         format=FORMAT,
         bundle=str(bundle.path),
         weights=str(embed.folder.absolute()),
         onnxruntime=ort.__version__,
         cpu=cpu_digest(),
-        files=files,
+        files={path.name: (*marks(path), "") for path in paths},
     )
-    record = _measured(bundle, Prepacked(folder, record), threads, kv)
+    with ThreadPoolExecutor(1) as pool:  # while steps are compared, which takes longer
+        hashes = pool.map(_synced, paths)
+        record = _measured(bundle, Prepacked(folder, record), threads, kv)
+    files = {path.name: (*marks(path), sha256) for path, sha256 in zip(paths, hashes, strict=True)}
+    record = msgspec.structs.replace(record, files=files)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
-    _sync(folder / RECORD)
+    _synced(folder / RECORD)
 
 
 def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> PreparedRecord:
     """Return the contents of prepared.json, with times of decoding steps on random rows.
 
-    Without times if the model's context is too short for the longest of these steps.
+    Without times if the model's context is too short for the longest of these steps, or if only single-token
+    steps of one sequence compute their bits: a load that drafts anyway measures the times itself.
     """
     config, layout = bundle.manifest.model, bundle.manifest.tables
     length = min(MEASURED_TOKENS, config.max_context)
@@ -104,15 +106,16 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     backend = OrtBackend(config, graphs, slots, threads, kv, apart_steps, rows="any", sparing=True)
     steps = MeasuredSteps(backend, ids, rows)
     chosen: Rows = "any"
-    if not (same := steps.same_bits()) and _padding_pays(bundle):
+    if not steps.same_bits and _padding_pays(bundle):
         backend.loaded = replace(backend.loaded, rows="even")
         even = MeasuredSteps(backend, ids, rows)
-        if same := even.same_bits():
+        if even.same_bits:
             steps, chosen = even, "even"
-    costs = steps.costs(same_bits=same)
-    if chosen == "any" and not (same and costs.same_in_batches):
+    if not (steps.same_bits or steps.same_in_batches):
+        return prepared.record
+    if chosen == "any" and not (steps.same_bits and steps.same_in_batches):
         chosen = ""
-    costs = msgspec.structs.replace(costs, threads=threads)
+    costs = msgspec.structs.replace(steps.costs(), threads=threads)
     return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen)
 
 
@@ -130,9 +133,11 @@ def _padding_pays(bundle: Bundle) -> bool:
     return footprint_of(manifest).step_nbytes >= LAYER_NBYTES * layers
 
 
-def _sync(path: Path) -> None:
+def _synced(path: Path) -> str:
+    """Sync a file, because otherwise a power cut could leave zeros for weights. Return its sha256."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
+    return sha256_of(path, path.stat().st_size, lambda _: None)
 
 
 def main() -> int:

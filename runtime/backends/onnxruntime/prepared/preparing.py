@@ -24,7 +24,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     prepared_folder,
     read_prepared,
 )
-from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import format_size
 from stem_edge.system.child import last_line, module_command, run_worker, signal_name
 
@@ -38,15 +37,6 @@ class NotPrepared(RuntimeWarning):
 
 def warn(why: str) -> None:
     warnings.warn(NotPrepared(why), stacklevel=5)
-
-
-def make_or_warn(bundle: Bundle, options: LoadOptions, kv: KvType) -> Prepacked | None:
-    """Save a backbone with repacked weights; if that fails, warn and return None."""
-    try:
-        return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
-    except BackendError as error:
-        warn(str(error))
-        return None
 
 
 def make(
