@@ -57,8 +57,8 @@ def _limit(options: LoadOptions) -> int:
     return own_memory() + available_memory()
 
 
-def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
-    """Return the memory that a plan may use. later: bytes that other parts will need."""
+def room_of(bundle: Bundle, options: LoadOptions, later: int = 0) -> Room:
+    """Return the memory that a plan may use. later: bytes that this process will need in addition to the model."""
     available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # only for remote tables
@@ -70,25 +70,25 @@ def _room(bundle: Bundle, options: LoadOptions, later: int) -> Room:
 
 
 def loader_of_kv(
-    bundle: Bundle, engine: str, options: LoadOptions, later: int
-) -> tuple[EngineLoader, Room, MemoryPlan]:
-    """Choose the KV cache type; return the engine's loader, the available memory, and the plan.
+    bundle: Bundle, engine: str, options: LoadOptions, later: int = 0
+) -> tuple[EngineLoader, MemoryPlan]:
+    """Choose the KV cache type; return the engine's loader, and the plan.
 
     With kv="auto", the type is the engine's usual one, or int8 if that allows only a short context.
     later: bytes that this process will need in addition to the model. Raises MemoryPlanError.
     """
     usual = loader(bundle, engine, options)  # first, because it imports the engine's library
-    room = _room(bundle, options, later)
+    room = room_of(bundle, options, later)
     if options.kv == "auto":
         with suppress(MemoryPlanError):
             plan = plan_load(bundle, usual.needs, options, room)
             if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
-                return usual, room, plan
+                return usual, plan
         with suppress(InputError, MemoryPlanError):
             small = dataclasses.replace(options, kv=SMALL_KV)
             fitting = loader(bundle, engine, small)
-            return fitting, room, plan_load(bundle, fitting.needs, small, room)
-    return usual, room, plan_load(bundle, usual.needs, options, room)
+            return fitting, plan_load(bundle, fitting.needs, small, room)
+    return usual, plan_load(bundle, usual.needs, options, room)
 
 
 def plan_load(

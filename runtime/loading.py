@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -17,7 +18,7 @@ from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load, text_room
+from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load, room_of, text_room
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.rows import Rows, keys_of
@@ -101,9 +102,14 @@ def open_or_make(path: str | Path, options: LoadOptions | None = None) -> Bundle
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
-    text = open_text(bundle, options)
-    loader, room, _ = loader_of_kv(bundle, chosen, options, text.nbytes_to_come)
-    loader.prepare()  # after a plan, which may refuse, because this may take long
+    with ThreadPoolExecutor(1) as pool:  # a first load caches the tokenizer while it packs weights
+        text_opening = pool.submit(open_text, bundle, options)
+        if options.memory is not None:
+            text_opening.result()  # alone, because both processes together take more memory
+        loader, _ = loader_of_kv(bundle, chosen, options)
+        loader.prepare()  # after a plan, which may refuse, because this may take long
+        text = text_opening.result()
+    room = room_of(bundle, options, text.nbytes_to_come)
     plan = plan_load(bundle, loader.needs, options, room)
     text.room = text_room(plan, options)
     if options.prompt_cache and plan.device is not None:

@@ -30,4 +30,4 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     later = open_text(bundle, options).nbytes_to_come
-    return loader_of_kv(bundle, chosen, options, later)[2]
+    return loader_of_kv(bundle, chosen, options, later)[1]

@@ -83,7 +83,7 @@ def _planned(path: str, memory: str | None, load_options: LoadOptions) -> tuple[
     options = replace(load_options, memory=allowed - mapped)
     # As load does, because the memory of the tokenizer counts.
     later = open_text(bundle, options).nbytes_to_come
-    found, _, plan = loader_of_kv(bundle, engine, options, later)
+    found, plan = loader_of_kv(bundle, engine, options, later)
     return found.needs(plan.context_length), plan
 
 
