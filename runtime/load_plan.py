@@ -52,9 +52,8 @@ def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
 
 
 def _limit(options: LoadOptions) -> int:
-    if options.memory is not None:
-        return parse_size(options.memory)
-    return own_memory() + available_memory()
+    memory = options.memory
+    return own_memory() + available_memory() if memory is None else parse_size(memory)
 
 
 def room_of(bundle: Bundle, options: LoadOptions, later: int = 0) -> Room:

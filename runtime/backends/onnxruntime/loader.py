@@ -79,11 +79,7 @@ class OrtLoader:
 
     def prepare(self) -> None:
         """Save a large backbone with weights repacked for this processor, unless saved before; warn if that fails."""
-        if self._obstacle:
-            from stem_edge.runtime.backends.onnxruntime.prepared.preparing import warn
-
-            warn(self._obstacle)
-        if self._to_prepare:
+        if self._to_prepare or self._obstacle:
             self._prepared, self._to_prepare = self._make(), False
 
     def _make(self) -> Prepacked | None:
@@ -91,6 +87,8 @@ class OrtLoader:
 
         options, kv = self._options, self._footprint.kv
         try:
+            if self._obstacle:
+                raise BackendError(self._obstacle)
             return make(self._bundle, options.cache_dir, options.cpus, options.progress, kv)
         except BackendError as error:
             warn(str(error))
