@@ -16,7 +16,7 @@ from stem_edge.runtime.backends.costs import Needs
 from stem_edge.runtime.backends.engines import loader
 from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT, MemoryPlan, Room, plan_memory
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
-from stem_edge.runtime.text.codec import TextCodec, TextRoom
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.kept import kept_file
 from stem_edge.shown import parse_size
 from stem_edge.system.memory import available_memory, own_memory
@@ -30,7 +30,7 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
     If options.memory is set, this reads the whole tokenizer, because memory may be full later.
     """
-    path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, _limit(options)
+    path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, limit_of(options)
     text = TextCodec(path, size, limit, _kept_tokenizer(bundle, options))
     if options.memory is not None:
         text.read_whole(limit)
@@ -47,11 +47,7 @@ def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
     return None
 
 
-def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
-    return TextRoom(plan.text, max(plan.total, _limit(options)))
-
-
-def _limit(options: LoadOptions) -> int:
+def limit_of(options: LoadOptions) -> int:
     memory = options.memory
     return own_memory() + available_memory() if memory is None else parse_size(memory)
 

@@ -18,12 +18,12 @@ from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load, room_of, text_room
+from stem_edge.runtime.load_plan import limit_of, loader_of_kv, open_text, plan_load, room_of
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.rows import Rows, keys_of
 from stem_edge.runtime.scheduling.request import Stepping
-from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.shown import parse_size
 from stem_edge.system.memory import own_memory, raise_out_of_memory
 
@@ -111,7 +111,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         text = text_opening.result()
     room = room_of(bundle, options, text.nbytes_to_come)
     plan = plan_load(bundle, loader.needs, options, room)
-    text.room = text_room(plan, options)
+    text.room = TextRoom(plan.text, max(plan.total, limit_of(options)))
     if options.prompt_cache and plan.device is not None:
         raise InputError(
             f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "

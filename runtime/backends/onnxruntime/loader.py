@@ -83,16 +83,9 @@ class OrtLoader:
             self._prepared, self._to_prepare = self._make(), False
 
     def _make(self) -> Prepacked | None:
-        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make, warn
+        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make_or_warn
 
-        options, kv = self._options, self._footprint.kv
-        try:
-            if self._obstacle:
-                raise BackendError(self._obstacle)
-            return make(self._bundle, options.cache_dir, options.cpus, options.progress, kv)
-        except BackendError as error:
-            warn(str(error))
-            return None
+        return make_or_warn(self._bundle, self._options, self._footprint.kv, self._obstacle)
 
     def needs(self, context: int) -> Needs:
         bundle, threads, footprint = self._bundle, self._options.cpus, self._footprint

@@ -24,6 +24,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     prepared_folder,
     read_prepared,
 )
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.shown import format_size
 from stem_edge.system.child import last_line, module_command, run_worker, signal_name
 
@@ -35,8 +36,17 @@ class NotPrepared(RuntimeWarning):
     """Warning: repacked weights could not be saved, so each load takes more time and memory."""
 
 
-def warn(why: str) -> None:
-    warnings.warn(NotPrepared(why), stacklevel=5)
+def make_or_warn(
+    bundle: Bundle, options: LoadOptions, kv: KvType, obstacle: str
+) -> Prepacked | None:
+    """Save a backbone with repacked weights; if that fails, or if there is an obstacle, warn and return None."""
+    try:
+        if obstacle:
+            raise BackendError(obstacle)
+        return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
+    except BackendError as error:
+        warnings.warn(NotPrepared(str(error)), stacklevel=5)
+        return None
 
 
 def make(
