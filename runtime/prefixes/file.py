@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ class _Tensor:
 def write_prefix(path: Path, prompt: PromptKey, arrays: Sequence[npt.NDArray[Any]]) -> None:
     """Write a prefix file with mode 0600, replacing an existing one atomically. Raises OSError."""
     tensors = _first(prompt) | {f"{n:04}": array for n, array in enumerate(arrays)}
-    beside = path.parent / f".{secrets.token_hex(8)}.tmp"
+    beside = path.parent / f".{os.urandom(8).hex()}.tmp"
     try:
         descriptor = disk.create(beside, 0o600)
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import sys
 import threading
@@ -208,7 +207,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
 
     durable: True if the file must survive a power cut. mode: see `create`.
     """
-    beside = path.parent / f".{secrets.token_hex(8)}.tmp"
+    beside = path.parent / f".{os.urandom(8).hex()}.tmp"
     try:
         descriptor = create(beside, mode)
         try:

@@ -79,5 +79,5 @@ def tiny_exports(folder: Path) -> Exports:
 def many_writes(patch: pytest.MonkeyPatch) -> None:
     """Write in small pieces, and make temporary names predictable."""
     numbers = iter(range(1 << 30))
-    patch.setattr("stem_edge.files.disk.secrets.token_hex", lambda _: f"{next(numbers):016x}")
+    patch.setattr("stem_edge.files.disk.os.urandom", lambda size: next(numbers).to_bytes(size))
     shorten(patch, PIECE_NBYTES)
