@@ -14,36 +14,73 @@ from formats import export_as, format_with
 from guessing import Told
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
-from ways import answered
+from ways import MOST_NATS, NEW, answered, many
 
 import stem_edge
 from stem_edge.commands.main import main
+from stem_edge.graph.formats import WeightType
+from stem_edge.graph.kv import KvType
+from stem_edge.numerics.distributions import divergence
+from stem_edge.runtime import Model
 from stem_edge.runtime.backends.onnxruntime.providers.session import products_saturate
 
+Capture = pytest.CaptureFixture[str]
 MAPS = Path("/proc/self/maps")
-KINDS = ("gate", "mixture", "hash-moe", "ngrams", "engram")
+# Models, types of matrices, types of keys and values.
+CASES: list[tuple[str, WeightType, KvType]] = [
+    ("stem", "int4", "fp32"), ("stem", "int8", "int8"), ("dense", "int4", "int4"), ("gate", "int4", "fp32"),
+    ("windows", "int8", "fp32"), ("windows", "int4", "int8"), ("mixture", "int4", "fp32"),
+    ("hash-moe", "int8", "fp32"), ("ngrams", "int8", "fp32"), ("engram", "int8", "int8"),
+    ("gemma4", "int4", "int8"), ("gemma4", "int8", "fp32"), ("gemma3n", "int8", "int8"),
+]  # fmt: skip
+FAST = [CASES[number] for number in (0, 5, 6, 9, 10, 12)]
 
 
-@pytest.mark.parametrize("name", slow_but(["mixture", "engram"], KINDS))
+@pytest.mark.parametrize(("name", "weights", "kv"), slow_but(FAST, CASES))
 def test_the_same_bits(
-    name: str, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, weights: WeightType, kv: KvType, shared: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    checkpoint, out, found = models.checkpoint_of(name, shared), tmp_path / "out", list[Any]()
-    stem_edge.export_bundle(checkpoint, out, type="int8", rows="int8", max_kl=9.0)
+    """Of logits and answers, with a graph for prompts, and far beyond what windows keep."""
+    ids = tmp_path / "ids.npy"  # like the prompts, for the scales of int8 keys
+    np.save(ids, np.random.default_rng(9).integers(10, 250, 500))
+    options: Any = {"rows": "int8", "prefill_graph": True, "max_kl": 99.0, "calibration": ids}
+    format = format_with(weights, bits={"laurel_out": 32} if name == "gemma3n" else {})
+    checkpoint, texts, found = models.checkpoint_of(name, shared), models.prompts(name), list[Any]()
+    out = export_as(checkpoint, tmp_path / "out", format, **options).path
     capsys.readouterr()
-    assert main(["prepare", str(out), "--cache-dir", str(tmp_path / "made"), "--json"]) == 0
+    command = ["prepare", str(out), "--cache-dir", str(tmp_path / "made"), "--kv", kv, "-t", "1"]
+    assert main([*command, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     folder = Path(record["folder"])
     assert record["files"] and all((folder / name).exists() for name in record["files"])
-    for cache in ("none", "made"):
-        with stem_edge.load(out, cache_dir=tmp_path / cache, threads=1) as model:
+    loads: list[tuple[str, KvType]] = [("none", "fp32"), ("none", kv), ("made", kv)]
+    for cache, type in loads:
+        with stem_edge.load(out, cache_dir=tmp_path / cache, kv=type, threads=1) as model:
             if MAPS.exists():  # on Linux
                 assert (str(tmp_path / "made") in MAPS.read_text()) == (cache == "made")
-            texts = models.prompts(name)
             found.append(([model.logits(ids) for ids in texts], answered(model, texts[1])))
-    for plain, prepared in zip(found[0][0], found[1][0], strict=True):
+    for exact, plain, prepared in zip(*(logits for logits, _ in found), strict=True):
         assert np.array_equal(plain, prepared)
-    assert found[0][1] == found[1][1]
+        assert kv == "fp32" or divergence(exact, plain).mean() < 2 * MOST_NATS[kv]
+    assert found[1][1] == found[2][1]
+    with stem_edge.load(
+        out, cache_dir=tmp_path / "made", kv=kv, threads=1, exact=True, speculate=(told := Told())
+    ) as model:
+        check_steps_of_several_tokens(model, told, texts, record["steps"]["same_bits"])
+
+
+def check_steps_of_several_tokens(
+    model: Model, told: Told, texts: list[list[int]], same_bits: bool
+) -> None:
+    """Answers are the same beside others and with drafts, some of which are wrong."""
+    alone, accepted = {number: answered(model, ids) for number, ids in enumerate(texts)}, 0
+    assert many(model, texts, max_new_tokens=NEW, logprobs=1, sequences=3) == alone
+    for number, ids in enumerate(texts):
+        model.forget_prefixes()
+        told.tell([*ids, *alone[number].ids], 5)
+        assert answered(model, ids).ids == alone[number].ids
+        accepted += model.stats.accepted_tokens
+    assert (accepted > 0) == same_bits
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels of x86")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from every_kind import GEMMA_3N, GEMMA_4, checkpoint_of
 from msgspec.structs import replace
+from tiers import slow_but
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.exporter import export_with
@@ -49,6 +50,7 @@ CASES: list[tuple[str, str, KvType]] = [
     (GEMMA_4, "int4", "int8"),
     (GEMMA_3N, "fp32", "int8"),
 ]
+FAST = [CASES[number] for number in (1, 3, 9, 11)]
 
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
@@ -91,7 +93,7 @@ def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tupl
     return np.concatenate(found), [array[0].copy() for array in loaded.own.arrays]
 
 
-@pytest.mark.parametrize(("name", "backbone", "kv"), CASES)
+@pytest.mark.parametrize(("name", "backbone", "kv"), slow_but(FAST, CASES))
 def test_the_bits_of_steps_of_one(name: str, backbone: str, kv: KvType, tmp_path: Path) -> None:
     """With an empty sequence beside a token, products have an even number of rows, and round each alike."""
     bundle = export(name, tmp_path, backbone)
@@ -108,7 +110,7 @@ def test_the_bits_of_steps_of_one(name: str, backbone: str, kv: KvType, tmp_path
     assert np.sqrt(np.mean((plain - expected) ** 2)) < ROUNDING * expected.std()
 
 
-@pytest.mark.parametrize("name", ["stem", "window", GEMMA_4])
+@pytest.mark.parametrize("name", slow_but(["window"], ["stem", "window", GEMMA_4]))
 def test_a_sequence_has_its_bits_beside_any_number_of_others(name: str, tmp_path: Path) -> None:
     bundle = export(name, tmp_path, "int4")
     backend, slots = opened(bundle, "fp32", "even")
