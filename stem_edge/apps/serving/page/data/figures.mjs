@@ -47,11 +47,11 @@ export function figuresOf(timings) {
   ];
   if (share !== null) {
     const each = `${formatSize(flashPerToken(timings))} a token`;
-    figures.push({ label: "Row hits", value: `${threeDigits(share * 100)} %`, more: "" });
-    figures.push({ label: "From flash", value: formatSize(timings.flash_bytes), more: each });
+    figures.push({ label: "Rows in memory", value: `${threeDigits(share * 100)} %`, more: "" });
+    figures.push({ label: "Read from flash", value: formatSize(timings.flash_bytes), more: each });
   }
   if (timings.memory_bytes) {
-    const limit = timings.memory_limit ? `of ${formatSize(timings.memory_limit)}, plus mapped weights` : "";
+    const limit = timings.memory_limit ? `of ${formatSize(timings.memory_limit)}, plus weights in files` : "";
     figures.push({ label: "Memory", value: formatSize(timings.memory_bytes), more: limit });
   }
   return figures;

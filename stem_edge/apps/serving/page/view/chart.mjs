@@ -23,7 +23,7 @@ export function chart({ name, points, limit, marks, format }) {
   drawing.append(svg("path", { class: "area", d: `M${x(points[0][0])} ${HEIGHT}L${line}V${HEIGHT}Z` }));
   drawing.append(svg("path", { class: "line", d: `M${line}` }));
   if (limit) drawing.append(svg("path", { class: "limit", d: `M0 ${y(limit)}H${WIDTH}` }));
-  return h("figure", {}, drawing, axis(end, limit ? `limit ${format(limit)}` : `most ${format(most)}`));
+  return h("figure", {}, drawing, axis(end, limit ? `limit ${format(limit)}` : `highest ${format(most)}`));
 }
 
 /** Draw a share from 0 to 1 as a bar called `name`. (Browsers draw <meter> each in their own way.) */

@@ -51,11 +51,12 @@ export class Overview {
   /** Show the model's name, and whether it answers or continues texts. */
   model() {
     const { hasTemplate } = this.#chat;
-    $("#model").textContent = this.#status.props?.model ?? "";
+    const model = this.#status.props?.model;
+    $("#model").textContent = model ? `Model: ${model}` : "";
     this.#composer.hint = hasTemplate ? "Ask something" : "Begin a text";
     $("#empty").textContent = hasTemplate
-      ? "What is written here goes to the model on this server, and nowhere else."
-      : "This model has no chat template: it goes on with your text instead of answering it.";
+      ? `Your messages go to the model ${model ?? ""} on this server, and nowhere else.`
+      : "This model has no chat template: it continues your text instead of answering it.";
     this.figures();
   }
 

@@ -20,13 +20,13 @@ function live(last, answers) {
   const figures = Object.fromEntries(figuresOf(last).map((figure) => [figure.label, figure]));
   const memory = { name: "Memory", points: series(1), limit: last.memory_limit, marks, format: formatSize };
   const rate = { name: "Answer", points: series(2), limit: null, marks, format: (v) => `${formatRate(v)} tok/s` };
-  const flash = { name: "From flash", points: series(3), limit: null, marks, format: (v) => `${formatSize(v)} a token` };
+  const flash = { name: "Read from flash", points: series(3), limit: null, marks, format: (v) => `${formatSize(v)} a token` };
   return [
     figures.Memory && tile(figures.Memory, { drawn: memory }),
-    flashPerToken(last) !== null && tile(figures["From flash"], { drawn: flash }),
+    flashPerToken(last) !== null && tile(figures["Read from flash"], { drawn: flash }),
     tile(figures.Answer, { drawn: rate }),
     tile(figures.Prompt, { half: hitShare(last) !== null }),
-    hitShare(last) !== null && tile(figures["Row hits"], { share: hitShare(last), half: true }),
+    hitShare(last) !== null && tile(figures["Rows in memory"], { share: hitShare(last), half: true }),
   ];
 }
 
@@ -51,7 +51,7 @@ function tile({ label, value, more }, { drawn = null, share = null, half = false
 }
 
 function empty() {
-  return h("p", { class: "quiet" }, "Speed, row hits, bytes from flash and memory are shown here with the first answer.");
+  return h("p", { class: "quiet" }, "After the first answer, its speed and the memory in use are shown here.");
 }
 
 function about(props) {
