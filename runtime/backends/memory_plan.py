@@ -117,7 +117,7 @@ class MemoryPlan:
         return replace(self, weights=weights, slots=self.slots + more, row_cache=cached)
 
     def more_slots(self, needs: Needs) -> int:
-        """Return how many slots measured() would add if it found no memory used for weights."""
+        """Return the most slots that measured() can add: those that fit if weights take no memory."""
         left = needs.footprint.model.records - self.slots
         return max(0, min(left, self.weights // needs.footprint.slot_nbytes))
 

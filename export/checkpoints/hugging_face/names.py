@@ -28,7 +28,7 @@ LAYER = {
 
 
 class Names(NamedTuple):
-    """Module names, ours -> Hugging Face's: `layer` in layers, `top` outside; `inside`: prefix."""
+    """Our module names -> Hugging Face's. layer: modules of a layer. top: all others. inside: prefix."""
 
     top: Mapping[str, str]
     layer: Mapping[str, str]
