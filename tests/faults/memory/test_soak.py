@@ -154,8 +154,8 @@ def test_a_leak_is_found(leak: Callable[[list[object]], None], tiny_bundle: Path
 @only_linux
 def test_answers_of_a_server_are_those_in_process(capsys: pytest.CaptureFixture[str]) -> None:
     """So few requests tell nothing of leaks."""
-    soak.main([str(DEMO), "--requests", "300", "--json"])
+    soak.main([str(DEMO), "--requests", "120", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["counts"].keys() <= {"right", "left", "refused"}
-    assert found["counts"]["right"] > 100
-    assert found["samples"][-1]["done"] >= 300
+    assert found["counts"]["right"] > 40
+    assert found["samples"][-1]["done"] >= 120
