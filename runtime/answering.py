@@ -172,7 +172,7 @@ class Answering(ModelText):
     ) -> Request:
         ids, params = self._prompt_ids(prompt), self.chosen(params)
         if params.logit_bias:
-            checked_ids(list(params.logit_bias), self.config.vocab_size)
+            checked_ids([int(params.biases[0].max())], self.config.vocab_size)
         # The last token is handed out but never processed, so it takes no place in the context.
         length = min(self.plan.context_length, len(ids) + params.max_new_tokens - 1)
         length = length if score is None else len(ids)

@@ -59,7 +59,7 @@ class Sampler:
 
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:
     """Return functions that apply penalties and biases. prompt: number of prompt tokens."""
-    found, biases = list[Change](), params.logit_bias
+    found = list[Change]()
     penalty = params.repetition_penalty or 1.0  # it is never 0
     presence, frequency = params.presence_penalty, params.frequency_penalty
     if penalty != 1:
@@ -72,9 +72,8 @@ def _changes(params: SamplingParams, prompt: int) -> list[Change]:
         found.append(
             lambda logits, seen: apply_penalties(logits, seen[prompt:], presence, frequency)
         )
-    if biases:
-        ids = np.fromiter(biases.keys(), np.int64, len(biases))
-        added = np.fromiter(biases.values(), np.float32, len(biases))
+    if params.logit_bias:
+        ids, added = params.biases
 
         def add(logits: F32, seen: Sequence[int]) -> None:
             logits[ids] += added

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
+import numpy as np
+
 from stem_edge import sampling
 from stem_edge.errors import InputError
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.shown import check_known, shown
 
 if TYPE_CHECKING:
@@ -121,6 +125,12 @@ class SamplingParams:
         """True if each token is the most probable one, and nothing changes the probabilities."""
         changes = self.presence_penalty, self.frequency_penalty, self.logit_bias
         return self.temperature == 0 and self.repetition_penalty == 1 and not any(changes)
+
+    @cached_property
+    def biases(self) -> tuple[I64, F32]:
+        """Token ids and numbers of logit_bias."""
+        given = self.logit_bias
+        return np.fromiter(given.keys(), np.int64), np.fromiter(given.values(), np.float32)
 
     def resolved(self, own: Mapping[str, float] = {}, otherwise: Mapping[str, float] = {}) -> Self:
         """Return a copy in which numbers replace None: the model's own values, or else neutral values.

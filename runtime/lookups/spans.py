@@ -73,7 +73,7 @@ def find_spans(
             spans.append(Span(first, stop, text[starts[first] : begin]))
     if not spans:
         text = codec.decode(token_ids)
-        raise AbsentError(f"{wanted!r} is not in the prompt {_shown(text)}{_near(text, wanted)}")
+        raise AbsentError(f"{wanted!r} is not in the prompt {text[:60]!r}{_near(text, wanted)}")
     return spans
 
 
@@ -122,7 +122,3 @@ def _near(text: str, wanted: str) -> str:
     if not found:
         return "; check its spelling, or use an edit that applies everywhere (scope everywhere)"
     return f"; near it: {', '.join(repr(by_case[phrase]) for phrase in found)}"
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")

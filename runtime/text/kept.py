@@ -163,13 +163,9 @@ def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
     found = disk.status(tokenizer)
     # st_ctime, because a copy may keep size and time of change (cp -p, rsync -t).
     times = found.st_mtime_ns, found.st_ctime_ns
+    versions = digest(FORMAT, __version__, version_of("tokenizers"))
     facts = str(tokenizer.resolve()), found.st_size, *times, vocab_size
-    return root / TOKENIZERS / f"{versions_digest()}-{digest(*facts)}"
-
-
-def versions_digest() -> str:
-    """Return a digest of the software versions, which is the prefix of cache file names."""
-    return digest(FORMAT, __version__, version_of("tokenizers"))
+    return root / TOKENIZERS / f"{versions}-{digest(*facts)}"
 
 
 def key_of(token: str) -> int:

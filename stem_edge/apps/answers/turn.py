@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -84,10 +85,12 @@ def _family(model: Model, params: SamplingParams) -> Family:
 
 
 def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
-    """Return params for `count` answers to one prompt, with consecutive seeds."""
-    if params.seed is None:
-        return [params] * count
-    return [replace(params, seed=(params.seed + number) % 2**64) for number in range(count)]
+    """Return params for `count` answers, with consecutive seeds. Checks and converts nothing again."""
+    found = [copy(params) for _ in range(count)]
+    for number, each in enumerate(found):
+        seed = None if params.seed is None else (params.seed + number) % 2**64
+        vars(each).update(seed=seed, biases=params.biases)
+    return found
 
 
 def prompt_ids(
