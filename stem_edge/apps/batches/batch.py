@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from stem_edge.apps.batches.answering import SEQUENCES, Settings, answer
 from stem_edge.apps.batches.output import ResultFile
-from stem_edge.apps.batches.rows import Result, key_of, read_rows
+from stem_edge.apps.batches.rows import Result, key_of, lines_of, read_rows
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.errors import InputError
 from stem_edge.graph.names import STEP_TOKENS
@@ -95,7 +95,7 @@ def batch(
         total = None  # unknown for a pipe, which can be read only once
         if source.is_file():
             with source.open("rb") as lines:
-                total = sum(1 for _ in lines)
+                total = sum(1 for _ in lines_of(lines))
         show = options.get("progress") is not False
         rows = chain((first,), rows)
         if ray is not None:

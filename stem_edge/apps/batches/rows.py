@@ -6,10 +6,11 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
 
+from stem_edge.apps.answers.openai.options import MOST_NBYTES
 from stem_edge.errors import InputError
 from stem_edge.shown import one_line, shown
 
@@ -62,7 +63,7 @@ def read_rows(path: Path) -> Iterator[Row]:
             f"{path}: cannot read the rows ({error.strerror}); give another file"
         ) from None
     with file:
-        for number, data in enumerate(file, 1):
+        for number, data in enumerate(lines_of(file), 1):
             if line := (data.removeprefix(BOM_UTF8) if number == 1 else data).strip():
                 row = _parse(line, number)
                 if (key := key_of(row.id, number)) in seen:
@@ -74,7 +75,17 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise InputError(f"{path}: has no rows; give one JSON object a line")
 
 
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; of a line that is too long for a row, only the beginning."""
+    while line := file.readline(MOST_NBYTES + 1):
+        yield line
+        while len(line) > MOST_NBYTES and not line.endswith(b"\n"):
+            line = file.readline(MOST_NBYTES + 1)
+
+
 def _parse(line: bytes, number: int) -> Row:
+    if len(line) > MOST_NBYTES:
+        return Row(None, number, wrong=f"the line is longer than {MOST_NBYTES:,} bytes")
     try:
         fields = msgspec.json.decode(line, type=dict[str, Any])
     except (ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
+from stem_edge.apps.answers.openai.options import MOST_NBYTES
 from stem_edge.apps.serving.access import LOCAL_ORIGIN, LOCALHOST, Access
 from stem_edge.apps.serving.compute import END_SECONDS, Compute
 from stem_edge.apps.serving.http import tell_error
@@ -39,7 +40,7 @@ def app(
     api_key: str | None = None,
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
-    body_nbytes: int = 4 << 20,
+    body_nbytes: int = MOST_NBYTES,
 ) -> Starlette:
     """Return a program that serves a model; run it with any ASGI server, or mount it in a program.
 

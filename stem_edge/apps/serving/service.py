@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
-from stem_edge.apps.answers.openai.options import unix_time
+from stem_edge.apps.answers.openai.options import MOST_NBYTES, unix_time
 from stem_edge.apps.answers.refusals import BUSY, RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.serving.compute import Compute
@@ -61,7 +61,7 @@ class Service:
     key: str | None = None  # API key; None: not needed
     hosts: tuple[str, ...] = ()  # names of this server in addition to localhost; "*": any
     origins: tuple[str, ...] = ()  # of other web pages that may send requests (CORS); "*": any
-    body_nbytes: int = 4 << 20  # size limit of a request
+    body_nbytes: int = MOST_NBYTES  # size limit of a request
     created: int = field(default_factory=unix_time)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scheduling.request import Request
 
+MOST_NBYTES = 4 << 20  # of a request, and of a row of a batch
 MOST_DIGITS = 10  # of a token id; Python refuses to parse much longer numbers
 MOST_ANSWERS = 128  # as OpenAI allows
 MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats

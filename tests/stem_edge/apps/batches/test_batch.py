@@ -74,6 +74,7 @@ WRONG = [
     (b"[1]", None, "not a JSON object"),
     (b"\xff\xfe", None, "not a JSON object"),
     (b"[" * 10_000, None, "not a JSON object"),
+    (b"[" * (9 << 20), None, "the line is longer than 4,194,304 bytes"),
     ({"prompt": "a", "id": True}, None, "id is True"),
     ({"prompt": "a", "id": ""}, None, "id is ''"),
     ({"prompt": "a", "id": 2**70}, None, "id is 1180591620717411303424"),
