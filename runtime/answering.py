@@ -131,10 +131,7 @@ class Answering(ModelText):
     ) -> Generator[Chunk]:
         """Continue a text or token ids; yield each chunk as soon as its text can no longer change.
 
-        Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
-        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, seed,
-        logprobs, skip_special_tokens. One of grammar, schema and regex restricts the generated text.
-        temperature, top_k, top_p, min_p and repetition_penalty default to the model's own values.
+        Options are the fields of SamplingParams. One of grammar, schema and regex restricts the text.
 
         stem_ids: for each token of the prompt, the token id whose rows it looks up, or several ids to use
         the mean of their rows. By default, each token looks up its own rows. With stem_ids, the prompt

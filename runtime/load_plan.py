@@ -60,8 +60,9 @@ def room_of(bundle: Bundle, options: LoadOptions, later: int = 0) -> Room:
 
         later += reading_nbytes(layout)
     memory = None if options.memory is None else parse_size(options.memory)
-    slots = options.row_slots(bundle)
-    return Room(own_memory() + later, available, memory, slots, options.sequences, later)
+    slots = bundle.manifest.model.records if options.resident else options.slots
+    requests = options.requests
+    return Room(own_memory() + later, available, memory, slots, options.sequences, later, requests)
 
 
 def loader_of_kv(

@@ -53,6 +53,7 @@ class Room:
     slots: int | None = None  # None: as many as fit
     sequences: int = 1  # decoded at a time, each with a full context
     later: int = 0
+    requests: int = 0  # bytes that a server needs for requests
 
     @property
     def limit(self) -> int:
@@ -97,6 +98,7 @@ class MemoryPlan:
     weights: int  # matrices that the engine copies into this memory, and its bookkeeping
     kv_cache: int  # bytes of full contexts; the system provides pages as contexts fill
     activations: int  # bytes of a step's intermediate results
+    requests: int = 0  # bytes that a server needs for requests
     reads: int  # buffers for records that are read from flash
     row_cache: int  # bytes of all slots, and of their bookkeeping
     device: DevicePlan | None = None  # plan of a device's memory, if it runs the backbone
@@ -142,6 +144,7 @@ class MemoryPlan:
         return [
             ("this process before loading", self.process),
             ("text of a prompt", self.text),
+            ("requests", self.requests),
             *self.computing(self),
             ("reads", self.reads),
             (f"row cache of {self.slots} slots", self.row_cache),
@@ -245,6 +248,7 @@ def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
         weights=host.weights,
         kv_cache=sequences * host.kv_cache,
         activations=host.activations(chunk, sequences),
+        requests=room.requests,
         reads=min(needs.rows(chunk), needs.records) * read,
         row_cache=slots * footprint.slot_nbytes + known,
         device=device,
@@ -281,7 +285,7 @@ def _leaves_room(plan: MemoryPlan, limit: int) -> bool:
     if plan.chunk_tokens < min(CHUNK_TOKENS, plan.slots):
         return False
     taken = plan.kv_cache + plan.activations + plan.text
-    sides = [(taken, limit - plan.process - plan.weights)]
+    sides = [(taken, limit - plan.process - plan.requests - plan.weights)]
     if (device := plan.device) is not None:
         room = 0 if device.limit is None else device.limit - device.weights
         sides.append((device.kv_cache + device.activations, room))

@@ -28,9 +28,7 @@ Weights: TypeAlias = Literal["prepared", "packed"]
 Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
 # True or False: draft tokens or not; a number: at most so many drafts for a step; a function: drafts tokens.
 Speculate: TypeAlias = Literal["auto"] | int | Draft
-
-
-INTERNAL = frozenset(("weights", "overlap", "emulate_flash"))
+INTERNAL = frozenset(("weights", "overlap", "emulate_flash", "requests"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +55,7 @@ class LoadOptions:
     weights: Weights = "prepared"
     overlap: bool = True  # read rows ahead in a thread
     emulate_flash: FlashName | None = None  # delay reads like slower flash
+    requests: int = 0  # bytes that a server needs for requests
 
     def __post_init__(self) -> None:
         for name in ("threads", "context_length", "slots", "sequences"):
@@ -126,10 +125,6 @@ class LoadOptions:
     def grows(self) -> bool:
         """True if the row cache may fill the memory limit; its size is set after the loaded backbone is measured."""
         return self.memory is not None and self.slots is None and not self.resident
-
-    def row_slots(self, bundle: Bundle) -> int | None:
-        """Return the number of row cache slots that the user chose; None: as many as fit."""
-        return bundle.manifest.model.records if self.resident else self.slots
 
 
 def contexts(longest: int) -> list[int]:

@@ -163,7 +163,7 @@ class Compute:
         """Step the scheduler until `end` is called; then end the remaining answers."""
         told = RefusalError("the server has ended before this answer did", status=UNAVAILABLE)
         try:
-            self.memory_limit = model.plan.total + REQUESTS_NBYTES
+            self.memory_limit = model.plan.total - model.plan.requests + REQUESTS_NBYTES
             model.limit_texts(self.memory_limit)
             self.counters = model.engine.rows.counters()
             self._found = model, model.scheduler(self.sequences)

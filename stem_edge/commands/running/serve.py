@@ -25,10 +25,8 @@ from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.progress import show_status, tell
-from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.loading import open_or_make
-from stem_edge.shown import format_size, parse_size
+from stem_edge.runtime.loading import load_with, open_or_make
 
 SEQUENCES = 8  # answers computed together, if memory allows
 GRACE_SECONDS = 30  # to finish answers at the end
@@ -67,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     key = None if args.api_key_file is None else _key(args.api_key_file)
     options, bundle = loading_options(args), pinned(args.bundle)
     options["sequences"] = 1 if args.sequences is None else args.sequences
-    options["memory"] = _for_model(args.memory)
-    open_or_make(bundle, LoadOptions(**options))  # before anything listens
+    planned = LoadOptions(**options, requests=REQUESTS_NBYTES)
+    open_or_make(bundle, planned)  # before anything listens
     with listen(args.host, args.port) as listening:
         program = app(
-            lambda: load(bundle, **options),
+            lambda: load_with(bundle, planned),
             sequences=args.sequences or SEQUENCES,
             api_key=key,
             hosts=args.allow_host,
@@ -92,24 +90,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _for_model(memory: str | None) -> int | None:
-    """Return --memory (None: not given) minus memory for requests. Raises InputError if too small."""
-    if memory is None:
-        return None
-    left = parse_size(memory) - REQUESTS_NBYTES
-    if left <= 0:
-        needed = format_size(REQUESTS_NBYTES, up=True)
-        raise InputError(
-            f"--memory is {memory}; requests take {needed} of it, so give more than that for the model"
-        )
-    return left
-
-
 def _key(path: Path) -> str:
-    try:
-        key = read_text(path, "key", MAX_KEY_CHARS).strip()
-    except InputError as error:
-        raise InputError(f"--api-key-file {error}") from None
+    key = read_text(path, "key", MAX_KEY_CHARS).strip()
     if not key or not key.isprintable() or not key.isascii():
         raise InputError(
             f"--api-key-file {path} has no key; give one line of printable ASCII characters"

@@ -9,14 +9,7 @@ import pytest
 from servers import client_of, compute_of, wait_for
 
 from stem_edge.apps.serving import access, app
-from stem_edge.commands.main import main
 from stem_edge.runtime.model import Model
-
-
-def test_requests_take_a_part_of_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "model", "--memory", "60MB"]) == 1
-    assert "--memory is 60MB; requests take 67.2 MB of it" in capsys.readouterr().err
-
 
 ENDLESS = {"prompt": [5] * 100, "max_tokens": 100, "guided_regex": "[ab]+", "logprobs": 20}
 
