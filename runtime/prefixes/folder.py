@@ -33,6 +33,7 @@ from stem_edge.runtime.prefixes.file import (
     write_prefix,
 )
 from stem_edge.runtime.prefixes.reuse import reusable, same_start
+from stem_edge.shown import format_size
 
 FOLDER = "prefixes"  # in the user's cache folder
 # Shorter prompts take about as long to compute as to read, or so little time that it does not matter.
@@ -116,7 +117,7 @@ class PrefixFolder:
             self._make_room(nbytes)
             write_prefix(path, written, arrays)
         except OSError as error:
-            self._warn(error.strerror or str(error))
+            self._warn(f"{error.strerror or error}; this prompt takes {format_size(nbytes)}")
             return
         for older in [other for other, kept in known.items() if _has(written, kept)]:
             if older != path:
@@ -164,11 +165,11 @@ class PrefixFolder:
 
     def _make_room(self, nbytes: int) -> None:
         """Delete unfinished files, and least recently used files until `nbytes` more bytes fit."""
-        found = list[tuple[float, int, Path]]()
+        found, old = list[tuple[float, int, Path]](), time.time() - UNFINISHED_SECONDS
         for path in self._path.iterdir():
             with suppress(OSError):
                 about = path.lstat()
-                if TEMPORARY_NAME.fullmatch(path.name) and is_unfinished(about):
+                if TEMPORARY_NAME.fullmatch(path.name) and about.st_mtime < old:
                     _remove_own(path)
                 elif PREFIX_NAME.fullmatch(path.name):
                     found.append((about.st_mtime, about.st_size, path))
@@ -182,11 +183,6 @@ class PrefixFolder:
 
     def _warn(self, reason: str) -> None:
         warnings.warn(f"{self._path}: prompts are not kept here ({reason})", stacklevel=2)
-
-
-def is_unfinished(temporary: os.stat_result) -> bool:
-    """True if a temporary file is so old that no process can still be writing it."""
-    return time.time() - temporary.st_mtime > UNFINISHED_SECONDS
 
 
 def _has(longer: PromptKey, prompt: PromptKey) -> bool:

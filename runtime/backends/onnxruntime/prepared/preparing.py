@@ -73,7 +73,7 @@ def make(
                         "are free; free some space, or give another folder with cache_dir"
                     )
                 tell(f"preparing for this processor, once, in up to {room} of disk", progress)
-                _fill(bundle, folder, threads, kv)
+                _fill(bundle, folder, threads, kv, room)
                 record = read_prepared(folder)
     except OSError as error:
         raise BackendError(
@@ -85,20 +85,20 @@ def make(
     return Prepacked(folder, record)
 
 
-def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
-    """Create a folder of repacked weights; failures leave none. Raises BackendError, OSError."""
+def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType, room: str) -> None:
+    """Create a folder of repacked weights, of size `room`; failures leave none. Raises BackendError, OSError."""
     made = folder.with_name(TEMPORARY + folder.name)
     for path in (folder, made):
         remove(path)  # damaged, or left by a process that was killed
     made.mkdir()
     try:
-        _run_worker(bundle, made, threads, kv)
+        _run_worker(bundle, made, threads, kv, room)
         made.rename(folder)
     finally:
         remove(made)
 
 
-def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
+def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, room: str) -> None:
     arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
     arguments += [] if bundle.tables is None else [bundle.tables]
     command = module_command(WORKER, *arguments)
@@ -110,7 +110,11 @@ def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         ) from error
     if status:
         reason = last_line(said) if status > 0 else f"it died of {signal_name(status)}"
-        raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
+        left = format_size(shutil.disk_usage(folder).free)
+        raise BackendError(
+            f"{bundle.path}: the backbone cannot be prepared: {reason}; this takes up to {room} in "
+            f"{folder.parent}, where {left} are left"
+        )
 
 
 def remove(folder: Path) -> None:
