@@ -24,7 +24,7 @@ class ModelText:
     def __init__(self, bundle: Bundle, text: TextCodec) -> None:
         self.bundle, self._text = bundle, text
         self._opened_chat: Chat | None = None
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()  # re-entrant, for a signal handler
 
     @property
     def chat(self) -> Chat:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +54,7 @@ class Grammars:
         self._codec, self._eos_ids, self._vocab_size = codec, eos_ids, vocab_size
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._lock = RLock()  # re-entrant, for a signal handler
 
     def open(self, grammar: Grammar) -> GrammarConstraint:
         """Return a new constraint for one answer. It applies from the first generated token on.
@@ -64,7 +64,8 @@ class Grammars:
         """
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = guarded(self._read_vocabulary, "the tokenizer")
+                parts = self._codec, self._eos_ids, self._vocab_size
+                self._vocabulary = guarded(lambda: vocabulary_of(*parts), "the tokenizer")
             vocabulary, compiled = self._vocabulary, self._compiled.pop(grammar, None)
         if compiled is None:  # without the lock, so that other threads need not wait
             compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
@@ -81,7 +82,7 @@ class Grammars:
         self._compiled[grammar] = compiled
         while (
             len(self._compiled) > MAX_COMPILED
-            or sum(len(each.text) for each in self._compiled) > MAX_COMPILED_CHARS
+            or sum(len(each.text) for each in list(self._compiled)) > MAX_COMPILED_CHARS
         ):
             self._compiled.popitem(last=False)
 
@@ -89,9 +90,6 @@ class Grammars:
         """Remove a grammar from the cache, because the states of its parser have grown too large."""
         with self._lock:
             self._compiled.pop(grammar, None)
-
-    def _read_vocabulary(self) -> LLTokenizer:
-        return vocabulary_of(self._codec, self._eos_ids, self._vocab_size)
 
 
 class GrammarConstraint:

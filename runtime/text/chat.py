@@ -32,7 +32,7 @@ class Chat:
 
     def __init__(self, path: Path, codec: TextCodec) -> None:
         self._path, self._codec = path, codec
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant, for a signal handler
         self._template: ChatTemplate | None = None
 
     def __call__(self, *_: object, **__: object) -> NoReturn:

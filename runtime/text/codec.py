@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
-from typing import NamedTuple
+from threading import RLock
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.kept import open_kept
-from stem_edge.shown import format_size, printable
+from stem_edge.shown import format_size, one_line
 from stem_edge.system.memory import own_memory, return_freed_memory
 
+T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Bytes of memory to tokenize one byte of text, and one byte that the tokenizer's steps may make of it. The
 # largest measurements for byte-level and sentencepiece tokenizers, with tokenizers 0.23.
@@ -58,7 +58,7 @@ class TextCodec:
         limit: int | None = None,
         kept: Path | None = None,
     ) -> None:
-        self._path, self._lock = path, Lock()  # encode_special_tokens is set before each call
+        self._path, self._lock, self._busy = path, RLock(), False
         self._kept = None if kept is None else open_kept(kept)
         if self._kept is None and kept is not None:
             from stem_edge.runtime.text.keeping_child import keep_by_child  # at a first load
@@ -124,12 +124,15 @@ class TextCodec:
                 f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,} bytes"
             )
         self._check_room(nbytes)
-        with self._native("this text"):
+
+        def run() -> list[int]:
             kept, named = self._kept, special_tokens_in_text
             tokenizer = self._tokenizer if kept is None else kept.for_text(text, named)
             tokenizer.encode_special_tokens = not special_tokens_in_text
             ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+            return ids
+
+        return self._native(run, "this text")
 
     def _check_room(self, nbytes: int) -> None:
         """Raise InputError if tokenizing a text of `nbytes` might exceed the free memory."""
@@ -166,31 +169,27 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD."""
-        ids = list(token_ids)
-        with self._native("these token ids"):
-            text: str = self._for_ids(ids).decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        ids, skip = list(token_ids), skip_special_tokens
+        return self._native(lambda: str(self._for_ids(ids).decode(ids, skip)), "these token ids")
 
     def is_silent(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
         """True if a token never adds text: a skipped special token, or an id without a token."""
-        with self._lock:
-            name = self._for_ids((token_id,)).id_to_token(token_id)
-            return name is None or (skip_special_tokens and self._added.get(token_id, False))
+        silent = self._name(token_id) is None
+        return silent or (skip_special_tokens and self._added.get(token_id, False))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token, which may be part of a character.
 
         The bytes of a special token are its name. Ids without a token, which pad a vocabulary, have no bytes.
         """
-        with self._lock:
-            text = self._for_ids((token_id,)).id_to_token(token_id)
-        return self._bytes_of(token_id, text)
+        return self._bytes_of(token_id, self._name(token_id))
 
     def every_token(self, vocab_size: int) -> list[bytes]:
-        with self._lock:
-            whole = self._tokenizer if self._kept is None else self._kept.whole()
-            texts = [whole.id_to_token(token_id) for token_id in range(vocab_size)]
-        return [self._bytes_of(token_id, text) for token_id, text in enumerate(texts)]
+        whole = self._in_turn(lambda: self._tokenizer if self._kept is None else self._kept.whole())
+        return [self._bytes_of(id_, whole.id_to_token(id_)) for id_ in range(vocab_size)]
+
+    def _name(self, token_id: int) -> str | None:
+        return self._in_turn(lambda: self._for_ids((token_id,)).id_to_token(token_id))
 
     def _bytes_of(self, token_id: int, text: str | None) -> bytes:
         if text is None:
@@ -207,25 +206,30 @@ class TextCodec:
         tokens = self._for_ids(()).get_added_tokens_decoder()
         return {token_id: token.special for token_id, token in tokens.items()}
 
-    @contextmanager
-    def _native(self, what: str) -> Iterator[None]:
-        """Convert errors and panics of the tokenizers package to InputError. what: name of the text in the message."""
+    def _in_turn(self, call: Callable[[], T]) -> T:
+        """Run `call` with exclusive use of the tokenizer. Raises InputError in a signal handler that interrupts it."""
+        with self._lock:
+            if self._busy:
+                raise InputError("a signal handler cannot use the tokenizer mid-call; return first")
+            try:
+                self._busy = True
+                return call()
+            finally:
+                self._busy = False
+
+    def _native(self, call: Callable[[], T], what: str) -> T:
+        """Run `call` in turn. Its errors and panics become InputError. what: name of the text in the message."""
         try:
-            with self._lock:
-                yield
-        except (KeyboardInterrupt, SystemExit, MemoryError):
+            return self._in_turn(call)
+        except (InputError, KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:
             if str(error).startswith(KeyboardInterrupt.__name__):  # came in a call back to Python
                 raise KeyboardInterrupt from None
             raise InputError(
-                f"{self._path}: the tokenizer cannot process {what} ({_reason(error)}); give another "
+                f"{self._path}: the tokenizer cannot process {what} ({one_line(error)}); give another "
                 "input, or check the bundle with stem-edge verify"
             ) from None
-
-    @property
-    def count(self) -> int:
-        return self._checked.count
 
     def _for_ids(self, ids: Sequence[int]) -> Tokenizer:
         return self._tokenizer if self._kept is None else self._kept.for_ids(ids)
@@ -245,7 +249,3 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:  # such as bytes of a command line that are not UTF-8
         raise InputError(f"the text is not valid Unicode ({error}); give it as UTF-8") from None
-
-
-def _reason(error: BaseException) -> str:
-    return printable(" ".join(str(error).split())[:300])

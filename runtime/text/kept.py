@@ -81,9 +81,10 @@ class KeptTokenizer:
             return self._whole
         if set(ids) - self._written.keys():
             known = self._written if len(self._written) <= MOST_WRITTEN else {}
-            self._written = known | {id_: self._token(id_) for id_ in ids}
-            tokens = {text: id_ for id_, text in self._written.items() if text}
+            known = known | {id_: self._token(id_) for id_ in ids}
+            tokens = {text: id_ for id_, text in known.items() if text}
             self._writer.model = models.BPE(tokens, [])
+            self._written = known  # last, because a signal handler may raise an error anywhere
         return self._writer
 
     def for_text(self, text: str, special_tokens_in_text: bool) -> Tokenizer:
@@ -108,19 +109,19 @@ class KeptTokenizer:
             pairs = self._arrays["pairs"][np.argsort(self._arrays["ranks"])]
             merges = [(texts[pair >> 32], texts[pair & 0xFFFFFFFF]) for pair in pairs.tolist()]
             tokens = {token: id_ for id_, token in enumerate(texts) if token}
-            self._whole = self._empty()
-            self._whole.model = models.BPE(tokens, merges, **self._header.settings)
+            whole = self._empty()
+            whole.model = models.BPE(tokens, merges, **self._header.settings)
+            self._whole = whole
         return self._whole
 
     def _empty(self) -> Tokenizer:
         return Tokenizer.from_buffer(self._header.checked.json)
 
     def _read(self, tokens: dict[str, int], merges: dict[int, tuple[str, str]]) -> None:
-        self._tokens |= tokens
-        self._merges |= merges
-        ordered = [self._merges[rank] for rank in sorted(self._merges)]
-        tokens = self._always | self._tokens
-        self._reader.model = models.BPE(tokens, ordered, **self._header.settings)
+        tokens, merges = self._tokens | tokens, self._merges | merges
+        ordered = [merges[rank] for rank in sorted(merges)]
+        self._reader.model = models.BPE(self._always | tokens, ordered, **self._header.settings)
+        self._tokens, self._merges = tokens, merges
 
     def _token(self, id_: int) -> str:
         ends = self._arrays["ends"]

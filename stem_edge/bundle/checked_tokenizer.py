@@ -34,7 +34,7 @@ class TokenizerMemory(NamedTuple):
 class CheckedTokenizer(msgspec.Struct, frozen=True):
     """A tokenizer.json that passed all checks, with bounds on how much it can lengthen a text.
 
-    growth: largest number of bytes that one byte of a text becomes. count: number of token ids.
+    growth: largest number of bytes that one byte of a text becomes.
     """
 
     json: bytes
@@ -43,4 +43,3 @@ class CheckedTokenizer(msgspec.Struct, frozen=True):
     special_tokens: tuple[str, ...]
     byte_level: bool  # True if tokens are written with one character for each byte
     memory: TokenizerMemory
-    count: int

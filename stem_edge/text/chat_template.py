@@ -95,7 +95,7 @@ class ChatTemplate:
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
         self._path, self._seconds = path, seconds
         self.source, self.tool_source, self.tokens = read_template(path)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant, for a signal handler
         self._worker: _Worker | None = None
         self._works = False  # True once the sample was rendered: later failures are due to messages
         try:

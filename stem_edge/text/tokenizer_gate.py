@@ -116,7 +116,6 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
         tuple(token.content for token in added if token.special),
         b'"ByteLevel"' in bytes(file.decoder),
         memory,
-        len(ids),
     )
 
 

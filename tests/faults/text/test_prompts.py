@@ -54,11 +54,6 @@ def test_p1_no_prompt_is_refused(model: Model, capsys: pytest.CaptureFixture[str
     command_refused(capsys, ["generate", DEMO, "-p", ""], "the prompt is empty", kept=[DEMO])
 
 
-@pytest.mark.parametrize("prompt", [" ", "\n", "\t \u3000", "\u200b"])
-def test_p1_white_space_is_a_prompt(model: Model, prompt: str) -> None:
-    assert isinstance(model.generate_text(prompt, max_new_tokens=2), str)
-
-
 @pytest.mark.parametrize("prompt", ["a" * 10_000_000, " " * 10**6, "\U0001f600" * 10**6])
 def test_p2_a_prompt_that_cannot_fit_is_refused_untokenized(
     model: Model, prompt: str, monkeypatch: pytest.MonkeyPatch
@@ -212,10 +207,12 @@ def test_p11_what_is_no_text_is_refused_in_one_line(
     command_refused(capsys, ["generate", DEMO, "-p", "a\udcff"], "not valid Unicode")
 
 
-@pytest.mark.parametrize(
-    "prompt", ["\0", "a\0b", "\x1b[2J", "\u202e\u2066abc", "\ufeff", "\uffff", "\r\n\x07"]
-)
-def test_p11_other_characters_are_text(model: Model, prompt: str) -> None:
+WHITE = [" ", "\n", "\t \u3000", "\u200b"]
+ODD = ["\0", "a\0b", "\x1b[2J", "\u202e\u2066abc", "\ufeff", "\uffff", "\r\n\x07"]
+
+
+@pytest.mark.parametrize("prompt", [*WHITE, *ODD])
+def test_p1_p11_other_characters_are_text(model: Model, prompt: str) -> None:
     ids = model.tokenize(prompt, add_special_tokens=False)
     assert model.detokenize(ids) == prompt
     assert isinstance(model.generate_text(prompt, max_new_tokens=2), str)

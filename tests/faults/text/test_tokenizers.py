@@ -127,11 +127,13 @@ def test_t5_steps_that_multiply_a_little_are_counted_against_long_texts(path: Pa
         ("padding", {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None,
                      "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}),
         ("truncation", {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}),
+        ("model", {"dropout": 0.5}),  # of a training
     ],
 )  # fmt: skip
-def test_t6_padding_and_truncation_are_left_out(path: Path, block: str, value: object) -> None:
+def test_t6_t7_what_would_change_ids_is_left_out(path: Path, block: str, value: object) -> None:
     codec = TextCodec(write(path, **{block: value}))
-    assert codec.encode("Hello there") == CODEC.encode("Hello there")
+    for text in probe_texts():
+        assert codec.encode(text) == CODEC.encode(text)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +186,6 @@ def test_t7_merges_that_no_tokens_need(path: Path, merges: list[Any], named: str
     refused(lambda: TextCodec(path), BundleError, path, named)
 
 
-def test_t7_dropout_of_a_training_is_left_out(path: Path) -> None:
-    codec = TextCodec(write(path, model={"dropout": 0.5}))
-    for text in probe_texts():
-        assert codec.encode(text) == CODEC.encode(text)
-
-
 def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,9 +204,3 @@ def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
 @settings(max_examples=300, deadline=None)
 def test_t16_any_text_survives_or_is_refused(text: str) -> None:
     assert CODEC.decode(CODEC.encode_prompt(text, 10**6, 10**6)) == text if text else True
-
-
-@given(st.text(alphabet="a\ud800\udfff", min_size=1).filter(lambda text: text.strip("a")))
-def test_t16_lone_surrogates_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="not valid Unicode"):
-        CODEC.encode(text)

@@ -95,6 +95,7 @@ def test_bytes_of_byte_level_tokens(codec: TextCodec) -> None:
     assert [codec.token_bytes(i) for i in PIECE_IDS.values()] == PIECES
     assert [codec.token_bytes(i) for i in (SPECIAL, ADDED)] == [b"<|end|>", b"<tool>"]
     assert codec.token_bytes(999) == b""
+    assert codec.every_token(ADDED + 1) == [codec.token_bytes(i) for i in range(ADDED + 1)]
 
 
 def test_bytes_of_tokens_with_spaces_and_byte_fallback(tmp_path: Path) -> None:
@@ -129,11 +130,6 @@ def test_kept_special_tokens_are_the_only_ones_in_a_text(codec: TextCodec) -> No
             answer.choose(np.eye(ADDED + 1, dtype=np.float32)[token])
             found.append(answer.hand_out())
         assert "".join(chunk.text for chunk in found if chunk is not None) == text
-
-
-def test_every_token_has_its_bytes(codec: TextCodec) -> None:
-    found = codec.every_token(codec.count)
-    assert found == [codec.token_bytes(number) for number in range(codec.count)]
 
 
 def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:

@@ -3,17 +3,19 @@
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from installed import ROOT
+from interrupts import interrupted
 from random_tokenizer import write_tokenizer
 from text_codecs import WORDS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import stem_edge
-from stem_edge.errors import BundleError
+from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.text import kept
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.kept import open_kept
@@ -29,6 +31,9 @@ TEXTS += [
     "ünï 😀 中文 가나 \x00",
     "<bos><unused3> <|end|>x<tool>",
 ]
+
+
+SIZE = 8200  # more than there are tokens
 
 
 def like_gemma(folder: Path) -> None:
@@ -75,26 +80,48 @@ def test_texts_have_the_same_ids_and_ids_the_same_text(
             for skip in (False, True):
                 found = parts.decode(expected, skip_special_tokens=skip)
                 assert found == whole.decode(expected, skip_special_tokens=skip)
-    ids = random.Random(0).choices(range(whole.count + 2), k=700)
+    ids = [*range(700), *random.Random(0).choices(range(SIZE), k=700)]
     assert parts.decode(ids) == whole.decode(ids)
     assert [*map(parts.token_bytes, ids)] == [*map(whole.token_bytes, ids)]
-    facts = [
-        (c.count, c.special_tokens, c.special_ids(()), c.nbytes_to_come) for c in (whole, parts)
-    ]
-    assert facts[0][:3] == facts[1][:3]
-    assert facts[0][3] == 0 < facts[1][3]
-
-
-@KEPT
-def test_it_becomes_the_whole_tokenizer(write: Callable[[Path], None], tmp_path: Path) -> None:
-    whole, parts = both(tmp_path, write)
-    parts.encode("some words")
-    size = max(whole.count, parts.count)
-    assert parts.every_token(size) == whole.every_token(size)
+    assert whole.special_tokens == parts.special_tokens
+    assert whole.special_ids(()) == parts.special_ids(())
+    assert whole.nbytes_to_come == 0 < parts.nbytes_to_come
+    assert parts.every_token(SIZE) == whole.every_token(SIZE)  # it becomes the whole tokenizer
     assert parts.encode("some words") == whole.encode("some words")
     parts.read_whole(1 << 40)
     assert parts.nbytes_to_come == 0
     assert parts.encode("other words") == whole.encode("other words")
+
+
+CALLS: list[Callable[[TextCodec], Any]] = [
+    lambda codec: codec.encode(TEXT[:40]),
+    lambda codec: codec.decode([300, 5]),
+    lambda codec: codec.token_bytes(300),
+    lambda codec: codec.is_silent(300),
+    lambda codec: codec.every_token(SIZE),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_signal_handler_is_refused_and_may_raise_anywhere(
+    call: Callable[[TextCodec], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = both(tmp_path, byte_level)
+    names, at = {"for_text", "for_ids", "whole", "_read"}, 0
+    while interrupted(partial(call, parts), at, lambda code: code.co_name in names):
+        assert call(parts) == call(whole)
+        at, parts = at + 1, TextCodec(tmp_path / "tokenizer.json", kept=tmp_path / "kept")
+
+    def handler(*_: object) -> None:
+        for use in CALLS:
+            with pytest.raises(InputError, match="cannot use the tokenizer mid-call"):
+                use(parts)
+        raise KeyboardInterrupt
+
+    for name in names:
+        monkeypatch.setattr(kept.KeptTokenizer, name, handler)
+    with pytest.raises(KeyboardInterrupt):
+        call(parts)
 
 
 def test_the_library_gets_what_texts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,30 +137,17 @@ def test_the_library_gets_what_texts_need(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.for_text("abcdefg", True).get_vocab_size(with_added_tokens=False) == 8000
 
 
-def unigram(tokenizer: Tokenizer) -> None:
-    tokenizer.model = models.Unigram([(word, -1.0) for word in WORDS], unk_id=0)
+OTHERS = [
+    models.Unigram([(word, -1.0) for word in WORDS], unk_id=0),
+    models.BPE({"a": 0, "##a": 1}, [], continuing_subword_prefix="##"),
+    models.BPE({"<0x41>": 0, "b": 1, "<0x41>b": 2}, [("<0x41>", "b")], byte_fallback=True),
+    models.BPE({"a": 0}, [], unk_token="<unk>"),
+]
 
 
-def affixes(tokenizer: Tokenizer) -> None:
-    tokenizer.model = models.BPE({"a": 0, "##a": 1}, [], continuing_subword_prefix="##")
-
-
-def joined_bytes(tokenizer: Tokenizer) -> None:
-    vocab = {"<0x41>": 0, "b": 1, "<0x41>b": 2}
-    tokenizer.model = models.BPE(vocab, [("<0x41>", "b")], byte_fallback=True)
-
-
-def missing_unknown(tokenizer: Tokenizer) -> None:
-    tokenizer.model = models.BPE({"a": 0}, [], unk_token="<unk>")
-
-
-@pytest.mark.parametrize("change", [unigram, affixes, joined_bytes, missing_unknown])
-def test_others_are_read_whole_each_time(
-    change: Callable[[Tokenizer], None], tmp_path: Path
-) -> None:
-    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
-    change(tokenizer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+@pytest.mark.parametrize("model", OTHERS)
+def test_others_are_read_whole_each_time(model: Any, tmp_path: Path) -> None:
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     TextCodec(tmp_path / "tokenizer.json", None, None, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
@@ -151,19 +165,14 @@ def test_the_unknown_token_is_merged_also_after_its_parts(tmp_path: Path) -> Non
         assert parts.encode(text) == whole.encode(text)
 
 
-def cut(data: bytes) -> bytes:
-    return data[:-1]
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    lambda data: data[:-1],
+    lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    lambda _: b"",
+]
 
 
-def flipped(data: bytes) -> bytes:
-    return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
-
-
-def empty(data: bytes) -> bytes:
-    return b""
-
-
-@pytest.mark.parametrize("damage", [cut, flipped, empty])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     both(tmp_path, like_gemma)
     file = tmp_path / "kept"
