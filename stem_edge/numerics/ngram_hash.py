@@ -48,8 +48,9 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError(
                 "each head of a table of n-grams needs an order, a size and multipliers"
             )
-        if not all(1 < order <= MAX_ORDER for order in self.orders):
-            raise ValueError(f"n-grams of {self.orders} ids; expected 2 to {MAX_ORDER}")
+        if not 1 < min(self.orders) <= max(self.orders) <= MAX_ORDER:
+            longest = max(self.orders)
+            raise ValueError(f"n-grams of up to {longest} ids; expected 2 to {MAX_ORDER}")
         if min(self.sizes) < 1 or self.rows > MAX_RECORDS:
             raise ValueError(f"{self.rows} rows; expected 1 to {MAX_RECORDS}, at least 1 a head")
         if not 0 < self.vocab_size <= MAX_VOCAB or not 0 < self.symbols <= self.vocab_size:

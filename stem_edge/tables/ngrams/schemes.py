@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from math import isqrt
 from typing import Annotated, Any, Literal
 
@@ -22,6 +21,7 @@ from stem_edge.tables.ngrams.rows import NgramTable
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
+MOST_LAYERS = msgspec.Meta(max_length=64)
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 INT64_MAX = (1 << 63) - 1
 WORD = (1 << 64) - 1
@@ -38,7 +38,7 @@ class QwenConfig(msgspec.Struct):
     """Fields about n-gram tables in a Qwen config.json, with the defaults of transformers."""
 
     vocab_size: Count
-    ple_layer_ids: Annotated[list[Count], msgspec.Meta(max_length=64)]  # counted from 1
+    ple_layer_ids: Annotated[list[Count], MOST_LAYERS]  # counted from 1
     ple_embed_dim: Count
     ngram_size: Few
     heads_per_ngram: Few
@@ -75,7 +75,7 @@ class QwenConfig(msgspec.Struct):
 
 class DeepSeekConfig(msgspec.Struct):
     vocab_size: Count
-    engram_layer_ids: list[int]  # counted from 0
+    engram_layer_ids: Annotated[list[int], MOST_LAYERS]  # counted from 0
     engram_num_embeddings: list[Count]
     engram_max_ngram_size: Few
     engram_n_heads: Few
@@ -86,20 +86,18 @@ class DeepSeekConfig(msgspec.Struct):
 
     def tables(self) -> list[NgramTable]:
         """Return the model's tables. Raises ValueError if their sizes differ from config.json."""
-        orders, used = _orders(self.engram_max_ngram_size, self.engram_n_heads), set[int]()
-        found = list[NgramTable]()
-        for layer, rows in zip(self.engram_layer_ids, self.engram_num_embeddings, strict=True):
-            sizes = list[int]()
-            for _ in range(self.engram_max_ngram_size - 1):
-                sizes += primes_after(self.engram_vocab_size - 1, self.engram_n_heads, used)
-                used.update(sizes)
+        orders, found = _orders(self.engram_max_ngram_size, self.engram_n_heads), list[NgramTable]()
+        heads, layers = len(orders), self.engram_layer_ids
+        primes = primes_after(self.engram_vocab_size - 1, heads * len(layers))
+        for layer, rows in zip(layers, self.engram_num_embeddings, strict=True):
+            sizes, primes = primes[:heads], primes[heads:]
             if sum(sizes) != rows:
                 raise ValueError(f"{sum(sizes)} rows of layer {layer}; config.json says {rows}")
             numbers = self._multipliers(layer)
             keys = NgramHash(
                 vocab_size=self.vocab_size,
                 orders=orders,
-                sizes=tuple(sizes),
+                sizes=sizes,
                 mixing="xor",
                 multipliers=tuple(numbers[:order] for order in orders),
                 filler=self.engram_pad_token_id,
@@ -177,14 +175,14 @@ def splitmix64(number: int) -> int:
     return number ^ (number >> 31)
 
 
-def primes_after(number: int, count: int, used: Container[int] = ()) -> tuple[int, ...]:
-    """Return the first `count` primes above `number` that are not in `used`, ascending."""
-    found = list[int]()  # trial division is fast enough: tables have at most 2**30 rows
-    while len(found) < count:
-        number = max(number + 1, 2)
-        if number not in used and all(number % factor for factor in range(2, isqrt(number) + 1)):
-            found.append(number)
-    return tuple(found)
+def primes_after(number: int, count: int) -> tuple[int, ...]:
+    """Return the first `count` primes above `number`, ascending."""
+    # On average, every 21st number near 2**30 is a prime, and more of the smaller numbers.
+    numbers = np.arange(number + 1, number + 1000 + 32 * count)
+    prime = numbers > 1
+    for factor in range(2, isqrt(int(numbers[-1])) + 1):
+        prime[max(factor * factor - number - 1, -(number + 1) % factor) :: factor] = False
+    return tuple(numbers[prime][:count].tolist())
 
 
 def _bound(n_ids: int) -> int:

@@ -16,7 +16,8 @@ from stem_edge.tables.ngrams.rows import NgramTable, Stored
 from stem_edge.tables.ngrams.schemes import keyed_tables
 from stem_edge.tables.store import CRC_NBYTES
 
-QWEN = {
+LARGEST = {"ngram_size": 64, "heads_per_ngram": 64, "ngram_vocab_size_base": 1 << 30}
+QWEN: dict[str, Any] = {
     "model_type": "qwen4_exp",
     "text_config": {
         "model_type": "qwen4_exp_text", "vocab_size": 248320, "ple_layer_ids": [2],
@@ -147,11 +148,16 @@ def test_damaged_hashes_and_ids_are_refused() -> None:
         NgramHash(**good | {"classes": 4}).keys([1])
     with pytest.raises(ValueError, match="no tables of n-grams"):
         keyed_tables({"model_type": "llama"})
-    for config in ({"ngram_vocab_size_ratio": float("inf")}, {"emb_neighbor_num": 10**9}):
-        with pytest.raises(ValueError, match="at"):
-            keyed_tables(LONGCAT | config)
-    with pytest.raises(ValueError, match="rows of layer 1"):
-        keyed_tables(DEEPSEEK | {"engram_num_embeddings": [384006169, 384016682]})
+    forged: list[tuple[dict[str, Any], str]] = [
+        (LONGCAT | {"ngram_vocab_size_ratio": float("inf")}, "at"),
+        (LONGCAT | {"emb_neighbor_num": 10**9}, "at"),
+        (DEEPSEEK | {"engram_num_embeddings": [384006169, 384016682]}, "rows of layer 1"),
+        (DEEPSEEK | {"engram_layer_ids": [1] * 65}, "length <= 64"),
+        (QWEN | {"text_config": QWEN["text_config"] | LARGEST}, "n-grams of up to 64 ids"),
+    ]
+    for config, words in forged:
+        with pytest.raises(ValueError, match=words):
+            keyed_tables(config)
 
 
 def test_qwen_keys_are_those_of_transformers() -> None:
