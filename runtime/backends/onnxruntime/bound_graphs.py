@@ -20,7 +20,10 @@ from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
 from stem_edge.runtime.backends.onnxruntime.head_output import HeadOutput, outputs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers import ort
-from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    BoundSession,
+    onnxruntime_errors,
+)
 
 
 class BoundShape(NamedTuple):
@@ -165,9 +168,12 @@ class BoundGraphs:
 
     def allocate(self, shape: BoundShape) -> None:
         """Allocate and bind hidden states for steps of this shape, an array for each graph's output."""
-        names = [io.EMBED, *self._layers(shape.prefill)]
+        layers = (io.PREFILL,) if shape.prefill else (io.EARLY, io.LATE)
+        names = [name for name in (io.EMBED, *layers) if name in self.graphs]
         # Allocate all before binding any, so that nothing has changed if memory runs out.
-        values = [self._hidden(shape) for _ in names]
+        what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
+        size = shape.sequences, shape.tokens, self._width
+        values = [from_numpy(empty(size, np.float32, what)) for _ in names]
         self.shape = BoundShape()
         self._output = self._outputs.get(shape.output, self._output)
         self._output.forget()
@@ -193,14 +199,6 @@ class BoundGraphs:
                 self.graphs[name].lend(values)
                 self._kv_parts[name] = part
 
-    def _hidden(self, shape: BoundShape) -> ort.OrtValue:
-        what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
-        return from_numpy(empty((shape.sequences, shape.tokens, self._width), np.float32, what))
-
-    def _layers(self, prefill: bool) -> list[str]:
-        names = (io.PREFILL,) if prefill else (io.EARLY, io.LATE)
-        return [name for name in names if name in self.graphs]
-
     def _feed_step(self, shape: BoundShape) -> None:
         arrays = np.zeros((3, shape.sequences, shape.tokens), np.int64)
         self._token_ids, self._slot_ids, self._positions = arrays
@@ -225,13 +223,9 @@ class BoundGraphs:
             graph.feed(arrays)
 
     def _run(self, name: str, run: Callable[[], None]) -> None:
-        try:
+        at = ", ".join(map(str, self._begins))
+        with onnxruntime_errors(f"for the backbone ({name}) at position {at}"):
             run()
-        except Exception as error:  # because onnxruntime's exceptions share no base class
-            from stem_edge.runtime.backends.onnxruntime.providers.errors import raise_error
-
-            at = ", ".join(map(str, self._begins))
-            raise_error(error, f"for the backbone ({name}) at position {at}")
 
 
 class Lengths:

@@ -166,12 +166,13 @@ def _fp32_tables(tmp_path: Path) -> Path:
 def test_b15_a_run_that_fails_is_an_error_of_one_line(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, runs = ort.InferenceSession.run_with_iobinding, [0]
+    failed = RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
+    run, runs, errors = ort.InferenceSession.run_with_iobinding, [0], [TimeoutError(), failed]
 
     def failing(*given: Any) -> None:
         runs[0] += 1
         if runs[0] == 3:
-            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
+            raise errors.pop()
         run(*given)
 
     with load_fixed(tiny_bundle) as model:
@@ -181,6 +182,9 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
         runs[0] = 0
         refused(lambda: list(model.generate(IDS, FOUR)), BackendError, ": in a", "position")
         assert list(model.generate(IDS, FOUR)) == expected
+        runs[0] = 0
+        with pytest.raises(TimeoutError):  # as from a signal handler
+            list(model.generate(IDS, FOUR))
 
 
 @pytest.mark.slow

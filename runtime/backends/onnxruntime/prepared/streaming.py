@@ -95,7 +95,8 @@ class WeightStream:
             while self._in_step.wait() and not self._closing.is_set():
                 self._choose()
                 if self.chosen and self._touched(self._first + 1):
-                    self._drop(self._at(self._first))
+                    self._give_back(self._at(self._first))
+                    self._uncache(self._at(self._first))
                     self._first += 1
                     self._ask()
                 else:
@@ -153,10 +154,6 @@ class WeightStream:
         page = self._at(number).start // mmap.PAGESIZE + AROUND
         entries = os.pread(self._pagemap, AROUND * ENTRY_NBYTES, page * ENTRY_NBYTES)
         return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])
-
-    def _drop(self, span: Span) -> None:
-        self._give_back(span)
-        self._uncache(span)
 
     def _give_back(self, span: Span) -> None:
         """Drop the pages of a matrix from this process, unless they were written to."""

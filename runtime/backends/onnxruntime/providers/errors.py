@@ -63,7 +63,13 @@ def check_device(error: Exception, doing: str) -> None:
 
 
 def raise_error(error: Exception, doing: str) -> NoReturn:
-    """Raise `error` as OutOfMemoryError, DeviceLostError or BackendError. doing: what failed ("to load x")."""
+    """Raise `error` as OutOfMemoryError, DeviceLostError or BackendError. doing: what failed ("to load x").
+
+    An error that is not onnxruntime's own, such as that of a signal handler, is raised unchanged.
+    """
+    own = isinstance(error, RuntimeError | MemoryError)
+    if not own and not type(error).__module__.startswith("onnxruntime"):
+        raise error
     check_device(error, doing)
     raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
 
