@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stem_edge.bundle.footprint import Footprint
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.context import Context
 from stem_edge.runtime.backends.costs import BEFORE, MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
@@ -20,6 +21,7 @@ from stem_edge.runtime.backends.options import Draft, LoadOptions
 from stem_edge.runtime.engine import Engine, Guesses, Speculation
 from stem_edge.runtime.speculation.guesses import BestGuesses, Costs
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
+from stem_edge.shown import shown
 
 if TYPE_CHECKING:
     from stem_edge.runtime.speculation.guesses import Drafts
@@ -78,9 +80,18 @@ def _kv_read_nbytes(footprint: Footprint, tokens: int) -> int:
 
 def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
     """Wrap a caller's draft function: cut its drafts before the first that is not a token id."""
-    return lambda seen, room: list(
-        takewhile(lambda token: 0 <= token < vocab_size, draft(seen, room)[:room])
-    )
+
+    def guess(seen: Sequence[int], room: int) -> list[int]:
+        drafts = draft(seen, room)
+        try:
+            ids = [*map(operator.index, drafts[:room])]
+        except (TypeError, KeyError):
+            raise InputError(
+                f"the draft function returned {shown(drafts)}; expected a list of token ids, or []"
+            ) from None
+        return list(takewhile(lambda token: 0 <= token < vocab_size, ids))
+
+    return guess
 
 
 def _measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:

@@ -13,6 +13,7 @@ from installed import needs_ggml
 from models import GGML, ORT
 
 import stem_edge
+from stem_edge.errors import InputError
 from stem_edge.runtime import Model
 
 # A window's cache drops some of it, or of the answer.
@@ -122,3 +123,7 @@ def test_drafts_that_are_no_tokens(drafts: list[int], shared: Path) -> None:
         with stem_edge.load(path, threads=1, speculate=speculate) as model:
             found.append(answered(model, PROMPT, max_new_tokens=9))
     assert found[0] == found[1]
+    for wrong in (None, "ab", [1.5], {5, 6}):
+        drafting = stem_edge.load(path, threads=1, speculate=lambda *_: wrong)  # noqa: B023
+        with drafting as model, pytest.raises(InputError, match="the draft function returned"):
+            answered(model, PROMPT, max_new_tokens=9)
