@@ -14,7 +14,6 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TextIO
 
 import stem_edge
 from stem_edge.commands.options.arguments import Parser, with_options
@@ -78,10 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # now, because Python's own flush at exit would print a traceback
         return status
-    except StemEdgeError as error:
-        message = " ".join(str(error).split())
-        print(f"stem-edge: {printable(with_options(parser, message))}", file=sys.stderr)
-        return EXIT_FAR if isinstance(error, FarError) else EXIT_ERROR
+    except (StemEdgeError, KeyboardInterrupt, ImportError, MemoryError) as error:
+        if _was_interrupted(error):
+            print("stem-edge: interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        if isinstance(error, StemEdgeError):
+            message = " ".join(str(error).split())
+            print(f"stem-edge: {printable(with_options(parser, message))}", file=sys.stderr)
+            return EXIT_FAR if isinstance(error, FarError) else EXIT_ERROR
+        if _lacks_memory(error):
+            print(f"stem-edge: no memory left; {MORE_MEMORY}", file=sys.stderr)
+            return EXIT_ERROR
+        raise
     except OSError as error:
         # Say nothing about a broken pipe, because `| head` ends that way.
         if not (broken := isinstance(error, BrokenPipeError)):
@@ -92,22 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Otherwise Python would fail again at its last flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE if broken else EXIT_ERROR
-    except (KeyboardInterrupt, ImportError, MemoryError) as error:
-        if _was_interrupted(error):
-            print("stem-edge: interrupted", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        if _lacks_memory(error):
-            print(f"stem-edge: no memory left; {MORE_MEMORY}", file=sys.stderr)
-            return EXIT_ERROR
-        raise
-
-
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w")  # noqa: PTH123
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Return True if Ctrl-C caused this error. An interrupted import may raise an ImportError."""
+    """Return True if Ctrl-C caused this error. An interrupted import may raise another error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -122,8 +117,8 @@ def _lacks_memory(error: BaseException) -> bool:
 def _prepare_process() -> None:
     """Escape characters that the terminal cannot show, and end cleanly on SIGTERM and SIGHUP."""
     # Replace closed streams. Otherwise the next opened file would get their descriptor and all output.
-    sys.stdout = sys.stdout or _nowhere()
-    sys.stderr = sys.stderr or _nowhere()
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

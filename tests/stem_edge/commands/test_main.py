@@ -228,6 +228,7 @@ FAILING = "from stem_edge.commands.bundles import list as it\ndef run(_): print(
         ("sys.modules['starlette'] = None", ["serve", "a"], (1, ""), "install 'stem-edge[server]'"),
         (FAILING.format("PermissionError(13, 'no')"), ["list"], (1, "found\n"), "stem-edge: no\n"),
         (FAILING.format("BrokenPipeError"), ["list"], (141, ""), ""),
+        (FAILING.format("it.BundleError from KeyboardInterrupt"), ["list"], (130, "found\n"), "in"),
     ],
 )
 def test_errors_of_the_system(code: str, words: list[str], done: object, said: str) -> None:
