@@ -37,9 +37,9 @@ class ShardFiles:
     if_damaged = "the file is damaged: run stem-edge verify, then copy or export the bundle again"
 
     def __init__(self, grids: Sequence[ShardGrid]) -> None:
-        self._paths = [str(grid.shard_path(n)) for grid in grids for n in range(grid.shards)]
         self._opened, self._nbytes = list[int](), 0
         self._pool: ThreadPoolExecutor | None = None
+        self._paths = [str(grid.shard_path(n)) for grid in grids for n in range(grid.shards)]
         try:
             for grid in grids:
                 for shard in range(grid.shards):
@@ -94,3 +94,6 @@ class ShardFiles:
             self._pool.shutdown()
         while self._opened:  # popped, so that closing twice cannot close a descriptor in new use
             disk.close(self._opened.pop())
+
+    def __del__(self) -> None:
+        self.close()  # because a model can be dropped without closing it
