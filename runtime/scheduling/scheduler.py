@@ -162,12 +162,10 @@ class Scheduler(Loop):
                 if not beside:
                     self._expect(request.steps[0])
 
-    def _nbytes(self, tokens: int) -> int:
-        return self._nbytes_of(min(in_steps(tokens), self._length))
-
     def _fits(self, request: Request) -> bool:
         """True if the request's KV cache fits, or if nothing runs, so that waiting is useless."""
-        return self._idle or self._prefixes.fits(self._nbytes(request.length))
+        tokens = min(in_steps(request.length), self._length)
+        return self._idle or self._prefixes.fits(self._nbytes_of(tokens))
 
     def _began(self, request: Request) -> None:
         """Start decoding a sequence whose prompt has been computed."""
