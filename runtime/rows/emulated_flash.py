@@ -40,10 +40,10 @@ class SlowFiles(ShardFiles):
     """Table shard files with the delays of an emulated device: one batch of reads at a time."""
 
     def __init__(self, grids: Sequence[ShardGrid], flash: FlashName) -> None:
+        super().__init__(grids)
         if flash not in PROFILES:
             raise InputError(f"emulate_flash is {flash!r}; expected one of {', '.join(PROFILES)}")
         self._profile, self._lock, self._free_at = PROFILES[flash], threading.Lock(), 0.0
-        super().__init__(grids)
 
     def read(self, pieces: Sequence[ByteRange], buffers: Sequence[U8]) -> list[int | OSError]:
         started, found = time.perf_counter(), super().read(pieces, buffers)
