@@ -75,7 +75,7 @@ class Output:
         return errors(self._meters.values())
 
     def remove(self, part: str, name: str) -> None:
-        """Delete the file `name`, and the quantization errors of its tensors, which meter(part) recorded."""
+        """Delete the file `name`, and the quantization errors that meter(part) recorded while it was written."""
         del self._meters[part], self.files[name]
         disk.remove(self.folder / name)
 

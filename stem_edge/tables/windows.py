@@ -30,10 +30,10 @@ def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Seque
 
 
 def spread(slots: npt.NDArray[np.integer[Any]]) -> tuple[I32, F32]:
-    """Convert each token's window of row cache slots, [B, T, window], to weights over all slots.
+    """Convert each token's window of row cache slots, [B, T, window], to one list of slots and weights for each token.
 
-    Returns all slots [B, T + window - 1] in the order of the text, and weights [B, T, T + window - 1]: the mean
-    over the slots in a token's window, and 0 for all others.
+    Returns the slots [B, T + window - 1] of these tokens and of the window - 1 before them, and weights
+    [B, T, T + window - 1]: equal and with a sum of 1 for the slots in a token's window, and 0 for all others.
     """
     sequences, count, window = slots.shape
     line = np.concatenate([slots[:, 0, :-1], slots[:, :, -1]], axis=1)

@@ -99,9 +99,9 @@ class SteppedProducts(Products):
         return self._made[key]
 
     def _capped(self, x: str, item: Blocks, x_width: int) -> str:
-        """Emit columns of x [B, T, x_width] in the form that the matrix `item` multiplies.
+        """Emit columns item.columns of x [B, T, x_width] in blocks, as the product with `item` takes them.
 
-        Values become whole numbers of `item.step`, and 127 is appended to each block of them.
+        Values become whole numbers of `item.step`, and 127 is appended to each block (see the module's docstring).
         """
         step, columns, block, graph = item.step, item.columns, item.block, self.graph
         key, width = (x, step, block, columns), columns[1] - columns[0]

@@ -183,7 +183,7 @@ class BoundSession:
         self._bound |= self.lend(values)
 
     def lend(self, values: Mapping[str, ort.OrtValue]) -> Mapping[str, ort.OrtValue]:
-        """Bind as `bind` does, but the caller keeps the memory alive. Return the values that were bound."""
+        """Bind those of `values` that the graph has, and return them. The caller keeps their memory alive."""
         known = {n: v for n, v in values.items() if n in self.inputs or n in self.outputs}
         with onnxruntime_errors("while memory was bound"):
             for name, value in known.items():
