@@ -13,11 +13,9 @@ from stem_edge.graph.formats import (
     ASSISTANT_DATA,
     BACKBONE_DATA,
     PREFILL_DATA,
-    WEIGHT_BITS,
     BackboneFormat,
     EngineName,
     GgufFormat,
-    WeightType,
 )
 from stem_edge.graph.kv import CACHES, KvChoice, KvType, kv_obstacle
 from stem_edge.graph.names import kv_capacity
@@ -179,18 +177,10 @@ def array_slot_nbytes(layout: RecordLayout) -> int:
 
 
 def _embedding_nbytes(model: ModelConfig, backbone: BackboneFormat) -> int:
-    stored, block = backbone.type_of("embedding"), backbone.block_size
-    return matrix_nbytes(model.vocab_size, model.dim, stored, block, zero_points=True)
-
-
-def matrix_nbytes(
-    rows: int, width: int, stored: WeightType, block_size: int, *, zero_points: bool = False
-) -> int:
-    """Bytes of a stored matrix [rows, width]: codes, scales and optional zero points."""
-    bits = WEIGHT_BITS[stored]
+    """Bytes of the stored embedding: codes and, if it is quantized, scales and zero points."""
+    rows, width, bits = model.vocab_size, model.dim, backbone.bits("embedding")
     nbytes = rows * width * bits // 8
-    if bits != 32:
-        groups = width // (fitting_block(width, block_size) or width)
-        nbytes += rows * groups * FLOAT
-        nbytes += rows * -(-groups * bits // 8) if zero_points else 0
-    return nbytes
+    if bits == 32:
+        return nbytes
+    groups = width // (fitting_block(width, backbone.block_size) or width)
+    return nbytes + rows * (groups * FLOAT + -(-groups * bits // 8))

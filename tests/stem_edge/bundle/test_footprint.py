@@ -1,34 +1,26 @@
-"""Predicted sizes of bundles, compared with the sizes of real ones."""
+"""Predicted sizes of bundles, compared with the sizes of weight files."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from installed import DEMO
+from msgspec.structs import replace
 
-from stem_edge.bundle.footprint import footprint_of, matrix_nbytes
-from stem_edge.bundle.manifest import Manifest
+from stem_edge.bundle.footprint import onnx_footprint
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.numerics.quantize import fitting_block
+from stem_edge.graph.decode import decoding
+from stem_edge.graph.formats import WeightType
+from stem_edge.graph.names import EMBED
 
 
-@pytest.fixture(params=["demo", "tiny"])
-def manifest(request: pytest.FixtureRequest, tiny_bundle: Path) -> Manifest:
-    return open_bundle(DEMO if request.param == "demo" else tiny_bundle).manifest
-
-
-def test_a_step_reads_all_weights_but_the_embedding(manifest: Manifest) -> None:
-    found, model, format = footprint_of(manifest), manifest.model, manifest.backbone
-    assert format is not None
-    stored = (format.type_of("embedding"), fitting_block(model.dim, format.block_size))
-    embedding = matrix_nbytes(model.vocab_size, model.dim, *stored, zero_points=True)
-    assert found.step_nbytes == found.backbone_nbytes - embedding
+@pytest.mark.parametrize("head", ["fp32", "int8", "int4"])
+def test_a_step_reads_all_weights_but_the_embedding(head: WeightType) -> None:
+    manifest = open_bundle(DEMO).manifest
+    assert manifest.backbone is not None
+    format = replace(manifest.backbone, head=head, kinds={}, tied=False)
+    built = decoding(manifest.model, manifest.tables, format)
+    embedding = sum(t.nbytes for t in built.graphs[EMBED].tensors.values() if t.file)
+    nbytes = built.plan.nbytes
+    found = onnx_footprint(manifest.model, format, manifest.table_format, nbytes, 0)
+    assert embedding and found.step_nbytes == nbytes - embedding
     assert found.flash_nbytes > found.step_nbytes
-
-
-def test_matrices() -> None:
-    assert matrix_nbytes(10, 256, "fp32", 128) == 10 * 256 * 4
-    assert matrix_nbytes(10, 256, "int8", 128) == 10 * 256 + 10 * 2 * 4
-    assert matrix_nbytes(10, 256, "int4", 64) == 10 * 128 + 10 * 4 * 4
-    assert matrix_nbytes(10, 256, "int4", 64, zero_points=True) == 10 * 128 + 10 * 4 * 4 + 10 * 2
