@@ -58,17 +58,13 @@ def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat
             file = WeightFile(data, tensors, reader, quantizer, peaks, keeps_blocks=same)
             file.write(weights)
 
-    write("backbone", "writing weights", decoding(*described).plan, _quantizer(plan, format))
+    quantizer = nearest(format)
+    if format.quantizer != "rtn":
+        states = HiddenStates(plan.source, plan.guides, plan.recipe.cpus)
+        quantizer = calibrated(states, plan.source.config, format)
+    write("backbone", "writing weights", decoding(*described).plan, quantizer)
     out.write(BACKBONE_GRAPH, encode(whole(*described)))
     if plan.prefill:
         weights = prompts(*described).plan
         write(PREFILL, "writing weights for prompts", weights, nearest(format))
     return format
-
-
-def _quantizer(plan: Plan, format: BackboneFormat) -> Quantizer:
-    if format.quantizer == "rtn":
-        return nearest(format)
-    config = plan.source.config
-    states = HiddenStates(plan.source, plan.guides, plan.recipe.cpus)
-    return calibrated(states, config, format)

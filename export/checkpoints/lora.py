@@ -106,7 +106,12 @@ def _merged(
 ) -> Tensor:
     rank, (rows, columns) = options.r, (*base.shape, 0)[:2]
     for part, shape in ((A, (rank, columns)), (B, (rows, rank))):
-        _check_shape(path, f"{module}.{part}", parts.get(part), shape)
+        found = list(parts[part].shape) if part in parts else "missing"
+        if found != list(shape):
+            raise CheckpointError(
+                f"{path}: {one_line(f'{PREFIX}{module}.{part}')} is {found}, expected {list(shape)}; "
+                f"the adapter is for another model, or {CONFIG} from another adapter"
+            )
     scale = np.float32(options.lora_alpha / (math.sqrt(rank) if options.use_rslora else rank))
 
     def summed(start: int, stop: int) -> F32:
@@ -114,12 +119,3 @@ def _merged(
         return np.asarray(base.rows(start, stop) + scale * product, np.float32)
 
     return base.computed(summed)
-
-
-def _check_shape(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    found = "missing" if tensor is None else list(tensor.shape)
-    if found != list(shape):
-        raise CheckpointError(
-            f"{path}: {one_line(PREFIX + name)} is {found}, expected {list(shape)}; the adapter is "
-            f"for another model, or {CONFIG} from another adapter"
-        )

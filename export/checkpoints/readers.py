@@ -73,7 +73,8 @@ def _refuse(path: Path) -> None:
         raise CheckpointError(f"{path}: not a folder; give the folder that holds the checkpoint")
     if (path / MANIFEST).is_file():
         raise CheckpointError(f"{path}: is a bundle; give the checkpoint that it was made from")
-    if below := _checkpoints_below(path):
+    folders = (p for pattern in ("*/", "*/*/") for p in sorted(path.glob(pattern)))
+    if below := [str(p.relative_to(path)) for p in folders if is_checkpoint(p)]:
         raise CheckpointError(
             f"{path}: not a checkpoint itself, but its folders {', '.join(below[-3:])} are; give one "
             "of them"
@@ -83,8 +84,3 @@ def _refuse(path: Path) -> None:
         if found := [name for name in names if name.lower().endswith(endings)]:
             shown = ", ".join(map(one_line, found[:MOST_SHOWN]))
             raise CheckpointError(f"{path}: not a checkpoint, but has {shown}{advice}")
-
-
-def _checkpoints_below(path: Path) -> list[str]:
-    folders = (p for pattern in ("*/", "*/*/") for p in sorted(path.glob(pattern)))
-    return [str(folder.relative_to(path)) for folder in folders if is_checkpoint(folder)]
