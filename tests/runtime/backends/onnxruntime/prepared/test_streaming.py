@@ -205,7 +205,9 @@ def test_a_step_that_fails_and_a_model_that_is_closed(
     expected = model.generate_text([1, 2, 3], max_new_tokens=4)
     for name in ("pread", "run_with_iobinding"):
         broken.add(name)
-        with pytest.raises(StemEdgeError):
+        with pytest.raises(
+            (StemEdgeError, OSError)
+        ):  # an OSError of a run is not onnxruntime's own
             model.generate_text([4, len(name), 3])
         broken.clear()
         assert model.generate_text([1, 2, 3], max_new_tokens=4) == expected
