@@ -118,10 +118,10 @@ class Recorder:
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
-    def decoded(self, seconds: float, *, drafted: int = 0) -> None:
-        """Record the end of a decode step. drafted: number of drafts in it."""
+    def decoded(self, seconds: float, *, steps: int = 1, drafted: int = 0) -> None:
+        """Record the end of decode steps. drafted: number of drafts in them."""
         self._stats.decode_seconds += seconds
-        self._stats.decode_steps += 1
+        self._stats.decode_steps += steps
         self._stats.drafted_tokens += drafted
 
     def update(self) -> None:

@@ -200,7 +200,8 @@ class Scheduler(Loop):
         running, started = list(self._running), time.perf_counter()
         following = None if self._prompt is None else self._prompt.steps[0]
         found = self._logits(step, following)
-        self._record.decoded(time.perf_counter() - started)
+        steps = len(running) if self._places is None else 1
+        self._record.decoded(time.perf_counter() - started, steps=steps)
         for request, logits in zip(running, found, strict=True):
             with self._errors_of(request):
                 if isinstance(logits, Exception):

@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.context import Context
-from stem_edge.runtime.backends.costs import BEFORE, MOST, StepCosts
+from stem_edge.runtime.backends.costs import BEFORE, MOST, SIZES, StepCosts
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import Draft, LoadOptions
 from stem_edge.runtime.engine import Engine, Guesses, Speculation
@@ -45,7 +45,7 @@ def open_speculation(
     if options.exact and not (costs is not None and costs.same_bits):
         return None
     if callable(options.speculate):
-        caller = _of_caller(options.speculate, footprint.model.vocab_size)
+        caller = _of_caller(options.speculate, footprint.model.vocab_size, exact=options.exact)
         return lambda context: caller
     known = costs or _measured(engine, plan, footprint.model.vocab_size)
     if known is None:
@@ -78,8 +78,11 @@ def _kv_read_nbytes(footprint: Footprint, tokens: int) -> int:
     ) + footprint.conv_nbytes(min(tokens, model.engram_kernel))
 
 
-def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
-    """Wrap a caller's draft function: cut its drafts before the first that is not a token id."""
+def _of_caller(draft: Draft, vocab_size: int, *, exact: bool) -> Guesses:
+    """Wrap a caller's draft function: cut its drafts before the first that is not a token id.
+
+    exact: cut them to a size of steps whose bits were compared with those of single tokens.
+    """
 
     def guess(seen: Sequence[int], room: int) -> list[int]:
         drafts = draft(seen, room)
@@ -89,7 +92,10 @@ def _of_caller(draft: Draft, vocab_size: int) -> Guesses:
             raise InputError(
                 f"the draft function returned {shown(drafts)}; expected a list of token ids, or []"
             ) from None
-        return list(takewhile(lambda token: 0 <= token < vocab_size, ids))
+        known = list(takewhile(lambda token: 0 <= token < vocab_size, ids))
+        if exact:
+            del known[max(size for size in (1, *SIZES) if size <= 1 + len(known)) - 1 :]
+        return known
 
     return guess
 
