@@ -238,7 +238,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
     try:
         found = decode_json(data, _Version, MAX_MANIFEST_NBYTES).format_version
         if found == FORMAT_VERSION:
-            return msgspec.json.decode(data, type=Manifest)
+            return DECODER.decode(data)
     except (ValueError, ArithmeticError) as error:
         reason = f"not a manifest of format {FORMAT_VERSION} ({one_line(error)})"
         raise damaged(path, reason) from error
@@ -256,3 +256,7 @@ class _Version(msgspec.Struct):
     """The only field of the manifest that is in all versions of the format."""
 
     format_version: Annotated[int, msgspec.Meta(le=2**31 - 1)]
+
+
+# Made on import, while commands hold Ctrl-C: msgspec crashes if it is interrupted while it reads these types.
+DECODER = msgspec.json.Decoder(Manifest)

@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = partial(_show_warning, parser)
     _prepare_process()
     try:
-        command = _import(known)
+        with _interrupts_held():
+            command = _import(known)
         parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
         command.add_arguments(parser)
         status: int = command.run(parser.parse(rest))
@@ -126,6 +127,22 @@ def _prepare_process() -> None:
         number = getattr(signal, name, None)
         if number is not None and threading.current_thread() is threading.main_thread():
             signal.signal(number, _end)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a block, because interrupted imports fail in many ways."""
+    held, before = list[int](), signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt
 
 
 def _end(number: int, _: object) -> None:

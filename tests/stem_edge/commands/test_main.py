@@ -219,6 +219,8 @@ def test_version(capsys: Capture) -> None:
     assert capsys.readouterr().out.strip() == stem_edge.__version__
 
 
+INTERRUPTED = """import signal, stem_edge.commands.main as main
+main.import_module = lambda _: (signal.raise_signal(signal.SIGINT), print("found"))"""
 FAILING = "from stem_edge.commands.bundles import list as it\ndef run(_): print('found'); raise {}\nit.run = run"
 
 
@@ -229,6 +231,7 @@ FAILING = "from stem_edge.commands.bundles import list as it\ndef run(_): print(
         (FAILING.format("PermissionError(13, 'no')"), ["list"], (1, "found\n"), "stem-edge: no\n"),
         (FAILING.format("BrokenPipeError"), ["list"], (141, ""), ""),
         (FAILING.format("it.BundleError from KeyboardInterrupt"), ["list"], (130, "found\n"), "in"),
+        (INTERRUPTED, ["list"], (130, "found\n"), "interrupted"),
     ],
 )
 def test_errors_of_the_system(code: str, words: list[str], done: object, said: str) -> None:
