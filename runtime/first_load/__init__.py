@@ -1,1 +1,1 @@
-"""Bundles that `load` makes from checkpoints, and the safety check of bundles."""
+"""Bundles that `load` makes from checkpoints."""

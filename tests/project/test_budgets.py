@@ -181,11 +181,11 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 41_245),
+    "package, lines": Budget(package_lines, 41_117),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 38_066),
+    "tests, lines": Budget(lambda: lines_in("tests"), 38_030),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_792),
-    "classes": Budget(package_classes, 362),
+    "classes": Budget(package_classes, 361),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 66),
     "options of load": Budget(lambda: len(get_type_hints(LoadKeywords)), 16),

@@ -16,7 +16,6 @@ from stem_edge import load
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError, RowReadError
-from stem_edge.runtime.first_load.safety import check_safety
 
 PROMPT = "Not all rows fit: the cache must choose, and choose again. "
 
@@ -80,9 +79,10 @@ def test_commands_say_where_the_tables_are(
     command_refused(capsys, ["inspect", here, "--geometry", "--tables", server.url], "--tables")
 
 
-def test_verify_leaves_the_shards_out_and_says_so(here: Path, server: RangeServer) -> None:
-    found = check_safety(here, tables=server.url)
-    assert found.safe
-    assert f"without the 1 shards at {server.url}, which were not hashed" in found.checked
-    assert not any("/c/" in name for name in found.files)
+def test_verify_leaves_the_shards_out_and_says_so(
+    here: Path, server: RangeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(here), "--tables", server.url]) == 0
+    assert "as exported, without the shards of the tables\n" in capsys.readouterr().out
+    assert main(["verify", str(here)]) == 1
     assert not server.requests

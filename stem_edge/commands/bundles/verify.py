@@ -1,23 +1,23 @@
-"""The command `stem-edge verify`: check whether a bundle is safe to load."""
+"""The command `stem-edge verify`: compare a bundle's files with the checksums in its manifest."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
+from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import is_shard, open_manifest
+from stem_edge.bundle.opening import bundle_folder
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading
 from stem_edge.errors import BundleError
-from stem_edge.runtime.first_load.safety import check_safety
-from stem_edge.shown import printable
+from stem_edge.progress import Progress
+from stem_edge.shown import format_size, printable
 
 COPY_AGAIN = "copy the bundle again from its source or export it again"
 DESCRIPTION = """\
-Check if a bundle is safe to load. Print one line: that it is, or why it is not.
-Every file must have the size and sha256 that the manifest lists; the weights and
-tables must have the size that follows from the model; the tokenizer must be of
-the kinds that stem-edge writes; and the chat template must work in a process of
-its own, within limits of memory and time. Safe means that no damage was found.
-It is no proof, and says nothing about what the model writes.
+Compare every file of a bundle with the size and sha256 that its manifest lists.
+Print one line: that all files are as exported, or which files are not. Every load
+makes all other checks itself, such as whether the weights fit the model.
 With --tables, the shards of the tables are left out: hash them where they are.
 
 The exit status is 0 if all is right, and 1 if not."""
@@ -30,17 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = check_safety(args.bundle, tables=args.tables)
+    shards = args.tables is None
+    root = bundle_folder(args.bundle, shards=shards)
+    entries = open_manifest(root).files
+    nbytes = sum(entry.nbytes for name, entry in entries.items() if shards or not is_shard(name))
+    with Progress(nbytes, "verifying", None) as bar:
+        files = verify(root, bar.advance, shards=shards)
+    own = {name: found for name, found in files.items() if name in entries}
+    wrong = [printable(f"{name}: {found}") for name, found in own.items() if found != "ok"]
     if args.json:
-        plain = {name: getattr(found, name) for name in ("reasons", "checked", "files")}
-        print(json.dumps({"ok": found.safe, "safe": found.safe} | plain, indent=1))
-        return 0 if found.safe else 1
-    if found.safe:
-        print(f"{args.bundle}: safe to load: {', '.join(found.checked)}")
+        print(json.dumps({"ok": not wrong, "files": files}, indent=1))
+        return 1 if wrong else 0
+    if not wrong:
+        without = ", without the shards of the tables" * (len(own) < len(entries))
+        others = f", and {len(files) - len(own)} other files, which nothing reads"
+        said = f"{len(own)} files, {format_size(nbytes)}, as exported{without}"
+        print(f"{args.bundle}: {said}{others * (len(files) > len(own))}")
         return 0
-    first, *others = found.reasons
-    for reason in others:
-        print(printable(reason))
-    first = printable(first.partition("; ")[0])
-    more = f" (and {len(others)} more, above)" if others else ""
-    raise BundleError(f"{args.bundle}: not safe to load: {first}{more}; {COPY_AGAIN}")
+    first, *rest = wrong
+    print(*rest, sep="\n", end="\n" * bool(rest))
+    more = f" (and {len(rest)} more, above)" if rest else ""
+    raise BundleError(
+        f"{args.bundle}: not as exported: {first.partition('; ')[0]}{more}; {COPY_AGAIN}"
+    )

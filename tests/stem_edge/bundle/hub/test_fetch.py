@@ -297,7 +297,7 @@ def test_commands_take_names(demo: str, capsys: pytest.CaptureFixture[str]) -> N
     assert first == second
     assert main(["verify", demo]) == 0
     assert main(["inspect", demo, "--json"]) == 0
-    assert "safe to load" in capsys.readouterr().out
+    assert "as exported" in capsys.readouterr().out
 
 
 @pytest.mark.slow
