@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,7 @@ from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.files.names import cache_folder
-from stem_edge.runtime.backends.costs import Needs
-from stem_edge.runtime.backends.engines import loader
+from stem_edge.runtime.backends.engines import choose_engine, loader
 from stem_edge.runtime.backends.memory_plan import USUAL_CONTEXT, MemoryPlan, Room, plan_memory
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.text.codec import TextCodec
@@ -30,7 +28,7 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
     If options.memory is set, this reads the whole tokenizer, because memory may be full later.
     """
-    path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, limit_of(options)
+    path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, options.limit
     text = TextCodec(path, size, limit, _kept_tokenizer(bundle, options))
     if options.memory is not None:
         text.read_whole(limit)
@@ -47,14 +45,8 @@ def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
     return None
 
 
-def limit_of(options: LoadOptions) -> int:
-    memory = options.memory
-    return own_memory() + available_memory() if memory is None else parse_size(memory)
-
-
 def room_of(bundle: Bundle, options: LoadOptions, later: int = 0) -> Room:
     """Return the memory that a plan may use. later: bytes that this process will need in addition to the model."""
-    available = available_memory() - later
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # only for remote tables
 
@@ -62,7 +54,8 @@ def room_of(bundle: Bundle, options: LoadOptions, later: int = 0) -> Room:
     memory = None if options.memory is None else parse_size(options.memory)
     slots = bundle.manifest.model.records if options.resident else options.slots
     requests = options.requests
-    return Room(own_memory() + later, available, memory, slots, options.sequences, later, requests)
+    process, available = own_memory() + later, available_memory() - later
+    return Room(process, available, memory, slots, options.sequences, later, requests)
 
 
 def loader_of_kv(
@@ -77,18 +70,23 @@ def loader_of_kv(
     room = room_of(bundle, options, later)
     if options.kv == "auto":
         with suppress(MemoryPlanError):
-            plan = plan_load(bundle, usual.needs, options, room)
+            plan = plan_load(bundle, usual, options, room)
             if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
                 return usual, plan
         with suppress(InputError, MemoryPlanError):
             small = dataclasses.replace(options, kv=SMALL_KV)
             fitting = loader(bundle, engine, small)
-            return fitting, plan_load(bundle, fitting.needs, small, room)
-    return usual, plan_load(bundle, usual.needs, options, room)
+            return fitting, plan_load(bundle, fitting, small, room)
+    return usual, plan_load(bundle, usual, options, room)
 
 
-def plan_load(
-    bundle: Bundle, needs_at: Callable[[int], Needs], options: LoadOptions, room: Room
-) -> MemoryPlan:
-    """Choose a context length and plan memory for it. needs_at: context length -> memory needs."""
-    return plan_memory(bundle.path, options.contexts(bundle), needs_at, room)
+def plan_load(bundle: Bundle, loader: EngineLoader, options: LoadOptions, room: Room) -> MemoryPlan:
+    """Choose a context length and plan memory for it. Raises MemoryPlanError."""
+    return plan_memory(bundle.path, options.contexts(bundle), loader.needs, room)
+
+
+def plan_alone(bundle: Bundle, options: LoadOptions) -> tuple[EngineLoader, MemoryPlan]:
+    """Return the engine's loader, and the plan of a load, without loading. Raises MemoryPlanError."""
+    engine = choose_engine(bundle, options.engine)
+    # Read as `load` does, because the memory that this process keeps from it counts.
+    return loader_of_kv(bundle, engine, options, open_text(bundle, options).nbytes_to_come)

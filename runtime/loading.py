@@ -10,24 +10,23 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import choose_engine
-from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.backends.memory_plan import MemoryPlan, Room
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.load_plan import limit_of, loader_of_kv, open_text, plan_load, room_of
+from stem_edge.runtime.load_plan import loader_of_kv, open_text, plan_load, room_of
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.rows import Rows, keys_of
 from stem_edge.runtime.scheduling.request import Stepping
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
-from stem_edge.shown import parse_size
 from stem_edge.system.memory import own_memory, raise_out_of_memory
 
 if TYPE_CHECKING:
+    from stem_edge.bundle.footprint import Footprint
     from stem_edge.runtime.backends.interface import Backend, EngineLoader
     from stem_edge.runtime.backends.keywords import MoreKeywords
 else:
@@ -110,14 +109,14 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         loader.prepare()  # after a plan, which may refuse, because this may take long
         text = text_opening.result()
     room = room_of(bundle, options, text.nbytes_to_come)
-    plan = plan_load(bundle, loader.needs, options, room)
-    text.room = TextRoom(plan.text, max(plan.total, limit_of(options)))
+    plan = plan_load(bundle, loader, options, room)
+    text.room = TextRoom(plan.text, max(plan.total, room.limit))
     if options.prompt_cache and plan.device is not None:
         raise InputError(
             f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
             f"{loader.name}; leave it out, or leave out provider and device_memory"
         )
-    return _assemble(bundle, loader, plan, text, options, room.later)
+    return _assemble(bundle, loader, plan, text, options, room)
 
 
 def _assemble(
@@ -126,26 +125,24 @@ def _assemble(
     plan: MemoryPlan,
     text: TextCodec,
     options: LoadOptions,
-    later: int,
+    room: Room,
 ) -> Model:
     """Open the backbone and the tables as planned. With `options.resident`, read all rows into the row cache.
 
-    With a memory limit, the row cache also gets the memory that is left once the backbone is open. later: bytes that
-    this process will need in addition to the model.
+    With a memory limit, the row cache also gets the memory that is left once the backbone is open.
     """
-    format = bundle.manifest.table_format
+    format, needs = bundle.manifest.table_format, loader.needs(plan.context_length)
 
     def model(backend: Backend, rows: Rows, plan: MemoryPlan = plan) -> Model:
         engine = Engine(backend, rows, plan.chunk_tokens, plan.logit_tokens)
         with ExitStack() as failed:
             failed.callback(engine.close)
-            prefixes = _open_prefixes(bundle, engine, plan, options)
+            prefixes = _open_prefixes(bundle, engine, plan, needs.footprint, options)
             costs, speculation = loader.step_costs, None
             if options.guesses_ahead(costs):
                 from stem_edge.runtime.speculation.opening import open_speculation
 
-                footprint = footprint_of(bundle.manifest)
-                speculation = open_speculation(engine, plan, footprint, costs, options)
+                speculation = open_speculation(engine, plan, needs.footprint, costs, options)
             failed.pop_all()
         stepping = Stepping(options.exact, costs, speculation)
         return Model(bundle, engine, plan, text, prefixes, stepping)
@@ -160,7 +157,8 @@ def _assemble(
     with ExitStack() as opened:
         tables = open_store(bundle.file(TABLES), format, options.emulate_flash, bundle.tables)
         opened.callback(tables.close)
-        needs, grows = loader.needs(plan.context_length), options.grows and plan.device is None
+        # The row cache may fill a memory limit; its size is set after the loaded backbone is measured.
+        grows = room.memory is not None and room.slots is None and plan.device is None
         most = plan.slots + plan.more_slots(needs) * grows
         cache = RowCache(loader.make_slots(format.tables, most), plan.slots)
         keys = keys_of(bundle.manifest.model)
@@ -172,7 +170,7 @@ def _assemble(
             cache.install(missing, tables.read(missing), slots)
         backend = loader.open(cache.storage)
         if grows:
-            plan = plan.measured(own_memory() + later, needs, parse_size(options.memory or 0))
+            plan = plan.measured(own_memory() + room.later, needs, room.limit)
             cache.slots = plan.slots
         loaded = model(backend, rows, plan)
         opened.pop_all()
@@ -180,7 +178,7 @@ def _assemble(
 
 
 def _open_prefixes(
-    bundle: Bundle, engine: Engine, plan: MemoryPlan, options: LoadOptions
+    bundle: Bundle, engine: Engine, plan: MemoryPlan, footprint: Footprint, options: LoadOptions
 ) -> Prefixes:
     """Open the prefix cache in memory, and the folder of `prompt_cache` if that option is set."""
     # A device's memory is taken at once, not as a context fills.
@@ -189,4 +187,5 @@ def _open_prefixes(
         from stem_edge.runtime.prefixes.opening import open_folder  # only for prompts in files
 
         folder = open_folder(bundle, plan, options)
-    return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
+    length, limit = plan.context_length, plan.kv_nbytes
+    return Prefixes(engine, length, footprint.kv_nbytes, limit, folder, keeps=keep)

@@ -105,19 +105,12 @@ class Model(Answering):
         sequences, exact: see generate_many.
         steady: decode a single request like a batch, without drafts, so that tokens do not depend on batch size.
         """
-        from dataclasses import replace
-
-        from stem_edge.bundle.footprint import footprint_of
         from stem_edge.runtime.backends.options import check_sequences
         from stem_edge.runtime.scheduling.scheduler import Scheduler
 
         check_sequences(sequences)
-        footprint, device = footprint_of(self.bundle.manifest), self.plan.device
-        if device is not None:  # which has memory for so many full contexts
-            footprint, sequences = (
-                replace(footprint, windows=False),
-                min(sequences, self.plan.sequences),
-            )
+        if self.plan.device is not None:  # which has memory for so many full contexts
+            sequences = min(sequences, self.plan.sequences)
         sequences, stepping = min(sequences, self.engine.rows.step_sequences), self.stepping
         return Scheduler(
             self.engine,
@@ -126,7 +119,6 @@ class Model(Answering):
             self._recorder(),
             self.plan.context_length,
             sequences,
-            footprint.with_kv(self.plan.kv).kv_nbytes,
             steady=steady,
         )
 

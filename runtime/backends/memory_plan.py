@@ -236,7 +236,7 @@ def _planned(needs: Needs, room: Room, chunk: int, slots: int) -> MemoryPlan:
     # So many tokens with logits take no more memory than a chunk without logits.
     fitting = chunk * part.chunk_token // (part.chunk_token + part.logits)
     return MemoryPlan(
-        engine=footprint.engine,
+        engine=footprint.backbone.engine,
         provider=needs.provider,
         context_length=needs.context_length,
         sequences=sequences,

@@ -16,7 +16,7 @@ from stem_edge.runtime.backends.costs import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, SHORTEST_CONTEXT
 from stem_edge.runtime.rows.rows import FlashName
 from stem_edge.shown import check_known, parse_size, shown
-from stem_edge.system.memory import check_threads, usable_cpus
+from stem_edge.system.memory import available_memory, check_threads, own_memory, usable_cpus
 
 # kv="auto" chooses this type of keys and values if the engine's usual type does not fit into memory.
 SMALL_KV: KvType = "int8"
@@ -109,6 +109,11 @@ class LoadOptions:
     def cpus(self) -> int:
         return self.threads or usable_cpus()
 
+    @property
+    def limit(self) -> int:
+        """Most bytes that this process may take: `memory`, or else what it takes and what is available."""
+        return own_memory() + available_memory() if self.memory is None else parse_size(self.memory)
+
     def contexts(self, bundle: Bundle) -> list[int]:
         """Return the context lengths (prompt and answer, in tokens) to choose from. Raises InputError."""
         longest, context = bundle.manifest.model.max_context, self.context_length
@@ -120,11 +125,6 @@ class LoadOptions:
                 "fits memory"
             )
         return [context]
-
-    @property
-    def grows(self) -> bool:
-        """True if the row cache may fill the memory limit; its size is set after the loaded backbone is measured."""
-        return self.memory is not None and self.slots is None and not self.resident
 
 
 def contexts(longest: int) -> list[int]:

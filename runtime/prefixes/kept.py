@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -33,21 +33,22 @@ MOST_KEPT = 8
 class Prefixes:
     """The contexts (KV caches) of a model's running calls, and cached contexts, oldest first.
 
-    length: most tokens of a context. limit: most bytes of the KV caches of all contexts and batches. Cached
-    contexts are evicted first, so only concurrent calls can exceed the limit. keeps: True to cache
-    contexts. folder: evicted contexts are saved there; `close` saves all cached contexts.
+    length: most tokens of a context. nbytes_of: number of tokens -> bytes of their keys and values. limit: most bytes
+    of the KV caches of all contexts and batches. Cached contexts are evicted first, so only concurrent calls can exceed
+    the limit. keeps: True to cache contexts. folder: evicted contexts are saved there; `close` saves all cached contexts.
     """
 
     def __init__(
         self,
         engine: Engine,
         length: int,
+        nbytes_of: Callable[[int], int],
         limit: int,
         folder: PrefixFolder | None = None,
         *,
         keeps: bool = True,
     ) -> None:
-        self.limit = limit
+        self.nbytes_of, self.limit = nbytes_of, limit
         self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._kept: list[Context] = []

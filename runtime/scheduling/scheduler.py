@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,9 +33,8 @@ class Scheduler(Loop):
     A sequence that runs alone decodes in its own context, with drafts, so a step may yield several
     tokens. When a second sequence begins, both decode in a batch without drafts.
 
-    length: most tokens of a sequence. nbytes_of: number of tokens -> bytes of keys and values. record:
-    counts tokens and times. steady: a single sequence also decodes in the batch, so that tokens
-    do not depend on the number of sequences. Raises OutOfMemoryError.
+    length: most tokens of a sequence. record: counts tokens and times. steady: a single sequence also decodes in
+    the batch, so that tokens do not depend on the number of sequences. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Scheduler(Loop):
         record: Recorder,
         length: int,
         size: int,
-        nbytes_of: Callable[[int], int],
         *,
         steady: bool = False,
     ) -> None:
@@ -54,7 +52,7 @@ class Scheduler(Loop):
         self._record = record
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
-        self._length, self._nbytes_of = length, nbytes_of
+        self._length = length
         # None: sequences step one by one, because batches may change bits.
         self._places: BackendPlaces | None = None
         if stepping.batches:
@@ -165,7 +163,7 @@ class Scheduler(Loop):
     def _fits(self, request: Request) -> bool:
         """True if the request's KV cache fits, or if nothing runs, so that waiting is useless."""
         tokens = min(in_steps(request.length), self._length)
-        return self._idle or self._prefixes.fits(self._nbytes_of(tokens))
+        return self._idle or self._prefixes.fits(self._prefixes.nbytes_of(tokens))
 
     def _began(self, request: Request) -> None:
         """Start decoding a sequence whose prompt has been computed."""

@@ -40,7 +40,7 @@ def open_speculation(
     """Return a function that makes the source of drafts for a context; None if drafting is off.
 
     It is off if it saves no time, or if options.exact is set and drafting may change bits.
-    footprint: sizes of the model's weights and KV cache. costs: times of steps; measured now if None.
+    footprint: sizes of the weights, and of a KV cache of the planned type. costs: times of steps; measured now if None.
     """
     if options.exact and not (costs is not None and costs.same_bits):
         return None
@@ -53,7 +53,7 @@ def open_speculation(
     most = options.speculate if type(options.speculate) is int else MOST - 1
     # A step reads the weights, and for each of its tokens the keys and values, at about the same speed.
     depth = plan.context_length
-    attention = _kv_read_nbytes(footprint.with_kv(plan.kv), depth) / depth / footprint.step_nbytes
+    attention = _kv_read_nbytes(footprint, depth) / depth / footprint.step_nbytes
     step_costs, assistant = Costs(known.times, most, attention), _assistant(engine, plan)
 
     def begin(context: Context) -> Guesses:

@@ -14,7 +14,6 @@ from stem_edge.graph.formats import (
     BACKBONE_DATA,
     PREFILL_DATA,
     BackboneFormat,
-    EngineName,
     GgufFormat,
 )
 from stem_edge.graph.kv import CACHES, KvChoice, KvType, kv_obstacle
@@ -36,7 +35,6 @@ SLOT_BOOKKEEPING_NBYTES, BUCKET_NBYTES, LEAST_BUCKETS = 37, 8, 1 << 18
 class Footprint:
     """Sizes in bytes of a bundle's parts on one engine, to compute how much memory a load takes."""
 
-    engine: EngineName
     model: ModelConfig
     backbone: BackboneFormat | GgufFormat
     table_format: TableFormat | None
@@ -132,7 +130,6 @@ def onnx_footprint(
     step = data if backbone.tied else max(0, data - _embedding_nbytes(model, backbone))
     slot = array_slot_nbytes(tables.tables) if tables else 0
     return Footprint(
-        engine="onnxruntime",
         model=model,
         backbone=backbone,
         table_format=tables,
@@ -155,7 +152,6 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
     slot = gguf_schema.slot_nbytes(tables.tables) if tables else 0
     total, kv = sum(sizes.values()), gguf_schema.usual_kv(gguf.weights)
     return Footprint(
-        engine="ggml",
         model=model,
         backbone=gguf,
         table_format=tables,

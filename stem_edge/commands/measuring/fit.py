@@ -13,10 +13,9 @@ from stem_edge.runtime.backends.costs import Needs
 from stem_edge.runtime.backends.engines import choose_engine, loader
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.load_plan import loader_of_kv, open_text
+from stem_edge.runtime.load_plan import plan_alone
 from stem_edge.runtime.loading import open_or_make
-from stem_edge.shown import format_size, parse_size
-from stem_edge.system.memory import available_memory, own_memory
+from stem_edge.shown import format_size
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
@@ -43,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = {n: v for n, v in vars(args).items() if n not in ("path", "memory", "json")}
+    chosen = {n: v for n, v in vars(args).items() if n not in ("path", "json")}
     try:
-        needs, plan = _planned(pinned(args.path), args.memory, LoadOptions(**chosen))
+        needs, plan = _planned(pinned(args.path), LoadOptions(**chosen))
     except MemoryPlanError as error:
         if args.json:
             raise
@@ -69,21 +68,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(path: str, memory: str | None, load_options: LoadOptions) -> tuple[Needs, MemoryPlan]:
-    """Plan the memory of loading; `memory` includes mapped weights here. Raises MemoryPlanError."""
-    allowed = available_memory() + own_memory() if memory is None else parse_size(memory)
-    bundle = open_or_make(path)
-    engine = choose_engine(bundle, load_options.engine)
-    mapped = loader(bundle, engine, load_options).needs(1).mapped
+def _planned(path: str, options: LoadOptions) -> tuple[Needs, MemoryPlan]:
+    """Plan the memory of loading; options.memory includes mapped weights here. Raises MemoryPlanError."""
+    allowed, bundle = options.limit, open_or_make(path)
+    engine, unlimited = choose_engine(bundle, options.engine), replace(options, memory=None)
+    mapped = loader(bundle, engine, unlimited).needs(1).mapped
     if mapped >= allowed:
         raise MemoryPlanError(
             f"{bundle.path}: {format_size(allowed)} are too little: every token reads {format_size(mapped)} of "
             "weights, at least which must stay in memory; allow more, or export with fewer bits"
         )
-    options = replace(load_options, memory=allowed - mapped)
-    # As load does, because the memory of the tokenizer counts.
-    later = open_text(bundle, options).nbytes_to_come
-    found, plan = loader_of_kv(bundle, engine, options, later)
+    found, plan = plan_alone(bundle, replace(options, memory=allowed - mapped))
     return found.needs(plan.context_length), plan
 
 
@@ -122,4 +117,4 @@ def _types(needs: Needs) -> str:
     rows = (
         f", tables {footprint.table_format.kind}" if footprint.table_format else ", a dense model"
     )
-    return f"backbone {footprint.backbone.name} for {footprint.engine}{rows}"
+    return f"backbone {footprint.backbone.name} for {footprint.backbone.engine}{rows}"

@@ -41,20 +41,20 @@ class DeviceLoader:
             )
         self._bundle, self._threads = bundle, options.cpus
         self.name, self._provider = provider.name, provider
-        limit = options.device_memory
+        self._footprint, limit = footprint_of(manifest), options.device_memory
         self._limit = None if limit is None else parse_size(limit)
-        self._memory = DeviceMemory(provider)
+        # Without the weights, because onnxruntime allocates their memory itself.
+        arrays = (
+            None if self._limit is None else self._limit - device_weights_nbytes(self._footprint)
+        )
+        self._memory = DeviceMemory(provider, arrays)
 
     def prepare(self) -> None:
         """Do nothing: providers prepare weights themselves at each load."""
 
     def needs(self, context: int) -> Needs:
-        footprint, limit = footprint_of(self._bundle.manifest), self._limit
-        if limit is not None:
-            # Without the weights, because onnxruntime allocates their memory itself.
-            self._memory.limit = limit - device_weights_nbytes(footprint)
-        shared = self._memory.shared
-        return device_needs(footprint, context, self.name, limit=limit, shared=shared)
+        limit, shared = self._limit, self._memory.shared
+        return device_needs(self._footprint, context, self.name, limit=limit, shared=shared)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         return ArraySlots(layout, count)

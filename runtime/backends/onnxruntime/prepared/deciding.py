@@ -9,7 +9,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.costs import MOST
 from stem_edge.runtime.backends.onnxruntime.needs import apart_nbytes, cpu_needs
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.shown import format_size, parse_size
+from stem_edge.shown import format_size
 from stem_edge.system.memory import available_memory, own_memory
 
 # Memory of the process that prepares: Python with numpy and onnxruntime, and copies of the matrices that are packed
@@ -52,9 +52,8 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
 
 def obstacle(bundle: Bundle, footprint: Footprint, options: LoadOptions) -> str:
     """Return an error message if memory is too small for a second process that repacks the weights, else ""."""
-    own, free = own_memory(), available_memory()
-    memory, needed = options.memory, preparing_needs(footprint, options.cpus).memory
-    allowed = own + free if memory is None else min(parse_size(memory), own + free)
+    own, needed = own_memory(), preparing_needs(footprint, options.cpus).memory
+    allowed = min(options.limit, own + available_memory())
     if own + needed <= allowed:
         return ""
     return (
