@@ -151,12 +151,10 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
 
 
 def _on_disk(footprint: Footprint) -> str:
-    """Describe the bundle's size on disk, and the size of the files that its first load adds."""
+    """Describe the bundle's size on disk."""
     sizes = (footprint.backbone_nbytes, footprint.prefill_nbytes, footprint.tables_nbytes)
     named = zip(sizes, ("weights", "weights for prompts", "tables"), strict=True)
-    said = ", ".join(f"{format_size(nbytes)} of {what}" for nbytes, what in named if nbytes)
-    more = f"; about {format_size(footprint.prepared_nbytes)} more when a load prepares it"
-    return said + more * bool(footprint.prepared_nbytes)
+    return ", ".join(f"{format_size(nbytes)} of {what}" for nbytes, what in named if nbytes)
 
 
 def _read_tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:

@@ -3,6 +3,9 @@
 The plan counts anonymous memory of this process, because the system cannot reclaim it: what the process
 has taken, and what loading and generating will add if each sequence fills its context. Weights that are
 read in place from their files do not count.
+
+    manifest -> Footprint: sizes of a bundle's parts -> Needs: of an engine, for a context length
+    Needs in a Room -> MemoryPlan -> MemoryPlan.measured: once the backbone is open, the rest becomes slots
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def device_needs(
     includes copies of a layer's keys and values, and the largest matrix twice in float32, because
     providers may dequantize it.
     """
-    footprint = replace(footprint, windows=False).with_kv("fp32")
+    footprint = replace(footprint, windows=False)
     config, tables = footprint.model, footprint.tables
     cached = max(2 * layer.n_kv_heads * head_width(layer) for layer in config.layers)
     once = 2 * cached * (context + CHUNK_TOKENS) + 2 * _largest_product(config)
