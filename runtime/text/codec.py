@@ -226,6 +226,10 @@ class TextCodec:
         except BaseException as error:
             if str(error).startswith(KeyboardInterrupt.__name__):  # came in a call back to Python
                 raise KeyboardInterrupt from None
+            panic = type(error).__module__ == "pyo3_runtime"
+            own = panic or type(error) is Exception or isinstance(error, ValueError | TypeError)
+            if not own and not isinstance(error, OverflowError):  # of a signal handler
+                raise
             raise InputError(
                 f"{self._path}: the tokenizer cannot process {what} ({one_line(error)}); give another "
                 "input, or check the bundle with stem-edge verify"

@@ -67,7 +67,7 @@ def raise_error(error: Exception, doing: str) -> NoReturn:
 
     An error that is not onnxruntime's own, such as that of a signal handler, is raised unchanged.
     """
-    own = isinstance(error, RuntimeError | MemoryError)
+    own = type(error) is RuntimeError or isinstance(error, MemoryError)
     if not own and not type(error).__module__.startswith("onnxruntime"):
         raise error
     check_device(error, doing)
