@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stem_edge import __version__
-from stem_edge.bundle.manifest import version_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import ENGINES, EngineName
@@ -53,5 +52,6 @@ def loader(bundle: Bundle, engine: str, options: LoadOptions) -> EngineLoader:
 def versions(engine: str) -> dict[str, str]:
     """Return package name -> version, for all packages that affect the results of an engine."""
     module: Any = import_module(loader_module(engine))
-    found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
+    tokenizers: Any = import_module("tokenizers")  # not before it is used
+    found = {"stem-edge": __version__, "tokenizers": tokenizers.__version__}
     return found | {engine: module.version()}

@@ -226,9 +226,8 @@ class TextCodec:
         except BaseException as error:
             if str(error).startswith(KeyboardInterrupt.__name__):  # came in a call back to Python
                 raise KeyboardInterrupt from None
-            panic = type(error).__module__ == "pyo3_runtime"
-            own = panic or type(error) is Exception or isinstance(error, ValueError | TypeError)
-            if not own and not isinstance(error, OverflowError):  # of a signal handler
+            module = type(error).__module__  # others are those of signal handlers
+            if module not in ("builtins", "pyo3_runtime") or isinstance(error, OSError):
                 raise
             raise InputError(
                 f"{self._path}: the tokenizer cannot process {what} ({one_line(error)}); give another "

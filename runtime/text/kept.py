@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from stem_edge import __version__
 from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
-from stem_edge.bundle.manifest import digest, version_of
+from stem_edge.bundle.manifest import digest
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64
 
@@ -164,7 +165,7 @@ def kept_file(root: Path, tokenizer: Path, vocab_size: int) -> Path:
     found = disk.status(tokenizer)
     # st_ctime, because a copy may keep size and time of change (cp -p, rsync -t).
     times = found.st_mtime_ns, found.st_ctime_ns
-    versions = digest(FORMAT, __version__, version_of("tokenizers"))
+    versions = digest(FORMAT, __version__, tokenizers.__version__)
     facts = str(tokenizer.resolve()), found.st_size, *times, vocab_size
     return root / TOKENIZERS / f"{versions}-{digest(*facts)}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -51,15 +50,6 @@ NAMES = re.compile(rf"{_ALL}|{TABLES}/(zarr\.json|({_ARRAYS})/(zarr\.json|c/[0-9
 # Bounded, because a damaged size must not overflow 64-bit arithmetic.
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
-
-
-def version_of(module: str) -> str:
-    """Return the version of a Python module; "" if it is not installed."""
-    # Imported here, because the caller is about to use it and importing this file must stay cheap.
-    try:
-        return str(import_module(module).__version__)
-    except ModuleNotFoundError:  # not ImportError, because an interrupted import raises that
-        return ""
 
 
 def digest(*values: object) -> str:

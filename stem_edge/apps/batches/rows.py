@@ -64,7 +64,8 @@ def read_rows(path: Path) -> Iterator[Row]:
         ) from None
     with file:
         for number, data in enumerate(lines_of(file), 1):
-            if line := (data.removeprefix(BOM_UTF8) if number == 1 else data).strip():
+            line = data.removeprefix(BOM_UTF8) if number == 1 else data
+            if line.strip():
                 row = _parse(line, number)
                 if (key := key_of(row.id, number)) in seen:
                     wrong = f"an earlier row has the id {shown(row.id)}; give each row its own"
@@ -84,7 +85,7 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse(line: bytes, number: int) -> Row:
-    if len(line) > MOST_NBYTES:
+    if len(line) - line.endswith(b"\n") > MOST_NBYTES:
         return Row(None, number, wrong=f"the line is longer than {MOST_NBYTES:,} bytes")
     try:
         fields = msgspec.json.decode(line, type=dict[str, Any])

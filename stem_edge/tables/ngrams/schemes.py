@@ -20,6 +20,7 @@ from stem_edge.tables.ngrams.rows import NgramTable
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Order = Annotated[int, msgspec.Meta(ge=2, le=16)]  # tokens of the longest n-gram
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
 MOST_LAYERS = msgspec.Meta(max_length=64)
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
@@ -40,10 +41,10 @@ class QwenConfig(msgspec.Struct):
     vocab_size: Count
     ple_layer_ids: Annotated[list[Count], MOST_LAYERS]  # counted from 1
     ple_embed_dim: Count
-    ngram_size: Few
+    ngram_size: Order
     heads_per_ngram: Few
     ngram_vocab_size_base: Count
-    eos_token_id: Id | list[Id]
+    eos_token_id: Id | Annotated[list[Id], msgspec.Meta(min_length=1)]
     seed: int = 1234
 
     def tables(self) -> list[NgramTable]:
@@ -77,7 +78,7 @@ class DeepSeekConfig(msgspec.Struct):
     vocab_size: Count
     engram_layer_ids: Annotated[list[int], MOST_LAYERS]  # counted from 0
     engram_num_embeddings: list[Count]
-    engram_max_ngram_size: Few
+    engram_max_ngram_size: Order
     engram_n_heads: Few
     engram_head_dim: Count
     engram_vocab_size: Count
@@ -120,7 +121,7 @@ class LongCatConfig(msgspec.Struct):
     vocab_size: Count  # of text
     hidden_size: Count
     ngram_vocab_size_ratio: Ratio
-    emb_neighbor_num: Few
+    emb_neighbor_num: Order
     emb_split_num: Few
     eos_token_id: Id
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too

@@ -16,7 +16,6 @@ from stem_edge.tables.ngrams.rows import NgramTable, Stored
 from stem_edge.tables.ngrams.schemes import keyed_tables
 from stem_edge.tables.store import CRC_NBYTES
 
-LARGEST = {"ngram_size": 64, "heads_per_ngram": 64, "ngram_vocab_size_base": 1 << 30}
 QWEN: dict[str, Any] = {
     "model_type": "qwen4_exp",
     "text_config": {
@@ -150,10 +149,11 @@ def test_damaged_hashes_and_ids_are_refused() -> None:
         keyed_tables({"model_type": "llama"})
     forged: list[tuple[dict[str, Any], str]] = [
         (LONGCAT | {"ngram_vocab_size_ratio": float("inf")}, "at"),
-        (LONGCAT | {"emb_neighbor_num": 10**9}, "at"),
+        (LONGCAT | {"emb_neighbor_num": 1}, ">= 2 - at"),
         (DEEPSEEK | {"engram_num_embeddings": [384006169, 384016682]}, "rows of layer 1"),
         (DEEPSEEK | {"engram_layer_ids": [1] * 65}, "length <= 64"),
-        (QWEN | {"text_config": QWEN["text_config"] | LARGEST}, "n-grams of up to 64 ids"),
+        (QWEN | {"text_config": QWEN["text_config"] | {"ngram_size": 64}}, "<= 16 - at"),
+        (QWEN | {"text_config": QWEN["text_config"] | {"eos_token_id": []}}, "length >= 1"),
     ]
     for config, words in forged:
         with pytest.raises(ValueError, match=words):
