@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -101,13 +100,9 @@ def open_or_make(path: str | Path, options: LoadOptions | None = None) -> Bundle
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
-    with ThreadPoolExecutor(1) as pool:  # a first load caches the tokenizer while it packs weights
-        text_opening = pool.submit(open_text, bundle, options)
-        if options.memory is not None:
-            text_opening.result()  # alone, because both processes together take more memory
-        loader, _ = loader_of_kv(bundle, chosen, options)
-        loader.prepare()  # after a plan, which may refuse, because this may take long
-        text = text_opening.result()
+    text = open_text(bundle, options)
+    loader, _ = loader_of_kv(bundle, chosen, options, text.nbytes_to_come)
+    loader.prepare()  # after a plan, which may refuse, because this may take long
     room = room_of(bundle, options, text.nbytes_to_come)
     plan = plan_load(bundle, loader, options, room)
     text.room = TextRoom(plan.text, max(plan.total, room.limit))

@@ -93,7 +93,7 @@ def test_options_and_params_are_the_same_thing(model: Model) -> None:
     assert model.generate_text("The", params) == model.generate_text("The", max_new_tokens=5)
     with pytest.raises(InputError, match="not both"):
         model.generate("The", params, seed=1)
-    with pytest.raises(TypeError, match="no option max_tokens; did you mean max_new_tokens"):
+    with pytest.raises(TypeError, match="no option max_tokens; use max_new_tokens"):
         model.generate("The", max_tokens=5)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="the text is of type list; give a str"):
         model.tokenize(["a", "b"])  # type: ignore[arg-type]
