@@ -21,6 +21,7 @@ from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text import tokenizer_gate, tokenizer_model
 
 CHARS = string.ascii_letters + string.digits
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["é", -1], ["è", -1]]}
 # Prints the bytes that loading a tokenizer.json takes at its peak and keeps, and those forecast.
 TAKEN = """
 import sys
@@ -65,16 +66,17 @@ def test_merges_are_read_as_the_library_reads_the_original(
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "named"),
+    ("model", "limit", "value", "named"),
     [
-        ("MAX_TOKENS", 62, "model.vocab has more than 62 entries"),
-        ("MAX_MERGES_IN_ALL", 1, "model.merges has more than 1 entries for 64 tokens"),
+        (bpe(64), "MAX_TOKENS", 62, "model.vocab has more than 62 entries"),
+        (bpe(64), "MAX_MERGES_IN_ALL", 1, "model.merges has more than 1 entries for 64 tokens"),
+        (UNIGRAM, "MAX_PIECES_NBYTES", 3, "the tokens of model.vocab have 4 bytes"),
     ],
 )
 def test_limits_of_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, limit: str, value: int, named: str
 ) -> None:
-    path = write(tmp_path / "tokenizer.json", bpe(64))
+    path = write(tmp_path / "tokenizer.json", model)
     TextCodec(path)
     monkeypatch.setattr(tokenizer_model, limit, value)
     refused(lambda: TextCodec(path), BundleError, path, named)
