@@ -23,13 +23,11 @@ KINDS = {
 
 
 class RefusalError(StemEdgeError):
-    """An HTTP error for the client. param: the wrong field. retry: adds the header Retry-After."""
+    """An HTTP error for the client. param: the wrong field. retry: if there is a Retry-After."""
 
-    def __init__(
-        self, message: str, param: str | None = None, *, status: int = 400, retry: bool = False
-    ) -> None:
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400) -> None:
         super().__init__(one_line(message, 1000))  # it may quote the client's text
-        self.param, self.status, self.retry = param, status, retry or status == BUSY
+        self.param, self.status, self.retry = param, status, status in (BUSY, UNAVAILABLE)
 
 
 def failed(message: str = "the server failed; its log says where") -> RefusalError:

@@ -113,16 +113,12 @@ def prompt_ids(
     return model.tokenize(text)
 
 
-def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
-    """Return sampling params; absent fields get the model's defaults. Raises RefusalError.
-
-    names: field of SamplingParams -> its name in client requests if different, for errors.
-    """
+def params_of(model: Model, **fields: Any) -> SamplingParams:
+    """Return sampling params; absent fields get the model's defaults. Raises RefusalError."""
     try:
         return model.chosen(SamplingParams(**fields), CONVERSATION)
     except InputError as error:
         name, _, rest = str(error).partition(" ")
-        name = names.get(name, name)
         raise RefusalError(f"{name} {rest}", name) from None
 
 

@@ -148,7 +148,7 @@ class Compute:
             raise failed(UNUSABLE)
         if self._found is None:
             told = "the model is being loaded; try again in a moment"
-            raise RefusalError(told, status=UNAVAILABLE, retry=True)
+            raise RefusalError(told, status=UNAVAILABLE)
         return self._found
 
     def _run(self) -> None:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from stem_edge.apps.answers.events import AnswerEvent, End
 from stem_edge.apps.answers.openai.chat import AskedChat
 from stem_edge.apps.answers.openai.completion import Asked
-from stem_edge.apps.answers.openai.options import DONE, head, usage
+from stem_edge.apps.answers.openai.options import DONE, RefusedFields, head, refuse, usage
 from stem_edge.apps.answers.refusals import RefusalError, failed, openai_error, public
 from stem_edge.apps.serving.reply import Replies
 from stem_edge.apps.serving.service import Service
@@ -48,6 +48,7 @@ async def read(request: Request, kind: type[T]) -> T:
             f"request too complex: about {values:,} JSON values, limit {MOST_VALUES:,}; send less"
         )
     request.scope["hold"](values * VALUE_NBYTES)
+    refuse(decoded(body, RefusedFields))
     return decoded(body, kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import TypeVar, cast
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
-from stem_edge.apps.answers.openai.options import MOST_NBYTES, unix_time
+from stem_edge.apps.answers.openai.options import MOST_NBYTES
 from stem_edge.apps.answers.refusals import BUSY, RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.serving.compute import Compute
@@ -62,7 +63,7 @@ class Service:
     hosts: tuple[str, ...] = ()  # names of this server in addition to localhost; "*": any
     origins: tuple[str, ...] = ()  # of other web pages that may send requests (CORS); "*": any
     body_nbytes: int = MOST_NBYTES  # size limit of a request
-    created: int = field(default_factory=unix_time)
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         """Create threads that tokenize and format, and give freed memory back after each task."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import msgspec
@@ -22,19 +22,33 @@ MOST_DIGITS = 10  # of a token id; Python refuses to parse much longer numbers
 MOST_ANSWERS = 128  # as OpenAI allows
 MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
 SMALLEST_TOP_P = 1e-9  # in place of 0, which OpenAI allows: only the top token
-API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> its name in requests
 # Refused field -> what to give instead. To ignore these fields would change the answer.
 REFUSED = {
-    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "max_tokens"),
-    "options": "its fields as fields of the request",
-    "num_ctx": "--context-length to stem-edge serve",
-    "schema": "response_format or json_schema",
-    "regex": "guided_regex",
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "continue_final_message": "a message of the user that asks for the rest",
+    name: instead
+    for instead, names in {
+        "max_tokens": "max_new_tokens n_predict num_predict t_max_predict_ms",
+        "its fields as fields of the request": "options",
+        "--context-length to stem-edge serve": "num_ctx",
+        "response_format or json_schema": "schema format structured_outputs structural_tag",
+        "guided_regex": "regex guided_choice",
+        "tools and tool_choice": "functions function_call",
+        "a message of the user that asks for the rest": "continue_final_message",
+        "temperature, top_p, top_k or min_p": "mirostat typical_p top_n_sigma dynatemp_range "
+        "xtc_probability samplers use_beam_search length_penalty",
+        "repetition_penalty": "repeat_last_n dry_multiplier",
+        "stop": "stop_token_ids include_stop_str_in_output",
+        "logit_bias": "ignore_eos min_tokens bad_words allowed_token_ids",
+        "logprobs": "n_probs prompt_logprobs",
+        "chat_template_kwargs": "think",
+        "a message whose role is system": "system",
+        "the whole text to /v1/completions": "raw template chat_template",
+        "texts": "modalities audio images image_data",
+    }.items()
+    for name in names.split()
 }
-FINGERPRINT = f"b{stem_edge.__version__}"
+OFF: Sequence[Any] = (False, "", [], {})  # values of other fields than HARMLESS that change nothing
+HARMLESS = {"think": (), "typical_p": (1,), "length_penalty": (1,), "modalities": (["text"],)}
+RefusedFields = msgspec.defstruct("RefusedFields", [(name, Any, None) for name in REFUSED])
 DONE = b"data: [DONE]\n\n"
 # Field of a request -> function that converts its value to a grammar.
 GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
@@ -80,16 +94,6 @@ class Options(msgspec.Struct):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     timings_per_token: bool | None = None
-    max_new_tokens: Any = None
-    n_predict: Any = None
-    num_predict: Any = None
-    num_ctx: Any = None
-    options: Any = None
-    schema: Any = None
-    regex: Any = None
-    functions: Any = None
-    function_call: Any = None
-    continue_final_message: Any = None
 
     @property
     def count(self) -> int:
@@ -111,9 +115,6 @@ class Options(msgspec.Struct):
         """
         if self.stream_options is not None and not self.stream:
             raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
-        for name, instead in REFUSED.items():
-            if getattr(self, name) not in (None, False):
-                raise RefusalError(f"{name} is not supported here; give {instead}", name)
         if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
             name, most = self.logprobs_field, MOST_LOGPROBS
             raise RefusalError(f"{name} is {logprobs}; expected 0 to {most}", name)
@@ -133,7 +134,7 @@ class Options(msgspec.Struct):
             "grammar": self.answer_grammar(),
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        return params_of(model, API_NAMES, max_new_tokens=max_new_tokens, **given)
+        return params_of(model, max_new_tokens=max_new_tokens, **given)
 
     @property
     def grammar_field(self) -> str:
@@ -155,6 +156,13 @@ class Options(msgspec.Struct):
         ((name, each),) = given.items()
         with naming(name):
             return GRAMMARS.get(name, Grammar.of_schema)(each)
+
+
+def refuse(fields: msgspec.Struct) -> None:
+    """Raise RefusalError for the first of `fields`, a RefusedFields, that would change the answer."""
+    for name, instead in REFUSED.items():
+        if (value := getattr(fields, name)) is not None and value not in HARMLESS.get(name, OFF):
+            raise RefusalError(f"{name} is not supported here; give {instead}", name)
 
 
 def biases(given: Mapping[str, float]) -> dict[int, float]:
@@ -185,9 +193,9 @@ def head(model_name: str, id_prefix: str, kind: str) -> dict[str, Any]:
     return {
         "id": f"{id_prefix}-{secrets.token_hex(12)}",
         "object": kind,
-        "created": unix_time(),
+        "created": int(time.time()),
         "model": model_name,
-        "system_fingerprint": FINGERPRINT,
+        "system_fingerprint": f"b{stem_edge.__version__}",
     }
 
 
@@ -202,8 +210,3 @@ def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
         "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-
-
-def unix_time() -> int:
-    """Return the time in seconds since 1970. It may jump, so do not measure durations with it."""
-    return int(datetime.now(UTC).timestamp())

@@ -115,7 +115,7 @@ def test_several_answers_have_seeds_that_follow(strict: Any) -> None:
 
 def test_several_answers_check_and_convert_biases_once(model: Model) -> None:
     biases = {5: 1.0}
-    params = params_of(model, {}, seed=2**64 - 1, logit_bias=biases)
+    params = params_of(model, seed=2**64 - 1, logit_bias=biases)
     biases[5] = 1000.0  # which another check would refuse
     found = [model.request([5], each).params for each in seeded(params, 3)]
     assert [each.seed for each in found] == [2**64 - 1, 0, 1]
@@ -134,12 +134,8 @@ def test_log_probabilities(strict: Any) -> None:
     streamed = strict.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=3, temperature=0, logprobs=True, stream=True
     )
-    entries = [
-        entry.logprob
-        for chunk in streamed
-        if chunk.choices[0].logprobs
-        for entry in chunk.choices[0].logprobs.content
-    ]
+    parts = [chunk.choices[0].logprobs for chunk in streamed]
+    entries = [entry.logprob for part in parts if part for entry in part.content]
     assert entries == [each.logprob for each in found]
 
 
@@ -203,7 +199,8 @@ def test_echo_with_log_probabilities(client: TestClient, model: Model) -> None:
 
 def test_streamed_completion(client: TestClient, model: Model) -> None:
     body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 0}
-    whole = client.post("/v1/completions", json=body).json()["choices"][0]
+    nothing = {"mirostat": 0, "format": "", "typical_p": 1.0, "options": {}, "ignore_eos": False}
+    whole = client.post("/v1/completions", json=body | nothing).json()["choices"][0]
     got = client.post("/v1/completions", json=body | {"stream": True})
     assert got.headers["content-type"].startswith("text/event-stream")
     lines = got.text.split("\n\n")
@@ -214,9 +211,8 @@ def test_streamed_completion(client: TestClient, model: Model) -> None:
     for name in ("tokens", "token_logprobs", "text_offset"):
         found = [choice["logprobs"][name] for choice in choices if choice["logprobs"]]
         assert [each for list_ in found for each in list_] == whole["logprobs"][name]
-    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [
-        "length"
-    ]
+    reasons = [choice["finish_reason"] for choice in choices]
+    assert reasons == [None] * (len(choices) - 1) + ["length"]
 
 
 @pytest.mark.parametrize("stop", [" country", [" country", "Europe"]])
@@ -244,20 +240,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"max_new_tokens": 5}, "max_new_tokens"),
-    ({"schema": SCHEMA}, "schema"),
     ({"response_format": {"type": "yaml" * 50_000}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": OBJEKT}, "response_format"),
     ({"grammar": "root ::= x"}, "grammar"),
     ({"guided_regex": "("}, "guided_regex"),
     ({"grammar": "root ::= x", "json_schema": {}}, "json_schema"),
-    ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "perhaps" * 30_000}, "tool_choice"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
+    ({"think": False}, "think"),
+    *(({name: ["json"]}, name) for name in ["max_new_tokens", "schema", "functions", "format"]),
+    *(({name: 2}, name) for name in ["mirostat", "typical_p", "ignore_eos", "repeat_last_n"]),
+    *(({name: ["audio"]}, name) for name in ["guided_choice", "stop_token_ids", "modalities"]),
 ]
 
 
