@@ -121,7 +121,10 @@ def remove(root: Path) -> bool:
     try:
         if not lock(making):
             return False
-        remove_tree(root, root.parent)
+        if (aside := root.with_suffix(".removed")).is_dir():  # left by a process that was killed
+            remove_tree(aside, root.parent)
+        disk.rename(root, aside)  # if this is not permitted, nothing is lost
+        remove_tree(aside, root.parent)
         return True
     finally:
         disk.close(making)

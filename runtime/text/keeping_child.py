@@ -38,4 +38,5 @@ def writable(folder: Path) -> bool:
     """True if files can be written to a folder. Makes the folder if it is missing."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    return folder.is_dir() and os.access(folder, os.W_OK)
+        return os.access(folder, os.W_OK)
+    return False

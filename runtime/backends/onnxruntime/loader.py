@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,7 @@ class OrtLoader:
         if options.weights != "prepared":
             return
         large, cache_dir = self._footprint.prepared_nbytes > 0, options.cache_dir
-        if large or (cache_folder(cache_dir) / PREPARED).is_dir():
+        if large or os.access(cache_folder(cache_dir) / PREPARED, os.R_OK):
             from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 
             self._prepared = find_prepared(bundle, cache_dir, self._footprint.kv)

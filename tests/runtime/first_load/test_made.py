@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -179,9 +180,7 @@ def test_an_interrupted_one_leaves_nothing(
 def test_a_bundle_keeps_its_record_if_the_next_export_fails(
     tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(*_: object) -> None:
-        raise CheckpointError("damaged; copy it again")
-
+    refuses = Mock(side_effect=CheckpointError("damaged; copy it again"))
     path = one_file(tmp_path)
     opened(path)
     path.rename(earlier := tmp_path / "earlier")
@@ -281,6 +280,10 @@ def test_the_command_removes(
             assert "a process makes it" in capsys.readouterr().err
         disk.close(making)
     path.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rename", "remove_folder"):  # as where the folder cannot be written
+            patch.setattr(disk, name, Mock(side_effect=PermissionError(13, "denied")))
+        assert main(["rm", "m"]) == 1 and [*cache.glob(f"{MADE}/*/m/{MANIFEST}")]
     assert main(["rm", "m"]) == 0 and not list(cache.glob(f"{MADE}/*/"))
 
 

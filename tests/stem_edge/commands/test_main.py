@@ -46,7 +46,7 @@ def test_generate_json(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [str(DEMO), "-n", "4", "The capital of Peru is"],
+        [str(DEMO), "-n", "4", "The capital of Peru is", "--cache-dir", "x" * 300],
         ["--provider", "cpu", str(DEMO), "-p", "The capital of Peru is", "-n", "4"],
         ["The capital of Peru is", "--max-tokens", "4", "--quiet", "-c", "64", "-m", str(DEMO)],
     ],

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     thinking = "let the model think before it answers, or not"
     add("--thinking", action=argparse.BooleanOptionalAction, help=thinking)
     add("--json", action="store_true", help="print a JSON object for each answer")
-    add("-q", "--quiet", action="store_true", help="print no figures and notes")
+    add("-q", "--quiet", action="store_true", help="print no figures or notes after answers")
     add_sampling(parser.add_argument_group("choosing tokens"), MAX_NEW_TOKENS)
     add_loading(parser.add_argument_group("loading"))
     parser.set_defaults(explain=partial(with_options, parser))
