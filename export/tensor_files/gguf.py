@@ -61,7 +61,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 def _read(file: SourceFile) -> GgufFile:
     if not file.head.startswith(MAGIC):
-        what = looks_like(file.head) or f"bytes {file.head[:8].hex(' ') or 'none'}"
+        what = looks_like(file.head) or f"bytes {file.head[:8].hex(' ')}"
         raise ValueError(f"it is {what}")
     header = _Header(file)
     header.take(len(MAGIC))

@@ -39,7 +39,8 @@ def looks_like(head: bytes) -> str | None:
         return "a tar archive"
     if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
         return "a bare pickle, which can carry code"
-    return next((what for start, what in _HEADS.items() if head.startswith(start)), None)
+    kinds = _HEADS if head else {b"": "empty"}
+    return next((what for start, what in kinds.items() if head.startswith(start)), None)
 
 
 class SourceFile:

@@ -109,7 +109,7 @@ def _check_archive(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(HEAD_NBYTES)
         if not head.startswith(ZIP):
-            what = looks_like(head) or f"bytes {head[:8].hex(' ') or 'none'}"
+            what = looks_like(head) or f"bytes {head[:8].hex(' ')}"
             raise ValueError(f"it is {what}, not an archive of torch.save")
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():

@@ -82,7 +82,7 @@ def _file(kind: str, path: Path | None) -> Path:
         raise CheckpointError(f"tokenizer {kind!r} needs the path of a file, but has none; {_HINT}")
     if not path.is_file():
         raise CheckpointError(
-            f"{path.parent}: no {path.name}; add one or pass --tokenizer FILE (a tokenizer.json)"
+            f"{path}: no such file; copy the model's tokenizer.json there, or pass its path as --tokenizer FILE"
         )
     return path
 

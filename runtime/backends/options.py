@@ -12,7 +12,7 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
-from stem_edge.runtime.backends.costs import StepCosts
+from stem_edge.runtime.backends.costs import MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, SHORTEST_CONTEXT
 from stem_edge.runtime.rows.rows import FlashName
 from stem_edge.shown import check_known, parse_size, shown
@@ -73,11 +73,11 @@ class LoadOptions:
                 f"slots is {self.slots}, but resident keeps the rows of every token; leave out one "
                 "of the two"
             )
-        number = isinstance(self.speculate, int) and self.speculate >= 0
+        number = isinstance(self.speculate, int) and 0 <= self.speculate < MOST
         if not (number or self.speculate == "auto" or callable(self.speculate)):
             raise InputError(
-                f"speculate is {shown(self.speculate)}; expected 'auto', True, False, the most tokens to "
-                "draft for a step, or a function that drafts"
+                f"speculate is {shown(self.speculate)}; expected 'auto', True (on), False (off), "
+                f"the most tokens to draft for a step (up to {MOST - 1}), or a function that drafts"
             )
         if isinstance(self.prompt_cache, str | Path):
             _check_prompt_cache(Path(self.prompt_cache))

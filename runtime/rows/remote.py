@@ -35,7 +35,7 @@ class RemoteShards:
     """Table shards below a URL. Methods: see ShardFiles. Raises InputError for an unusable URL."""
 
     distant = True
-    if_unreadable = "check the network and the address; credentials are those that fsspec finds"
+    if_unreadable = "check the address, and if it is a URL, the network and fsspec's credentials"
     if_short = "check that the URL is that of this bundle's tables, the folder tables.zarr itself"
     if_damaged = "check that the URL is that of this bundle's tables, and that nothing changed them"
 

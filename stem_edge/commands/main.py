@@ -52,8 +52,8 @@ bundle that the other commands run; commands that run one do this themselves."""
 EPILOG = """\
 first steps:
   stem-edge demo
-  stem-edge export runs/0000100000 model
-  stem-edge generate model "Once upon a time"
+  stem-edge run FILE.gguf
+  stem-edge run hf:org/name "Once upon a time"
 
 `stem-edge COMMAND --help` explains a command."""
 

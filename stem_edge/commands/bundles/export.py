@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora", metavar="DIR", help="PEFT adapter to merge into the weights")
     add("--assistant", metavar="PATH", help="draft model that was made for a Gemma 4")
     add("--tokenizer", metavar="FILE", help="tokenizer.json in place of the checkpoint's")
-    prefill = "add int8 matrices for faster prompts (default: if exact)"
+    prefill = "add int8 matrices for faster prompts (default: if exact, not for GGUF)"
     add("--prefill-graph", action=argparse.BooleanOptionalAction, help=prefill)
     add("-t", "--threads", type=int, metavar="N", help="threads that compute")
     add("--force", action="store_true", help="replace OUT if it is a bundle")

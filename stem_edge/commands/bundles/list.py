@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         shown = f"{model['name']:{widest}}  {format_size(model['nbytes']):>9} {more:25}"
         print(printable(f"{shown}  {model['place']}"))
     if not models:
-        print("no models are kept; fetch one with: stem-edge run hf:org/name")
+        print("no models are stored; get one with: stem-edge run FILE.gguf, or hf:org/name")
     root = cache_folder(None)
     nbytes = 0
     for path in root.rglob("*"):

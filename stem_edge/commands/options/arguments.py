@@ -148,7 +148,7 @@ def read_text(path: Path | None, what: str, most: int) -> str:
         with nullcontext(sys.stdin) if path is None else path.open(encoding="utf-8") as file:
             text = str(file.read(most + 1))
     except OSError as error:
-        raise InputError(f"{place}: cannot read ({error.strerror}); give another file") from None
+        raise InputError(f"{place}: cannot read ({error.strerror}); give a {what} file") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{place}: not valid UTF-8 ({error}); give the {what} as UTF-8") from None
     if len(text) > most:

@@ -10,15 +10,14 @@ from stem_edge.commands.options.arguments import MORE
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.keywords import LoadKeywords
-from stem_edge.runtime.backends.options import LoadOptions, Speculate
+from stem_edge.runtime.backends.options import LoadOptions
 
 BUNDLE_HELP = "folder, FILE.gguf, hf:org/name, or a listed name"
 
 
-def speculation(text: str) -> Speculate:
-    """Parse the value of --speculate. Raises ValueError, which argparse reports as a bad value."""
-    known: dict[str, Speculate] = {"auto": "auto", "on": True, "off": False}
-    return known[text] if text in known else int(text)
+def speculation(text: str) -> int | str:
+    """Parse the value of --speculate. Returns an unknown word as it is: LoadOptions refuses it."""
+    return int(text) if text.isdecimal() else {"on": True, "off": False}.get(text, text)
 
 
 CONTEXT = ("-c", "--context-length", "--ctx-size", "--num-ctx", "--max-kv-size")

@@ -112,7 +112,7 @@ def test_c5_a_sparse_file_is_refused_at_once(tmp_path: Path) -> None:
 
 
 FILES: list[tuple[bytes, str]] = [
-    (b"", "bytes none"), (b"GGU", "bytes 47 47 55"), (b"FUGG" + bytes(40), "46 55 47 47"),
+    (b"", "it is empty"), (b"GGU", "bytes 47 47 55"), (b"FUGG" + bytes(40), "46 55 47 47"),
     (pickle.dumps({"a": [1.0] * 9}), "a bare pickle"), (b"PK\x03\x04" + bytes(40), "zip archive"),
     (b"<!DOCTYPE html>", "a web page"), (b"version https://git-lfs.x", "git-lfs"),
     (b"gguf" + encoded()[4:], "bytes 67 67 75 66"), (b"GGUF", "go on to byte 8"),

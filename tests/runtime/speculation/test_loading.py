@@ -20,7 +20,7 @@ import stem_edge
         ({"speculate": True}, 7),
         ({"speculate": 1}, 1),
         ({"speculate": 6}, 3),
-        ({"speculate": 100}, 7),
+        ({"speculate": 7}, 7),
         ({"speculate": True, "slots": 6}, 0),  # too few to measure
     ],
 )

@@ -70,7 +70,7 @@ def _head(report: Report) -> Iterator[str]:
     cold = ", no file in the page cache" * settings["cold"]
     yield (
         f"{settings['text']}: prompt of {settings['prompt_tokens']} tokens, "
-        f"{settings['new_tokens']} decoded; {settings['rounds']} rounds{cold}"
+        f"{settings['new_tokens']} decoded; {settings['rounds']} round{'s' * (settings['rounds'] > 1)}{cold}"
     )
     if "provider" in settings["options"]:
         yield f"provider {settings['options']['provider']}"

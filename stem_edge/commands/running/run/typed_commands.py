@@ -95,7 +95,7 @@ def _number(field: str, text: str) -> float:
         return kind(text)
     except ValueError:
         raise InputError(
-            f"{field} is {shown(text)}; expected a number of at most {MOST_DIGITS} characters, like /set {field} 1"
+            f"{field} is {shown(text)}; expected a {'whole ' * (kind is int)}number of at most {MOST_DIGITS} characters, like /set {field} 1"
         ) from None
 
 
@@ -146,7 +146,7 @@ HELP |= {EXIT: "end, as Ctrl-D, /quit and /bye do"}
 
 def _path(name: str) -> Path:
     if not name or "\0" in name:
-        raise InputError("no file; give its name after the command, like /save talk")
+        raise InputError("no file; give its name after the command, like /save talk or /load talk")
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # ~name of a user that does not exist
