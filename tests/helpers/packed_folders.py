@@ -22,6 +22,7 @@ from transformers.integrations.gemma_quant import (
 RULES = {
     r"embed_tokens$|lm_head": {"num_bits": 2},
     r"layers\.[45]\.mlp": {"num_bits": 2},
+    r"layers\.1\.self_attn\.[qkv]_proj": {"num_bits": 8},  # others have 4
     r"per_layer_(input_gate|projection)": {"num_bits": 8},
 }
 TOKENS = 40
@@ -73,10 +74,8 @@ def write_packed(
             module.embedding_scale.data = _scales(count, each, bits, random)
     model.lm_head.weight.data = model.model.embed_tokens.embedding_quantized.data.clone()
     model.lm_head.weight_scale.data = model.model.embed_tokens.embedding_scale.data.clone()
-    for (
-        name,
-        value,
-    ) in model.named_parameters():  # flat scores and small changes, as trained models have
+    for name, value in model.named_parameters():
+        # Flat scores and small changes, as trained models have.
         if "q_norm" in name or "post" in name:
             value.data *= 0.3
     ids = torch.randint(3, VOCAB_SIZE, (1, TOKENS), generator=random)
