@@ -12,7 +12,7 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
 from stem_edge.runtime.grammars.library import (
     MAX_LARK,
     MAX_REGEX,
@@ -25,13 +25,13 @@ from stem_edge.runtime.grammars.schema import OPTIONS, check_lark, prepared
 from stem_edge.runtime.grammars.vocabulary import vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.shown import one_line
+from stem_edge.system.memory import return_freed_memory
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_COMPILED = 32  # cached grammars, 0.1 to 4 MB each if they are small
-# Characters of all cached grammars together. Each takes 20 to 360 bytes of memory: at most about 100 MB.
-MAX_COMPILED_CHARS = 1 << 18
+# Cached grammars, of MAX_CHARS together. A character takes 20 to 360 bytes of memory.
+MAX_COMPILED = 32
 MAX_SYMBOLS = 20_000  # of a grammar: 100,000 take a minute to compile
 LOOKAHEAD = 32  # most forced tokens to compute in one call
 MAX_FUEL = 500_000  # to read a grammar's regexes; with llguidance's million, a regex may take 90 MB
@@ -54,7 +54,7 @@ class Grammars:
         self._codec, self._eos_ids, self._vocab_size = codec, eos_ids, vocab_size
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._lock = RLock()  # re-entrant, for a signal handler
+        self._lock, self._compiling = RLock(), RLock()  # re-entrant, for a signal handler
 
     def open(self, grammar: Grammar) -> GrammarConstraint:
         """Return a new constraint for one answer. It applies from the first generated token on.
@@ -67,8 +67,10 @@ class Grammars:
                 parts = self._codec, self._eos_ids, self._vocab_size
                 self._vocabulary = guarded(lambda: vocabulary_of(*parts), "the tokenizer")
             vocabulary, compiled = self._vocabulary, self._compiled.pop(grammar, None)
-        if compiled is None:  # without the lock, so that other threads need not wait
-            compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
+        if compiled is None:  # one at a time, for the memory; cached grammars need not wait
+            with self._compiling:
+                compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
+                return_freed_memory()
         with self._lock:
             self._keep(grammar, compiled)
             with panics_refused(f"{grammar.kind}: cannot be used"):
@@ -76,13 +78,11 @@ class Grammars:
         return GrammarConstraint(copy, vocabulary.vocab_size, lambda: self._forget(grammar))
 
     def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
-        """Cache a grammar unless it is too large; evict the least recently used grammars."""
-        if len(grammar.text) > MAX_COMPILED_CHARS:
-            return
+        """Cache a grammar; evict the least recently used grammars."""
         self._compiled[grammar] = compiled
         while (
             len(self._compiled) > MAX_COMPILED
-            or sum(len(each.text) for each in list(self._compiled)) > MAX_COMPILED_CHARS
+            or sum(len(each.text) for each in list(self._compiled)) > MAX_CHARS
         ):
             self._compiled.popitem(last=False)
 

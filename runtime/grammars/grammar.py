@@ -10,7 +10,7 @@ from typing import Literal, Self
 from stem_edge.errors import InputError
 from stem_edge.shown import one_line, shown
 
-MAX_CHARS = 1 << 20  # larger ones would take minutes to compile
+MAX_CHARS = 1 << 17  # larger ones take minutes or 100 MB to compile
 # Lark has no "::=". Possessive, so that time grows with the length alone.
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 

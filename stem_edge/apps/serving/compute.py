@@ -24,6 +24,7 @@ UNUSABLE = "the model cannot be used; the log of the server says why"
 REST_SECONDS = 0.2  # from the last answer until freed memory is returned
 END_SECONDS = 10.0  # wait for a model that is being loaded when the server ends
 REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the model
+GRAMMAR_NBYTES = 64  # memory of a compiled grammar for each of its characters, roughly
 
 
 class Compute:
@@ -116,6 +117,8 @@ class Compute:
         """
         with self._lock:
             _, scheduler = self.check(len(requests))
+            if requests and (grammar := requests[0].params.grammar) is not None:
+                hold(len(grammar.text) * GRAMMAR_NBYTES)  # all answers of a request have the same
             replies = Replies(self._leave, hold)
             try:
                 for request in requests:

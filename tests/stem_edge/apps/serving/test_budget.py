@@ -28,6 +28,7 @@ def test_requests_and_answers_have_a_limit(model: Model, monkeypatch: pytest.Mon
         scored = {"n": 2, "echo": True, "max_tokens": 0}
         for more, expected in ({"n": 2}, 413), ({"n": 2, "stream": True}, 200), (scored, 413):
             assert status(**(ENDLESS | more)) == expected
+        assert status(guided_regex="a" * (1 << 14)) == 413
         assert status(**ENDLESS) == status(other=values[1]) == 200  # refused ones take nothing
 
 
