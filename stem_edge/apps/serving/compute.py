@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 UNUSABLE = "the model cannot be used; the log of the server says why"
 REST_SECONDS = 0.2  # from the last answer until freed memory is returned
 END_SECONDS = 10.0  # wait for a model that is being loaded when the server ends
-REQUESTS_NBYTES = 64 << 20  # memory that requests may take in addition to the model
-GRAMMAR_NBYTES = 64  # memory of a compiled grammar for each of its characters, roughly
+REQUESTS_NBYTES = 80 << 20  # memory of requests, and of the process that renders chats
+GRAMMAR_NBYTES = 128  # memory of a compiled grammar for each of its characters, roughly
 
 
 class Compute:
