@@ -95,7 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stem", {"resident": True, "slots": 9}, "resident keeps the rows of every token"),
     ("stem", {"overlap": False}, "there is no option overlap; expected some"),
     ("stem", {"n_ctx": 64}, "no option n_ctx; use context_length; expected some of memory"),
-    ("stem", {"max_tokens": 9}, "max_tokens; Model.generate takes max_new_tokens; expected"),
+    ("stem", {"max_tokens": 9}, "max_tokens; Model.generate takes max_new_tokens"),
     ("ngrams", {"slots": 23}, "slots is 23; expected 24 to 736"),
     ("engram", {"slots": 31}, "slots is 31; expected 32 to 928"),
     ("mixture", {"slots": 5}, "slots is 5; expected 6 to 260"),
