@@ -25,7 +25,7 @@ NOT_APPLICABLE: dict[str, str] = {
     "D8": "Records are read and never mapped, so mapping their shards cannot fail.",
     "D9 X8": "No run writes how often rows were used.",
 }
-DATES = {"folder.py", "options.py", "prepacked.py"}
+DATES = {"folder.py", "options.py", "prepacked.py", "service.py"}
 
 
 def load(bundle: Path, **options: object) -> Model:
