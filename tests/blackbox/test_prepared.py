@@ -69,9 +69,7 @@ def test_the_same_bits(
         check_steps_of_several_tokens(model, told, texts, record["steps"] or {})
 
 
-def check_steps_of_several_tokens(
-    model: Model, told: Told, texts: list[list[int]], steps: dict[str, Any]
-) -> None:
+def check_steps_of_several_tokens(model: Model, told: Told, texts: Any, steps: Any) -> None:
     """Answers are the same beside others and with drafts, some of which are wrong."""
     alone, accepted = {number: answered(model, ids) for number, ids in enumerate(texts)}, 0
     assert many(model, texts, max_new_tokens=NEW, logprobs=1, sequences=3) == alone

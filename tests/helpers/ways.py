@@ -15,7 +15,7 @@ import numpy as np
 from guessing import Told
 from models import DEVICE, Kind
 from oracle import Answer, Oracle, RowOf
-from servers import client_of
+from servers import client_of, compute_of, wait_for
 
 import stem_edge
 from stem_edge.apps.serving import app
@@ -282,7 +282,8 @@ def over_http(case: Case) -> None:
     with case.load(sequences=4) as model:
         plain = [answered(model, ids) for ids in case.prompts]
         body = {"prompt": case.prompts, "max_tokens": NEW, "logprobs": 1, "temperature": 0}
-        with client_of(app(model, name="m")) as client:
+        with client_of(program := app(model, name="m")) as client:
+            wait_for(lambda: compute_of(program).loaded is not None)
             reply = client.post("/v1/completions", json=body | {"model": "m"}).json()
             one = body | {"prompt": case.prompts[0], "stream": True, "logprobs": None}
             stream = client.post("/v1/completions", json=one).text
