@@ -132,11 +132,14 @@ def with_row(bundle: Path, out: Path) -> Path:
     return copy
 
 
-def test_b17_a_row_that_is_not_finite_fails_only_its_readers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"device_memory": "100MB"}], ids=str)
+def test_b17_a_row_that_is_not_finite_fails_only_its_readers(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     """Requests with its token fail; all others are answered as before."""
     others = [token for token in IDS if token != BAD_TOKEN]
     bundle = with_row(_fp32_tables(tmp_path), tmp_path / "copy")
-    with load_fixed(bundle) as model:
+    with load_fixed(bundle, **options) as model:
         expected = model.logits(others)
         refused(lambda: model.logits(IDS), StemEdgeError)
         refused(lambda: list(model.generate([BAD_TOKEN], FOUR)), StemEdgeError)

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 from architectures import SIZES, VARIANTS, write
-from device_runs import inputs
 from formats import usual_format
 from installed import DEMO
 from onnx import TensorProto
@@ -25,6 +24,7 @@ from stem_edge.export.backbone import weight_file
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.recipe import Recipe
+from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
@@ -32,6 +32,7 @@ from stem_edge.graph.formats import BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA
 from stem_edge.graph.ir import Attribute, Graph, Tensor
 from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan
+from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 
 # ---------------------------------------------------------------- bytes
@@ -188,6 +189,26 @@ found = session.run(["logits"], {one.name: feeds[one.name] for one in session.ge
 np.save(out, found[0][0])
 assert not [name for name in sys.modules if name.startswith("stem_edge")]
 """
+
+
+def inputs(bundle: Bundle, ids: list[int]) -> dict[str, Any]:
+    """Make the inputs of the graphs for a first step with these tokens."""
+    model, count = bundle.manifest.model, len(ids)
+    feeds: dict[str, Any] = {
+        io.TOKEN_IDS: np.array([ids], np.int64),
+        io.SLOT_IDS: np.arange(count)[None],
+        io.POSITIONS: np.arange(count)[None],
+        io.WANTED: np.arange(count),
+    }
+    for prefix in ("", io.WINDOW):
+        feeds[prefix + io.SEQLENS_K] = np.array([count - 1], np.int32)
+        feeds[prefix + io.TOTAL_LENGTH] = np.array(count, np.int32)
+    width, capacity = io.head_width(model.layer(0)), count + 2  # unused positions of the KV cache
+    feeds |= padded_ropes(model, capacity)
+    for layer in range(model.n_layers):
+        shape = (1, model.n_kv_heads, capacity, width)
+        feeds |= {f"{name}{layer}": np.zeros(shape, np.float32) for name in (io.KEYS, io.VALUES)}
+    return feeds
 
 
 def other_tool(bundle: Bundle, ids: list[int], folder: Path) -> np.ndarray:
