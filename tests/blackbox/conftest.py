@@ -1,10 +1,13 @@
-"""A folder for exports that all processes of a session share."""
+"""A folder for exports that all processes of a session share; products that round no activations."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from stem_edge.graph.ir import Graph
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +19,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     found = folder / "blackbox"
     found.mkdir(exist_ok=True)
     return found
+
+
+@pytest.fixture
+def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU multiply activations as they are, which it usually rounds to 8 bits in each block."""
+    node = Graph.node
+
+    def exact(graph: Graph, *args: Any, **attributes: Any) -> str:
+        attributes.pop("accuracy_level", None)
+        return node(graph, *args, **attributes)
+
+    monkeypatch.setattr(Graph, "node", exact)

@@ -27,7 +27,6 @@ from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
-from stem_edge.graph.ir import Graph
 from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import Blocks, Columns, Floats
 from stem_edge.numerics.matrix import whole
@@ -52,8 +51,9 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("kind", slow_but(["int8"], ["int8", "int4"]))
+@pytest.mark.usefixtures("exact_products")
 def test_quantized_graphs_compute_with_the_weights_they_store(
-    random_model: Path, kind: WeightType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    random_model: Path, kind: WeightType, tmp_path: Path
 ) -> None:
     """Compare with the reference on dequantized weights, with activations that are not rounded."""
     format = usual_format(kind, head="fp32")
@@ -63,13 +63,6 @@ def test_quantized_graphs_compute_with_the_weights_they_store(
     source, stored = read_checkpoint(random_model), dequantized(bundle)
     assert {"streams.3.altup_in", "layers.5.laurel_out", "layers.0.ple_context"} <= stored.keys()
     expected = forward(source.config, {**source.backbone, **stored}, source.rows, ids)
-    node = Graph.node
-
-    def exact(graph: Graph, *args: Any, **attributes: Any) -> str:
-        attributes.pop("accuracy_level", None)
-        return node(graph, *args, **attributes)
-
-    monkeypatch.setattr(Graph, "node", exact)
     with load_fixed(tmp_path / "bundle") as loaded:
         assert off(loaded.logits(ids), expected) < TOLERANCE_OF_GEMMA
 

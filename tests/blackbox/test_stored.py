@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from formats import export_as, format_with
 from installed import needs_ggml
 from models import DEVICE, GGML, ORT
 from oracle import NumpyReference
+from safetensors.numpy import load_file, save_file
+from tiers import slow_but
 from ways import many
 
 import stem_edge
 from stem_edge.export.job.table_plan import ExportRows
+from stem_edge.graph import linear
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.numerics.distributions import divergence
 
@@ -34,6 +38,16 @@ MATRICES: list[tuple[str, BackboneFormat]] = [
     ("gemma3", FOUR),
     ("gemma4", format_with("int8")),
 ]
+
+EXACT: list[tuple[str, BackboneFormat, bool]] = [
+    ("windows", format_with(weights, block_size=size, asymmetric=asymmetric), False)
+    for weights, size, asymmetric in (
+        ("int4", 32, True), ("int8", 64, True), ("int4", 64, False), ("int4", 128, True), ("int8", 32, True),
+    )
+]  # fmt: skip
+EXACT += [("windows", format_with("int4", bits={"down": 8, "wo": 32}), False)]
+# Whose matrix of embedding and head is stored once.
+EXACT += [("stem-plus", format, True) for format in (FOUR, EIGHT, format_with("fp32"))]
 
 
 def reference(name: str, bundle: Any, shared: Path) -> NumpyReference:
@@ -57,24 +71,79 @@ def test_rows(name: str, engine: str, rows: ExportRows, shared: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "format"), MATRICES)
-def test_matrices_on_a_device(
-    name: str, format: BackboneFormat, shared: Path, tmp_path: Path
-) -> None:
-    """A device's operators round no activations."""
+def test_matrices(name: str, format: BackboneFormat, shared: Path, tmp_path: Path) -> None:
+    """A device's operators round no activations; the CPU's usually round those of each block to int8."""
     path = models.checkpoint_of(name, shared)
     bundle = export_as(path, tmp_path / "bundle", format, max_kl=9.0)
     expected = reference(name, bundle, shared)
     check(name, DEVICE, bundle, expected)
     ids = models.prompts(name)[0]
-    with stem_edge.load(bundle.path, threads=1) as model:  # rounds those of each block to int8
+    with stem_edge.load(bundle.path, threads=1) as model:
         assert divergence(expected.logits(ids), model.logits(ids)).mean() < 0.3
 
 
-def check(name: str, engine: str, bundle: Any, expected: NumpyReference) -> None:
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize(("name", "format", "pieces"), slow_but([*EXACT[:2], *EXACT[-3:]], EXACT))
+def test_matrices_on_the_cpu(
+    name: str,
+    format: BackboneFormat,
+    pieces: bool,
+    shared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Large heads are multiplied in pieces, which begin where mappings can begin."""
+    if pieces:
+        monkeypatch.setattr(linear, "SPLIT_VALUES", 20 * 48)
+        monkeypatch.setattr(linear, "LARGE_ALIGNMENT", 16 * 48)
+    path, options = models.checkpoint_of(name, shared), {"prefill_graph": False, "max_kl": 9.0}
+    bundle, expected = export_as(path, tmp_path / "out", format, **options), NumpyReference(path)
+    expected.use(bundle)
+    check(name, ORT, bundle, expected, models.prompts(name)[1:3])
+
+
+def loud(scaled: dict[str, Any], channels: Any) -> None:
+    """Make some channels of a norm and of a layer's rows a hundred times as large, and the next matrix small."""
+    for source, *targets in (
+        ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        ("mlp.stem_table", "mlp.down_proj"),
+    ):
+        scaled[f"model.layers.1.{source}.weight"][..., channels] *= 100
+        for target in targets:
+            scaled[f"model.layers.1.{target}.weight"][:, channels] /= 100
+
+
+def loud_token(scaled: dict[str, Any], channels: Any) -> None:
+    scaled["model.layers.2.mlp.stem_table.weight"][7] *= 1000
+
+
+@pytest.mark.parametrize(("change", "most"), [(loud, 3.0), (loud_token, 1.5)])
+def test_loud_channels_and_tokens_leave_prompts_exact(
+    change: Any, most: float, shared: Path, tmp_path: Path
+) -> None:
+    """The graph for prompts rounds activations to 8 bits with one scale for each token."""
+    path = Path(shutil.copytree(models.checkpoint_of("stem", shared), tmp_path / "checkpoint"))
+    text = np.random.default_rng(9).integers(10, 250, 2000)
+    np.save(tmp_path / "text.npy", text)
+    ids, off = [*text[:100].tolist(), 7, 9, 8, 7], list[float]()
+    for number in range(2):
+        if number:
+            tensors = load_file(path / "model.safetensors")
+            change(tensors, [5, 17, 40])
+            save_file(tensors, path / "model.safetensors", {"format": "pt"})
+        options: Any = {"rows": "fp32", "prefill_graph": True, "calibration": tmp_path / "text.npy"}
+        out = stem_edge.export_bundle(path, tmp_path / str(number), type="int8", **options)
+        expected = NumpyReference(path).logits(ids)[:100]
+        with stem_edge.load(out.path, threads=1) as model:
+            off.append(float(divergence(expected, model.logits(ids)[:100]).mean()))
+    assert 0 < off[1] < most * off[0], off
+
+
+def check(name: str, engine: str, bundle: Any, expected: NumpyReference, texts: Any = None) -> None:
     """Compare logits of texts, and of the next token of each after a step with the others."""
     device: Any = {"device_memory": "4GB"} if engine == DEVICE else {"engine": engine}
     with stem_edge.load(bundle.path, threads=1, sequences=3, **device) as model:
-        texts, tolerance = models.prompts(name), models.KINDS[name].tolerance
+        texts, tolerance = texts or models.prompts(name), models.KINDS[name].tolerance
         for ids in texts:
             found, logits = model.logits(ids), expected.logits(ids)
             assert np.abs(found - logits).max() < tolerance
