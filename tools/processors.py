@@ -37,10 +37,10 @@ GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
 # Tests of code that computes or moves bytes, except those that need torch: logits of the trainers'
 # checkpoints, kernels, rows, caches, edits, cached prompts.
 FILES = [
-    *(f"blackbox/test_{name}.py" for name in ("conformance", "kept_prompts")),
+    *(f"blackbox/test_{name}.py" for name in ("conformance", "kept_prompts", "stored")),
     "tools/test_demo_logits.py",
     "stem_edge/numerics",
-    *(f"stem_edge/graph/test_{name}.py" for name in ("linear", "steps")),
+    "stem_edge/graph/test_steps.py",
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",
     "stem_edge/bundle/edit_files/test_schemes.py",

@@ -158,23 +158,6 @@ def test_a_later_process_goes_on(kept: tuple[Path, list[int]]) -> None:
     assert taken >= 128 and (longer, 0) == cached(file.parent.parent / "q", LONG + " Madrid." * 5)
 
 
-def test_damaged_files_are_computed_again(kept: tuple[Path, list[int]]) -> None:
-    file, answer = kept
-    data = file.read_bytes()
-    flips = [*range(0, 200, 23), len(data) // 2, len(data) - 1]
-    for number, at in enumerate(flips):
-        changed = bytearray(data)
-        changed[at] ^= 1 << number % 8
-        file.write_bytes(changed)
-        assert cached(file.parent)[0] == answer
-    for cut in (b"", data[:100], data[:-1], data + b"\0"):
-        for other in file.parent.iterdir():
-            other.unlink()
-        file.write_bytes(cut)
-        file.chmod(0o600)
-        assert cached(file.parent) == (answer, 0)
-
-
 def pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)

@@ -41,7 +41,7 @@ def plan(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
         memory: int | str | None = None, path: Path = bundle, free: int = GREAT, **options: Any
     ) -> MemoryPlan:
         monkeypatch.setattr(load_plan, "available_memory", lambda: free)
-        given = {"threads": 1, "kv": "fp32", "context_length": 512} | options
+        given: Any = {"threads": 1, "kv": "fp32", "context_length": 512} | options
         return stem_edge.memory_plan(path, memory, **given)
 
     return planned

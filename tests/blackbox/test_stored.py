@@ -20,7 +20,7 @@ from ways import many
 import stem_edge
 from stem_edge.export.job.table_plan import ExportRows
 from stem_edge.graph import linear
-from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.numerics.distributions import divergence
 
 FOUR, EIGHT = (format_with(bits, asymmetric=True) for bits in ("int4", "int8"))
@@ -39,23 +39,26 @@ MATRICES: list[tuple[str, BackboneFormat]] = [
     ("gemma4", format_with("int8")),
 ]
 
+BLOCKS: list[tuple[WeightType, int, bool]] = [
+    ("int4", 32, True), ("int8", 64, True), ("int4", 64, False), ("int4", 128, True), ("int8", 32, True),
+]  # fmt: skip
 EXACT: list[tuple[str, BackboneFormat, bool]] = [
     ("windows", format_with(weights, block_size=size, asymmetric=asymmetric), False)
-    for weights, size, asymmetric in (
-        ("int4", 32, True), ("int8", 64, True), ("int4", 64, False), ("int4", 128, True), ("int8", 32, True),
-    )
-]  # fmt: skip
+    for weights, size, asymmetric in BLOCKS
+]
 EXACT += [("windows", format_with("int4", bits={"down": 8, "wo": 32}), False)]
 # Whose matrix of embedding and head is stored once.
 EXACT += [("stem-plus", format, True) for format in (FOUR, EIGHT, format_with("fp32"))]
 
 
 def reference(name: str, bundle: Any, shared: Path) -> NumpyReference:
-    """Return the reference of a bundle, whose logits are not the checkpoint's."""
+    """Return the reference of a bundle, whose logits are near the checkpoint's, but not the same."""
     found, ids = NumpyReference(models.checkpoint_of(name, shared)), models.prompts(name)[0]
     exact = found.logits(ids)
     found.use(bundle)
-    assert np.abs(found.logits(ids) - exact).max() > models.KINDS[name].tolerance
+    stored = found.logits(ids)
+    assert np.abs(stored - exact).max() > models.KINDS[name].tolerance / 10
+    assert divergence(exact, stored).mean() < 0.4
     return found
 
 
@@ -96,10 +99,9 @@ def test_matrices_on_the_cpu(
     if pieces:
         monkeypatch.setattr(linear, "SPLIT_VALUES", 20 * 48)
         monkeypatch.setattr(linear, "LARGE_ALIGNMENT", 16 * 48)
-    path, options = models.checkpoint_of(name, shared), {"prefill_graph": False, "max_kl": 9.0}
-    bundle, expected = export_as(path, tmp_path / "out", format, **options), NumpyReference(path)
-    expected.use(bundle)
-    check(name, ORT, bundle, expected, models.prompts(name)[1:3])
+    options: Any = {"prefill_graph": False, "max_kl": 9.0}
+    bundle = export_as(models.checkpoint_of(name, shared), tmp_path / "out", format, **options)
+    check(name, ORT, bundle, reference(name, bundle, shared), models.prompts(name)[1:3])
 
 
 def loud(scaled: dict[str, Any], channels: Any) -> None:
@@ -117,9 +119,9 @@ def loud_token(scaled: dict[str, Any], channels: Any) -> None:
     scaled["model.layers.2.mlp.stem_table.weight"][7] *= 1000
 
 
-@pytest.mark.parametrize(("change", "most"), [(loud, 3.0), (loud_token, 1.5)])
+@pytest.mark.parametrize("change", [loud, loud_token])
 def test_loud_channels_and_tokens_leave_prompts_exact(
-    change: Any, most: float, shared: Path, tmp_path: Path
+    change: Any, shared: Path, tmp_path: Path
 ) -> None:
     """The graph for prompts rounds activations to 8 bits with one scale for each token."""
     path = Path(shutil.copytree(models.checkpoint_of("stem", shared), tmp_path / "checkpoint"))
@@ -136,7 +138,7 @@ def test_loud_channels_and_tokens_leave_prompts_exact(
         expected = NumpyReference(path).logits(ids)[:100]
         with stem_edge.load(out.path, threads=1) as model:
             off.append(float(divergence(expected, model.logits(ids)[:100]).mean()))
-    assert 0 < off[1] < most * off[0], off
+    assert 0 < off[0] < 2e-3 and off[1] < 1.5 * off[0], off
 
 
 def check(name: str, engine: str, bundle: Any, expected: NumpyReference, texts: Any = None) -> None:

@@ -183,7 +183,7 @@ def options_of_export() -> int:
 BUDGETS = {
     "package, lines": Budget(package_lines, 41_095),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 38_028),
+    "tests, lines": Budget(lambda: lines_in("tests"), 37_048),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_792),
     "classes": Budget(package_classes, 361),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
