@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.edit_files.file import Edit, NewRows, Replacement
-from stem_edge.bundle.edit_files.schemes import Lookup, align, fits
+from stem_edge.bundle.edit_files.file import Edit, Replacement
+from stem_edge.bundle.edit_files.schemes import align, fits
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.spans import (
@@ -56,8 +56,7 @@ def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
             f"token {greatest} has no row, because the tokenizer has tokens that the model lacks; "
             f"expected 0 to {config.vocab_size - 1}: use another text"
         )
-    means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in lookup)
-    if config.n_experts and means:
+    if config.n_experts and any(len(set(row)) > 1 for row in lookup):
         raise InputError(
             "the rows of this model are experts, and a mean of experts is not an expert; let each "
             "token look up a single row (a scheme other than average)"
@@ -135,26 +134,20 @@ def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
     a space before it. Only the ways with the fewest tokens are used: longer ones consist of word pieces, which
     are in other words, too. Raises InputError if one token would have to look up two different rows.
     """
-    change = edit.change
-    if isinstance(change, NewRows):
-        return {
-            token: dict(zip(edit.layers, rows, strict=True)) for token, rows in change.rows.items()
-        }
     if edit.scope != "everywhere":
         return {}
+    change = edit.change
     sources = {before: tokens_after(codec, before, change.source) for before in BEFORE}
     least = min(map(len, sources.values()))
-    found: dict[int, Lookup] = {}
+    found: dict[int, Row] = {}
     for before, source in sources.items():
         if len(source) == least:
             found = _of_tokens(change, source, lookups(codec, change, least, before)) | found
     return {token: dict.fromkeys(edit.layers, lookup) for token, lookup in found.items()}
 
 
-def _of_tokens(
-    change: Replacement, source: Sequence[int], found: Sequence[Lookup]
-) -> dict[int, Lookup]:
-    of_token: dict[int, Lookup] = {}
+def _of_tokens(change: Replacement, source: Sequence[int], found: Sequence[Row]) -> dict[int, Row]:
+    of_token: dict[int, Row] = {}
     for token, lookup in zip(source, found, strict=True):
         if of_token.setdefault(token, lookup) != lookup:
             raise InputError(
@@ -172,12 +165,12 @@ def at_positions(
     Empty for edits with scope "everywhere". Raises AbsentError if the edit's source text is not in the prompt.
     text: the prompt as text, with the place of each token; default: computed from token_ids.
     """
-    change = edit.change
-    if edit.scope != "positions" or not isinstance(change, Replacement):
+    if edit.scope != "positions":
         return {}
+    change = edit.change
     found: dict[int, ByLayer] = {}
     # Cached, because a prompt may contain the source a thousand times.
-    known: dict[tuple[int, str], list[Lookup]] = {}  # (tokens of the source, text before it)
+    known: dict[tuple[int, str], list[Row]] = {}  # (tokens of the source, text before it)
     for start, stop, before in find_spans(codec, token_ids, change.source, text):
         key = (stop - start, before)
         if key not in known:
@@ -187,7 +180,7 @@ def at_positions(
     return found
 
 
-def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
+def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Row]:
     """Return the rows that the `length` tokens of the source text look up, if `before` precedes it."""
     target = target_tokens(codec, change, length, before)
     return align(change.scheme, length, target, pad=change.pad, subset=change.subset)

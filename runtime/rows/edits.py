@@ -103,7 +103,7 @@ class EditedStore:
         tokens = tokens_of(lookup)
         sources = self.base.records_of(np.array(tokens, np.int64))
         wanted, place = np.unique(sources, return_inverse=True)
-        records = self.base.read(wanted) if tokens else np.empty((0, 0), np.uint8)
+        records = self.base.read(wanted)
         of_token = {token: records[at] for token, at in zip(tokens, place.tolist(), strict=True)}
         return compose(self.layout, lookup, of_token)
 

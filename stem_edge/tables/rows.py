@@ -171,6 +171,6 @@ class RecordLayout(
         return dequantize_blocks(codes.view(np.uint8), scales, self.bits)
 
 
-# Token ids whose rows are averaged (a repeated id counts each time), or a packed row.
-Row: TypeAlias = tuple[int, ...] | bytes
+# Token ids whose rows are averaged (a repeated id counts each time); usually one id.
+Row: TypeAlias = tuple[int, ...]
 RowLookup: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from string import printable
 from typing import Any
 
 import models
@@ -19,10 +20,11 @@ from servers import client_of, compute_of, wait_for
 
 import stem_edge
 from stem_edge.apps.serving import app
-from stem_edge.bundle.edit_files.file import Edit, NewRows, tables_id
+from stem_edge.bundle.edit_files.file import Edit, Replacement, tables_id
 from stem_edge.errors import InputError
 from stem_edge.numerics.distributions import divergence
 from stem_edge.runtime import Model
+from stem_edge.runtime.lookups.overlay import BEFORE
 
 NEW = 24
 
@@ -187,23 +189,30 @@ def forced(case: Case) -> None:
 
 
 def edited(case: Case) -> None:
-    """Two tokens that the model writes itself look up each other's rows."""
+    """Texts of tokens, also of those that the model writes itself, look up each other's rows."""
     with case.load() as model:
+        bundle, told = model.bundle, [answered(model, ids).ids for ids in case.prompts[:2]]
+        pieces = [*map(model.detokenize, ([t] for ids in told for t in ids)), *printable]
+
+        def last(text: str) -> int:
+            return model.tokenize(text, add_special_tokens=False)[-1]
+
+        def is_token(text: str) -> bool:
+            back = {model.detokenize([last(before + text)]).strip() for before in BEFORE}
+            return text.isprintable() and "\ufffd" not in text and back == {text}
+
+        texts = [text for text in dict.fromkeys(map(str.strip, pieces)) if text and is_token(text)]
+        del texts[30:]  # what a context holds
+        made_for, layers = tables_id(bundle), bundle.manifest.model.stem_layers
+        edits, swap = list[Edit](), dict[int, int]()
+        for one, other in zip(texts, [*texts[1:], texts[0]], strict=True):
+            change = Replacement(source=one, target=other)
+            options: Any = {"change": change, "layers": layers, "scope": "everywhere"}
+            edits.append(Edit(made_for=made_for, **options))
+            swap |= {last(before + one): last(before + other) for before in BEFORE}
         for ids in case.prompts[:2]:
-            plain = answered(model, ids)
-            one = plain.ids[0]
-            other = next(token for token in [*plain.ids, *ids, 65] if token != one)
-            swap = {one: other, other: one}
-            with stem_edge.open_tables(case.path) as tables:
-                records = {t: tables.records(np.array([r])) for t, r in swap.items()}
-            rows = {
-                t: tuple(map(bytes, r.reshape(len(tables.layers), -1))) for t, r in records.items()
-            }
-            made_for, layers = tables_id(model.bundle), tables.layers
-            change = NewRows(rows=rows)
-            edit = Edit(made_for=made_for, change=change, layers=layers, scope="everywhere")
-            text = [*ids, one, other, *ids[-3:]]
-            with model.edited(edit):
+            text = [*ids, *swap, *ids[-3:]]
+            with model.edited(*edits):
                 found = answered(model, text)
             case.check(text, found, [swap.get(t, t) for t in [*text, *found.ids]])
             case.check(text, answered(model, text))

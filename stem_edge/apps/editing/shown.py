@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from stem_edge.bundle.edit_files.file import Edit, NewRows, Replacement
+from stem_edge.bundle.edit_files.file import Edit, Replacement
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
@@ -22,9 +22,6 @@ WIDTH = 24  # columns of a token's text
 
 def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
     change, layers = edit.change, f"STEM layers {','.join(map(str, edit.layers))}"
-    if isinstance(change, NewRows):
-        yield f"new rows of {len(change.rows):,} tokens in {layers}"
-        return
     texts = f"{printable(change.source)} -> {printable(change.target)}"
     yield f"{texts}: scheme {change.scheme}, scope {edit.scope}, {layers}"
     codec, sources = TextCodec(bundle.file(TOKENIZER)), dict[tuple[int, ...], str]()

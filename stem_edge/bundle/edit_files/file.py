@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -22,7 +22,6 @@ from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
 from stem_edge.files.disk import write_whole
 from stem_edge.shown import one_line
-from stem_edge.tables.composing import is_row
 
 FORMAT_VERSION = 1
 SUFFIX = ".edit"
@@ -53,21 +52,12 @@ class Replacement(
     pad: Index | None = None
 
 
-class NewRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
-    """Change that replaces the table rows of tokens by rows with new values."""
-
-    rows: dict[Index, tuple[bytes, ...]]  # token id -> a packed row for each of Edit.layers
-
-
-Change: TypeAlias = Replacement | NewRows
-
-
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Change of the table rows that tokens use, made for one bundle by stem_edge.make_edit."""
 
     # hash of the tables, see tables_id
     made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    change: Change  # of lookups, or new values of rows
+    change: Replacement
     layers: Indices  # STEM layers whose rows the edit changes, ascending
     # "positions": only where the source text occurs. "everywhere": wherever its tokens occur.
     scope: Scope = "positions"
@@ -76,17 +66,6 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
             shown = ",".join(map(str, self.layers[:MOST_SHOWN]))
             raise ValueError(f"layers {shown or 'none'} are not ascending without repeats")
-        if isinstance(self.change, NewRows):
-            if self.scope != "everywhere":
-                raise ValueError(f"new rows have the scope {self.scope}, expected everywhere")
-            if not self.change.rows:
-                raise ValueError("no token has new rows")
-            for token, rows in self.change.rows.items():
-                if len(rows) != len(self.layers):
-                    raise ValueError(
-                        f"token {token} has {len(rows)} rows, expected {len(self.layers)}, a row "
-                        "for each layer"
-                    )
 
     def save(self, path: str | Path) -> None:
         """Write the edit to a file atomically, replacing an older one.
@@ -120,9 +99,7 @@ class _StrictFile(_File, forbid_unknown_fields=True):
 
 def encode_edit(edit: Edit) -> bytes:
     """Return the bytes of an edit's file; equal edits give equal bytes."""
-    # Token ids become texts, because msgspec cannot sort keys of other types.
-    plain = msgspec.to_builtins(edit, str_keys=True)
-    content = msgspec.json.format(msgspec.json.encode(plain, order="sorted"), indent=1)
+    content = msgspec.json.format(msgspec.json.encode(edit, order="sorted"), indent=1)
     checksum = hashlib.sha256(content).hexdigest()
     head = f'{{"format_version": {FORMAT_VERSION}, "sha256": "{checksum}", "edit": '
     return head.encode() + content + b"}\n"
@@ -224,18 +201,5 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
             f"this edit names layer {min(unknown)}, which is not a STEM layer of {bundle.path}; "
             "make it again for this bundle"
         )
-    for token, rows in _rows(edit.change).items():
-        if token >= model.vocab_size:
-            raise EditError(f"this edit names token {token}; expected 0 to {model.vocab_size - 1}")
-        if not all(is_row(layout, row) for row in rows):
-            raise EditError(
-                f"this edit has an invalid row of token {token}: expected {layout.row_nbytes} "
-                "bytes of finite values; make it again"
-            )
-
-
-def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
-    """Return token id -> new packed rows for each id in a change; a padding token has no rows."""
-    if isinstance(change, NewRows):
-        return change.rows
-    return {} if change.pad is None else {change.pad: ()}
+    if (pad := edit.change.pad) is not None and pad >= model.vocab_size:
+        raise EditError(f"this edit names token {pad}; expected 0 to {model.vocab_size - 1}")

@@ -6,13 +6,13 @@ The schemes come from the STEM paper, section 3.3; docs/edit.md lists them. The 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, get_args
 
 from stem_edge.errors import InputError
+from stem_edge.tables.rows import Row
 
 Scheme = Literal["auto", "swap", "pad-left", "pad-right", "copy", "subset", "average"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
-Lookup: TypeAlias = tuple[int, ...]  # token ids whose rows are averaged; usually one id
 # Scheme -> signs of n_s - n_t that it can align.
 FITS: dict[Scheme, tuple[int, ...]] = {
     "swap": (0,),
@@ -58,7 +58,7 @@ def align(
     *,
     pad: int | None = None,
     subset: Sequence[int] | None = None,
-) -> list[Lookup]:
+) -> list[Row]:
     """Return, for each token of the source, the ids of the tokens whose table rows it looks up.
 
     target: token ids. pad: id of the padding token. subset: ascending indices in `target` for the

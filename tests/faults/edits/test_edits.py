@@ -28,10 +28,6 @@ CONTENT: dict[str, Any] = {
     "change": {"type": "replacement", "source": "Spain", "target": "Germany"},
     "layers": [1, 2],
 }
-ROWS = CONTENT | {
-    "change": {"type": "rows", "rows": {"5": ["AA==", "AA=="]}},
-    "scope": "everywhere",
-}
 
 
 def sealed(content: Any = None, **changes: Any) -> bytes:
@@ -49,19 +45,13 @@ def not_read(folder: Path, data: bytes, *naming: str) -> None:
     refused(lambda: read_edit(path), EditError, path, *naming, kept=[folder])
 
 
-TEXT, ROWS_TEXT = json.dumps(CONTENT).encode(), json.dumps(ROWS).encode()
+TEXT = json.dumps(CONTENT).encode()
 NO_EDIT = "not an edit of format 1"
 
 
 def change(**fields: Any) -> bytes:
     """Make a file whose replacement has these fields, too."""
     return sealed(change=CONTENT["change"] | fields)
-
-
-def rows(scope: str = "everywhere", **tokens: list[str]) -> bytes:
-    """Make a file of new rows of tokens t1, t2, ..."""
-    told = {token[1:]: packed for token, packed in tokens.items()}
-    return sealed(change={"type": "rows", "rows": told}, scope=scope)
 
 
 OTHER_TYPES: list[Any] = [None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}]
@@ -86,10 +76,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "an empty list of layers": (sealed(layers=[]), "layers none are not ascending"),
     "a layer twice": (sealed(layers=[1, 1]), NO_EDIT),
     "layers that descend": (sealed(layers=[*range(9, -1, -1)]), "layers 9,8,7,6,5,4,3,2 are not asc"),
-    "rows at positions": (rows("positions", t1=["AA==", "AA=="]), NO_EDIT),
-    "rows of no token": (rows(), NO_EDIT), "too few rows": (rows(t1=["AA=="]), NO_EDIT),
-    "other numbers of rows": (rows(t1=["AA==", "AA=="], t2=["AA=="]), NO_EDIT),
-    "rows that are no base64": (rows(t1=["AA==", "*"]), NO_EDIT),
     "a long version": (b'{"format_version": ' + b"9" * 100_000 + b"}", NO_EDIT),
 }  # fmt: skip
 for opening, closing in ((b"[", b"]"), (b'{"edit":', b"}"), (b'[{"a":[', b"]}]")):
@@ -122,9 +108,7 @@ for number in (
         f"version {number[:9]}": (sealed().replace(b'n": 1', b'n": ' + said), ""),
         f"layer {number[:9]}": (sealed(TEXT.replace(b"[1, 2]", b"[" + said + b"]")), NO_EDIT),
         f"pad {number[:9]}": (sealed(TEXT.replace(b'"so', b'"pad": ' + said + b', "so')), NO_EDIT),
-        f"token {number[:9]}": (sealed(ROWS_TEXT.replace(b'"5"', b'"' + said + b'"')), NO_EDIT),
     }
-del REFUSED["token 01"]  # msgspec reads it as 1
 
 
 @pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
@@ -188,7 +172,7 @@ def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path
     path = tmp_path / "an.edit"
     with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
         before = model.generate_text([1, 2, 3], max_new_tokens=4)
-        for data in (sealed(), sealed(ROWS), b"[" * 10**5, b""):
+        for data in (sealed(), sealed(layers=[1]), b"[" * 10**5, b""):
             path.write_bytes(data)
             with pytest.raises(EditError), model.edited(path):
                 pass

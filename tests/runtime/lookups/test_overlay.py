@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from text_codecs import END, WORDS, codec_of
 
-from stem_edge.bundle.edit_files.file import Edit, NewRows, Replacement
+from stem_edge.bundle.edit_files.file import Edit, Replacement
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import Overlay, check_lookup
@@ -51,19 +51,12 @@ def everywhere(source: str, target: str, *layers: int, **options: Any) -> Edit:
     return edit(source, target, *layers, scope="everywhere", **options)
 
 
-def rows_of(rows: dict[str, bytes], *layers: int) -> Edit:
-    change = NewRows(
-        rows={WORDS.index(word): (row,) * len(layers or LAYERS) for word, row in rows.items()}
-    )
-    return Edit(made_for="0" * 64, change=change, layers=layers or LAYERS, scope="everywhere")
-
-
 def named(lookup: RowLookup) -> list[Any]:
     """Words of each layer; a mean as a tuple."""
     found: list[Any] = []
     for row in lookup:
-        words = row if isinstance(row, bytes) else tuple([*WORDS, END][token] for token in row)
-        found.append(words[0] if isinstance(words, tuple) and len(words) == 1 else words)
+        words = tuple([*WORDS, END][token] for token in row)
+        found.append(words[0] if len(words) == 1 else words)
     return found if len(set(found)) > 1 else found[:1]
 
 
@@ -105,9 +98,6 @@ def test_the_later_edit_holds_in_its_place_and_layers(codec: TextCodec) -> None:
     wide = everywhere("Spain", "Oman", scheme="average")
     assert looked_up(codec, "The Spain of Spain", one, wide) == {1: ["ĠOman"], 3: ["ĠOman"]}
     assert looked_up(codec, "The Spain of Spain", wide, one) == {1: ["ĠChad"], 3: ["ĠChad"]}
-    rows = rows_of({"ĠSpain": b"row"}, 2)
-    assert looked_up(codec, "The Spain", one, rows) == {1: ["ĠChad", b"row"]}
-    assert looked_up(codec, "The Spain", rows, one) == {1: ["ĠChad"]}
 
 
 def test_targets_are_the_bundles_own_rows(codec: TextCodec) -> None:
@@ -120,7 +110,6 @@ def test_targets_are_the_bundles_own_rows(codec: TextCodec) -> None:
     found = of_tokens(codec, *wide)
     assert (found["ĠNew"], found["ĠSpain"]) == (["ĠSpain"], ["ĠNew"])
     assert found == of_tokens(codec, *reversed(wide))
-    assert looked_up(codec, "The Spain", there, rows_of({"ĠChad": b"row"})) == {1: ["ĠChad"]}
 
 
 def test_everywhere_a_word_is_edited_in_each_of_its_shortest_forms(codec: TextCodec) -> None:
@@ -156,12 +145,10 @@ def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> No
         looked_up(codec, "The Spain", everywhere("Spain", "Chad"), both[1])
 
 
-def test_experts_have_no_mean_but_rows(codec: TextCodec) -> None:
+def test_experts_have_no_mean() -> None:
     experts = config_of(stem_ffn="hash-moe", n_experts=3)
     for lookup in (((1, 2), (1,)), ((1,), (5, 6))):
         with pytest.raises(InputError, match="mean of experts"):
             check_lookup(experts, lookup)
         check_lookup(CONFIG, lookup)
-    check_lookup(experts, ((3,), b"many different bytes"))
     check_lookup(experts, ((4, 4), (5,)))
-    Overlay(codec, experts, [rows_of({"The": b"many different bytes"})])

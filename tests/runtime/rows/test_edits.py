@@ -25,7 +25,7 @@ from stem_edge.runtime.rows.rows import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.table_rows import TableRows
-from stem_edge.tables.composing import compose, pack_row
+from stem_edge.tables.composing import compose
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
 
@@ -89,12 +89,7 @@ def test_a_tokens_own_record_is_not_made(store: EditedStore) -> None:
 
 
 def test_made_records_are_numbered_from_the_last_token_on(store: EditedStore) -> None:
-    lookups = [
-        mixed(1, 2),
-        mean_of(1, 2, 3),
-        mean_of(9),
-        ((4,), pack_row(LAYOUT, RECORDS[0, :32].view("f4"))),
-    ]
+    lookups = [mixed(1, 2), mean_of(1, 2, 3), mean_of(9), mixed(4, 5)]
     assert make(store, *lookups) == [V, V + 1, 9, V + 2]
     assert (store.made, store.numbers) == (3, V + 3)
     assert read(store, [V + 1, 3, V, V + 2, 3]) == [

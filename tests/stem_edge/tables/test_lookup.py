@@ -8,7 +8,7 @@ import pytest
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.codecs import RowType
-from stem_edge.tables.composing import compose, pack_row
+from stem_edge.tables.composing import compose
 from stem_edge.tables.packing import make_layout, pack_records
 from stem_edge.tables.rows import RecordLayout, ScaleType
 
@@ -77,19 +77,8 @@ def test_a_mean_is_as_near_as_its_type_allows(layout: RecordLayout, records: U8)
         )
 
 
-def test_given_bytes_are_the_row(layout: RecordLayout, records: U8) -> None:
-    values = make_rows(layout, seed=1)[0][0]
-    row = pack_row(layout, values)
-    assert len(row) == layout.row_nbytes
-    made = compose(layout, ((0,), row, (0, 1)), of_all(records))
-    assert made[layout.row_nbytes : 2 * layout.row_nbytes].tobytes() == row
-    expected = layout.unpack(
-        pack_records(layout, [values[None]] * len(LAYERS), least_error_scales), 1
-    )[0]
-    assert np.array_equal(layout.unpack(made[None], 1)[0], expected)
-
-
 def test_what_fp16_cannot_hold_is_refused() -> None:
     layout = LAYOUTS["fp16"]
+    rows = [np.full((V, layout.row_width), 1e5, np.float32)] * len(LAYERS)
     with pytest.raises(ValueError, match="65504"):
-        pack_row(layout, np.full(layout.row_width, 1e5, np.float32))
+        pack_records(layout, rows)

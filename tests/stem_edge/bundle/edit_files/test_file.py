@@ -6,13 +6,11 @@ import random
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from stem_edge.bundle.edit_files import file as edit_file
 from stem_edge.bundle.edit_files.file import (
     Edit,
-    NewRows,
     Replacement,
     check_edit,
     encode_edit,
@@ -22,17 +20,10 @@ from stem_edge.bundle.edit_files.file import (
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
-from stem_edge.tables.composing import pack_row
 
 MADE_FOR = "0123456789abcdef" * 4
 REPLACEMENT = Replacement(source="Spain", target="Germany", scheme="subset", subset=(0, 2), pad=7)
 EDIT = Edit(made_for=MADE_FOR, change=REPLACEMENT, layers=(1, 2))
-ROWS = Edit(
-    made_for=MADE_FOR,
-    change=NewRows(rows={10: (b"\x01\x02\xff",), 9: (b"",)}),
-    layers=(2,),
-    scope="everywhere",
-)
 PLAIN = Edit(made_for=MADE_FOR, change=Replacement(source='日本 "x"\n', target="é"), layers=(0,))
 GOLDEN = """\
 {"format_version": 1, "sha256": \
@@ -73,7 +64,7 @@ def test_the_bytes_of_a_file_are_these() -> None:
     assert encode_edit(EDIT).decode() == GOLDEN
 
 
-@pytest.mark.parametrize("edit", [EDIT, ROWS, PLAIN], ids=["replacement", "rows", "plain"])
+@pytest.mark.parametrize("edit", [EDIT, PLAIN], ids=["replacement", "plain"])
 def test_what_is_saved_is_read(edit: Edit, tmp_path: Path) -> None:
     edit.save(tmp_path / "one.edit")
     assert read_edit(str(tmp_path / "one.edit")) == edit
@@ -82,7 +73,7 @@ def test_what_is_saved_is_read(edit: Edit, tmp_path: Path) -> None:
 
 
 def test_every_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
-    data, rng = encode_edit(ROWS), random.Random(0)
+    data, rng = encode_edit(EDIT), random.Random(0)
     for at in range(len(data)):
         for other in {data[at] ^ 1, data[at] ^ 0x80, data[at] ^ 32, rng.randrange(256)}:
             changed = data[:at] + bytes([other]) + data[at + 1 :]
@@ -91,7 +82,7 @@ def test_every_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> Non
             except EditError as error:
                 assert "\n" not in str(error).replace(str(tmp_path), "")
             else:
-                assert found == ROWS  # another kind of space between names
+                assert found == EDIT  # another kind of space between names
 
 
 VALUES = sum(encode_edit(EDIT).count(mark) for mark in (b",", b"[", b"{"))
@@ -164,17 +155,6 @@ def bundle(tiny_bundle: Path) -> Bundle:
     return open_bundle(tiny_bundle)  # 300 tokens, STEM layers 1 and 2
 
 
-def row_of(bundle: Bundle, value: float = 1.0) -> bytes:
-    layout = bundle.manifest.tables
-    assert layout is not None
-    return pack_row(layout, np.full(layout.row_width, value, np.float32))
-
-
-def rows_edit(bundle: Bundle, rows: dict[int, tuple[bytes, ...]], *layers: int) -> Edit:
-    change = NewRows(rows=rows)
-    return Edit(made_for=tables_id(bundle), change=change, layers=layers, scope="everywhere")
-
-
 def test_bundles_that_differ_in_tables_or_tokenizer_have_other_ids(
     bundle: Bundle, tiny_gguf: Path
 ) -> None:
@@ -192,18 +172,11 @@ def test_bundles_that_differ_in_tables_or_tokenizer_have_other_ids(
 
 
 def test_what_does_not_fit_the_bundle_is_refused(bundle: Bundle) -> None:
-    row = row_of(bundle)
-    nan = row[:-4] + np.float32(np.nan).tobytes()
-    padded = Replacement(source="a", target="b", pad=300)
-    for wrong, message in [
-        (rows_edit(bundle, {300: (row,)}, 1), "token 300; expected 0 to 299"),
-        (rows_edit(bundle, {5: (row,)}, 0), "layer 0, which is not a STEM"),
-        (rows_edit(bundle, {5: (row, row)}, 1, 3), "layer 3, which is not a STEM"),
-        (rows_edit(bundle, {5: (row[:-1],)}, 1), "row of token 5"),
-        (rows_edit(bundle, {5: (row + b"\0",)}, 1), "row of token 5"),
-        (rows_edit(bundle, {5: (b"",)}, 1), "row of token 5"),
-        (rows_edit(bundle, {5: (nan,)}, 2), "row of token 5"),
-        (Edit(made_for=tables_id(bundle), change=padded, layers=(1,)), "token 300"),
+    for pad, layers, message in [
+        (300, (1,), "token 300; expected 0 to 299"),
+        (None, (0,), "layer 0, which is not a STEM"),
+        (None, (1, 3), "layer 3, which is not a STEM"),
     ]:
+        change = Replacement(source="a", target="b", pad=pad)
         with pytest.raises(EditError, match=message):
-            check_edit(wrong, bundle)
+            check_edit(Edit(made_for=tables_id(bundle), change=change, layers=layers), bundle)
