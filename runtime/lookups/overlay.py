@@ -183,7 +183,7 @@ def at_positions(
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Row]:
     """Return the rows that the `length` tokens of the source text look up, if `before` precedes it."""
     target = target_tokens(codec, change, length, before)
-    return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
+    return align(change.scheme, length, target, pad=change.pad)
 
 
 def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:

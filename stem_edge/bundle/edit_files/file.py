@@ -32,7 +32,6 @@ Scope = Literal["positions", "everywhere"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 MAX_TEXT = 4096  # characters of a source or target
-Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 
 
@@ -41,14 +40,13 @@ class Replacement(
 ):
     """Change that makes the tokens of one text look up the table rows of another text.
 
-    scheme: which target token each source token uses (schemes.py). subset: for scheme "subset", the
-    indices of these target tokens. pad: id of the token that fills up a shorter target.
+    scheme: which target token each source token uses (schemes.py). pad: id of the token that fills
+    up a shorter target.
     """
 
     source: Name
     target: Name
     scheme: Scheme = "auto"
-    subset: Indices | None = None
     pad: Index | None = None
 
 
@@ -58,7 +56,7 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     # hash of the tables, see tables_id
     made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     change: Replacement
-    layers: Indices  # STEM layers whose rows the edit changes, ascending
+    layers: tuple[Index, ...]  # STEM layers whose rows the edit changes, ascending
     # "positions": only where the source text occurs. "everywhere": wherever its tokens occur.
     scope: Scope = "positions"
 

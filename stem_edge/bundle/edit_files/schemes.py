@@ -52,17 +52,11 @@ def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Sch
 
 
 def align(
-    scheme: Scheme,
-    source_length: int,
-    target: Sequence[int],
-    *,
-    pad: int | None = None,
-    subset: Sequence[int] | None = None,
+    scheme: Scheme, source_length: int, target: Sequence[int], *, pad: int | None = None
 ) -> list[Row]:
     """Return, for each token of the source, the ids of the tokens whose table rows it looks up.
 
-    target: token ids. pad: id of the padding token. subset: ascending indices in `target` for the
-    scheme subset; default: its last tokens. Raises InputError if lengths or options do not fit.
+    target: token ids. pad: id of the padding token. Raises InputError if lengths or options do not fit.
     """
     count = len(target)
     if not source_length or not count:
@@ -71,7 +65,7 @@ def align(
     if chosen == "average":
         return [tuple(target)] * source_length
     if chosen == "subset":
-        return [(target[at],) for at in _subset(source_length, count, subset)]
+        return [(token,) for token in target[count - source_length :]]
     spare = source_length - count
     if chosen in ("pad-left", "pad-right") and spare:
         if pad is None:
@@ -83,14 +77,3 @@ def align(
         repeated += [target[-1]] * (source_length - len(repeated))
         return [(token,) for token in repeated]
     return [(token,) for token in target]
-
-
-def _subset(wanted: int, count: int, subset: Sequence[int] | None) -> list[int]:
-    if subset is None:
-        return list(range(count - wanted, count))
-    if len(subset) != wanted or [*subset] != sorted({*subset} & {*range(count)}):
-        raise InputError(
-            f"subset is {','.join(map(str, subset))}; expected {wanted} ascending places of 0 to "
-            f"{count - 1}, one for each token of the source"
-        )
-    return list(subset)

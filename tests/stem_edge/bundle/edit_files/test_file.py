@@ -22,20 +22,16 @@ from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
 
 MADE_FOR = "0123456789abcdef" * 4
-REPLACEMENT = Replacement(source="Spain", target="Germany", scheme="subset", subset=(0, 2), pad=7)
+REPLACEMENT = Replacement(source="Spain", target="Germany", scheme="subset", pad=7)
 EDIT = Edit(made_for=MADE_FOR, change=REPLACEMENT, layers=(1, 2))
 PLAIN = Edit(made_for=MADE_FOR, change=Replacement(source='日本 "x"\n', target="é"), layers=(0,))
 GOLDEN = """\
 {"format_version": 1, "sha256": \
-"cc73c2a14440945773234944e6821b43311be75d1a4b7bd3a67af803f5e510ab", "edit": {
+"23e34a63ad32d1472a3d75edb5f05cc5f7196ce0eb5cad3622785433d7d110f1", "edit": {
  "change": {
   "pad": 7,
   "scheme": "subset",
   "source": "Spain",
-  "subset": [
-   0,
-   2
-  ],
   "target": "Germany",
   "type": "replacement"
  },
