@@ -232,13 +232,9 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
     except (ValueError, ArithmeticError) as error:
         reason = f"not a manifest of format {FORMAT_VERSION} ({one_line(error)})"
         raise damaged(path, reason) from error
-    age, remedy = "newer", "upgrade stem-edge"
-    if found < FORMAT_VERSION:
-        export = f"stem-edge export CHECKPOINT {path.parent} --force"
-        age, remedy = "older", f"export the checkpoint again with: {export}"
     raise BundleError(
-        f"{path}: bundle format {found} is {age} than this stem-edge reads ({FORMAT_VERSION}); "
-        f"{remedy}"
+        f"{path}: bundle format {found}, expected {FORMAT_VERSION}; upgrade stem-edge, or export the "
+        f"checkpoint again with: stem-edge export CHECKPOINT {path.parent} --force"
     )
 
 

@@ -83,16 +83,10 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             ) from error
 
 
-class _File(msgspec.Struct):
-    """Fields that edit files of every format version have; newer versions may have more."""
-
-    format_version: int = 0
-    sha256: str = ""
-    edit: msgspec.Raw = msgspec.Raw(b"")
-
-
-class _StrictFile(_File, forbid_unknown_fields=True):
-    pass
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format_version: int
+    sha256: str
+    edit: msgspec.Raw
 
 
 def encode_edit(edit: Edit) -> bytes:
@@ -111,17 +105,8 @@ def read_edit(path: str | Path) -> Edit:
         if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES} values")
         file = msgspec.json.decode(data, type=_File)
-        number = file.format_version
-        if not bytes(file.edit):
-            raise ValueError("the field edit is missing")
-        if number > FORMAT_VERSION:
-            raise EditError(
-                f"{path}: edit format {number} is newer than this stem-edge reads "
-                f"({FORMAT_VERSION}); upgrade stem-edge"
-            )
-        if number < FORMAT_VERSION:
+        if (number := file.format_version) != FORMAT_VERSION:
             raise ValueError(f"format_version is {number}, expected {FORMAT_VERSION}")
-        file = msgspec.json.decode(data, type=_StrictFile)
         found = hashlib.sha256(bytes(file.edit)).hexdigest()
         if found != file.sha256:
             raise ValueError(f"its sha256 is {found[:8]}..., expected {file.sha256[:8]}...")
@@ -129,7 +114,7 @@ def read_edit(path: str | Path) -> Edit:
     except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
         raise EditError(
             f"{path}: not an edit of format {FORMAT_VERSION} ({one_line(error)}); make it again "
-            "with stem-edge edit"
+            "with stem-edge edit, or upgrade stem-edge"
         ) from error
 
 

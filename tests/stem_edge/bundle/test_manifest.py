@@ -205,13 +205,9 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("format_version", 5, "is newer than this stem-edge reads (4); upgrade stem-edge"),
+        ("format_version", 5, "bundle format 5, expected 4; upgrade stem-edge"),
         ("format_version", 3, "with: stem-edge export CHECKPOINT"),
-        (
-            "format_version",
-            0,
-            "is older than this stem-edge reads (4); export the checkpoint again",
-        ),
+        ("format_version", 0, "bundle format 0, expected 4"),
     ],
 )
 def test_other_formats(bundle: Path, where: str, value: object, said: str) -> None:
