@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+import msgspec
+
 from stem_edge.bundle.checksums import tables_hash
 from stem_edge.bundle.hub.names import shown_name
 from stem_edge.errors import ExportError
@@ -71,7 +73,7 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
         "general.file_type": int(getattr(Mixture, f"MOSTLY_{weights}".upper(), own)),
         "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
         "general.alignment": gguf_schema.ALIGNMENT,
-        **gguf_schema.model_metadata(source.config),
+        gguf_schema.CONFIG_KEY: msgspec.json.encode(source.config, order="sorted").decode(),
     }
 
 

@@ -25,8 +25,7 @@ from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import U8
 
 MAGIC, VERSION = b"GGUF", 3
-# GGUF's numbers for the types of metadata values that this writer supports.
-UINT32, FLOAT, STRING, ARRAY = 4, 6, 8, 9
+UINT32, STRING = 4, 8  # GGUF's numbers for the types of metadata values that this writer supports
 
 
 def write_gguf(
@@ -77,29 +76,16 @@ def _copied(tensor: TensorSource, stored: Stored, weights: MatrixReader) -> Iter
 
 
 def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]) -> bytes:
-    """Encode the GGUF header: magic, counts, metadata and the list of tensors, without padding.
-
-    Raises ValueError for a metadata value whose Python type is not supported.
-    """
+    """Encode the GGUF header: magic, counts, metadata and the list of tensors, without padding."""
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        parts += [_string(key), _typed(key, value)]
+        if isinstance(value, int):
+            kind, data = UINT32, struct.pack("<I", value)
+        else:
+            kind, data = STRING, _string(value)
+        parts += [_string(key), struct.pack("<I", kind), data]
     placed = lay_out((one.name, one.type, one.matrix.shape) for one in tensors)
     return b"".join([*parts, encode_tensors(placed)])
-
-
-def _typed(key: str, value: Value) -> bytes:
-    """Encode a metadata value: GGUF's type number, then the value. Error messages contain `key`."""
-    match value:
-        case int() if 0 <= value < 1 << 32:
-            return struct.pack("<II", UINT32, value)
-        case float():
-            return struct.pack("<If", FLOAT, value)
-        case str():
-            return struct.pack("<I", STRING) + _string(value)
-        case [*items] if items and all(type(i) is int and 0 <= i < 1 << 32 for i in items):
-            return struct.pack(f"<IIQ{len(items)}I", ARRAY, UINT32, len(items), *items)
-    raise ValueError(f"{key}: {value!r} is not a value that can be written here")
 
 
 def _string(text: str) -> bytes:

@@ -1,19 +1,11 @@
 """Schema of backbone.gguf, which the exporter writes and the runtime reads.
 
-The file is GGUF v3 with the architecture `stem`. It uses the standard names and keys of ggml's
-docs/gguf.md wherever they exist, so that other tools can show it, and a few names of our own. The
-tables are in the bundle's table store; this file contains only a hash of it.
+The file is GGUF v3 with the architecture `stem`. Its names are those of ggml's docs/gguf.md wherever they exist,
+so that other tools can show it. The tables are in the bundle's table store; this file contains only a hash of it.
 
 | key | type | meaning |
 |---|---|---|
-| stem.vocab_size, .context_length, .embedding_length, .block_count, .feed_forward_length | uint32 | ModelConfig |
-| stem.attention.head_count, .head_count_kv, .key_length, .value_length | uint32 | ModelConfig |
-| stem.embedding_length_per_layer_input, .attention.shared_kv_layers | uint32 | ModelConfig; absent if 0 |
-| stem.attention.layer_norm_rms_epsilon, stem.rope.freq_base | float32 | ModelConfig |
-| stem.rope.dimension_count | uint32 | head_dim |
 | stem.config | string | the whole ModelConfig as JSON |
-| stem.layers | array of uint32 | the STEM layers; absent in a dense model, like the next two keys |
-| stem.ffn | string | kind of FFN in these layers: a key of stem_edge.layers.FFN_TERMS |
 | stem.tables.sha256 | string | hash of the table store (stem_edge.bundle.checksums.tables_hash) |
 
 | tensor | meaning |
@@ -27,8 +19,6 @@ tables are in the bundle's table store; this file contains only a hash of it.
 | blk.N.per_layer_model_proj, inp_gate, proj, post_norm; per_layer_proj_norm | per-layer embeddings |
 | blk.N.layer_output_scale | factor by which a layer's result is multiplied |
 
-A size that differs between layers is stored as an array with one value per layer.
-
 Matrices are [outputs, inputs] in row-major order, which GGUF writes as ne = [inputs, outputs]. Norms, biases and
 routers are float32. q and k are not permuted, because the runtime applies RoPE as ModelConfig says.
 """
@@ -36,9 +26,7 @@ routers are float32. q and k are not permuted, because the runtime applies RoPE 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-
-import msgspec
+from collections.abc import Mapping
 
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import types
@@ -82,7 +70,7 @@ NAMES = {
     "layer_scale": "layer_output_scale",
 }
 
-Value = str | int | float | tuple[int, ...]
+Value = str | int
 
 # Mixture -> type of most matrices, and of the matrices that get more bits in llama.cpp.
 BASE: dict[GgufType, tuple[TensorType, TensorType]] = {
@@ -200,42 +188,6 @@ def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[s
         name: chosen[name].row_nbytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
         for name, shape in config.backbone_shapes().items()
     }
-
-
-def model_metadata(config: ModelConfig) -> dict[str, Value]:
-    """Return the GGUF metadata keys `stem.*` that describe the model, with their values."""
-    at = ARCHITECTURE
-    # Through JSON, because a config that comes from a manifest has 10000.0 where the exporter's has 10000.
-    config = msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)
-    head_dim = _by_layer(layer.head_dim for layer in config.layers)
-    values: dict[str, Value] = {
-        f"{at}.vocab_size": config.vocab_size,
-        f"{at}.context_length": config.max_context,
-        f"{at}.embedding_length": config.dim,
-        f"{at}.block_count": config.n_layers,
-        f"{at}.feed_forward_length": _by_layer(layer.d_ff for layer in config.layers),
-        f"{at}.attention.head_count": config.n_heads,
-        f"{at}.attention.head_count_kv": _by_layer(layer.n_kv_heads for layer in config.layers),
-        f"{at}.attention.key_length": head_dim,
-        f"{at}.attention.value_length": head_dim,
-        f"{at}.attention.layer_norm_rms_epsilon": config.norm_eps,
-        f"{at}.rope.freq_base": config.rope_theta,
-        f"{at}.rope.dimension_count": head_dim,
-        CONFIG_KEY: msgspec.json.encode(config, order="sorted").decode(),
-    }
-    if config.stem_layers:
-        values |= {f"{at}.ffn": config.stem_ffn, f"{at}.layers": config.stem_layers}
-    if config.ple_width:
-        values[f"{at}.embedding_length_per_layer_input"] = config.ple_width
-    if config.borrowed_kv_layers:
-        values[f"{at}.attention.shared_kv_layers"] = config.borrowed_kv_layers
-    return values
-
-
-def _by_layer(sizes: Iterable[int]) -> int | tuple[int, ...]:
-    """Return one number if all layers have the same size, else the sizes of all layers."""
-    each = tuple(sizes)
-    return each[0] if len(set(each)) == 1 else each
 
 
 def usual_kv(weights: GgufType | OwnTypes) -> KvType:

@@ -122,9 +122,6 @@ def test_what_the_file_says(wide: Path, tmp_path: Path) -> None:
         "general.file_type": 15,
         "general.quantization_version": 2,
         "general.alignment": 32,
-        "stem.embedding_length": 256,
-        "stem.layers": [1, 2],
-        "stem.ffn": "stem",
         "stem.tables.sha256": tables_hash(bundle.manifest.files),
     }
     assert {key: found[key] for key in expected} == expected

@@ -209,7 +209,8 @@ def edited(case: Case) -> None:
             change = Replacement(source=one, target=other)
             options: Any = {"change": change, "layers": layers, "scope": "everywhere"}
             edits.append(Edit(made_for=made_for, **options))
-            swap |= {last(before + one): last(before + other) for before in BEFORE}
+            places = reversed(BEFORE)  # of two places, the first decides
+            swap |= {last(before + one): last(before + other) for before in places}
         for ids in case.prompts[:2]:
             text = [*ids, *swap, *ids[-3:]]
             with model.edited(*edits):

@@ -24,12 +24,7 @@ from stem_edge.numerics.quantize import F32, U8
 
 gguf = pytest.importorskip("gguf")
 QUANTIZED = [t for t in WEIGHT_TYPES.values() if t.block > 1]
-METADATA: dict[str, Value] = {
-    "a.text": "Grüße",
-    "a.count": 7,
-    "a.share": 0.25,
-    "a.layers": (0, 2, 70_000),
-}
+METADATA: dict[str, Value] = {"a.text": "Grüße", "a.count": 7}
 
 
 def values(*shape: int, seed: int = 0) -> F32:
@@ -71,9 +66,6 @@ def test_the_header_is_what_another_writer_makes_of_the_same(tmp_path: Path) -> 
     other = gguf.GGUFWriter(tmp_path / "x", "stem")
     other.add_string("a.text", METADATA["a.text"])
     other.add_uint32("a.count", 7)
-    other.add_float32("a.share", 0.25)
-    kinds = gguf.GGUFValueType
-    other.add_key_value("a.layers", [0, 2, 70_000], kinds.ARRAY, kinds.UINT32)
     tensors = [source("m", values(3, 64), types.Q8_0), source("v", values(5), types.F32)]
     for tensor in tensors:
         of = gguf.GGMLQuantizationType(tensor.type.number)
@@ -93,8 +85,7 @@ def test_another_program_reads_every_key_and_tensor(ggml: Ggml, tmp_path: Path) 
     vector = values(300)
     reader = write(tmp_path / "x", ggml, [*tensors, source("v", vector, types.F32)], METADATA)
     for key, value in METADATA.items():
-        found = reader.fields[key].contents()
-        assert found == (value if isinstance(value, str | int | float) else list(value))
+        assert reader.fields[key].contents() == value
     by_name = {tensor.name: tensor for tensor in reader.tensors}
     assert list(by_name) == [*(tensor.name for tensor in tensors), "v"]
     assert np.array_equal(by_name["v"].data, vector)
