@@ -6,7 +6,6 @@ from typing import cast
 
 import msgspec
 
-from stem_edge.bundle.checksums import tables_hash
 from stem_edge.bundle.hub.names import shown_name
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.gguf_values import TensorSource
@@ -39,7 +38,7 @@ def check_runnable(source: Checkpoint) -> None:
 
 
 def write_gguf_backbone(plan: Plan, out: Output) -> None:
-    """Write backbone.gguf. The tables must be written before, because the file holds their hash."""
+    """Write backbone.gguf: the model's description, and all of its weights."""
     source, config, ggml = plan.source, plan.source.config, Ggml(installed_library())
     weights = cast(GgufFormat, plan.format).weights
     importance = _importance_by_text(plan, out.bar)
@@ -54,13 +53,10 @@ def write_gguf_backbone(plan: Plan, out: Output) -> None:
         )
         for name in config.backbone_shapes()
     ]
-    values = _metadata(source, weights)
-    if config.stem_layers:
-        values[gguf_schema.TABLES_KEY] = tables_hash(out.files)
     begin_layers(out.bar, "writing weights", config)
     matrices = MatrixReader(plan.recipe.cpus, out.meter("backbone"), out.bar.advance)
     with out.file(GGUF) as file:
-        write_gguf(file, ggml, values, tensors, matrices)
+        write_gguf(file, ggml, _metadata(source, weights), tensors, matrices)
 
 
 def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, gguf_schema.Value]:

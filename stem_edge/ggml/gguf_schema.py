@@ -1,12 +1,8 @@
 """Schema of backbone.gguf, which the exporter writes and the runtime reads.
 
 The file is GGUF v3 with the architecture `stem`. Its names are those of ggml's docs/gguf.md wherever they exist,
-so that other tools can show it. The tables are in the bundle's table store; this file contains only a hash of it.
-
-| key | type | meaning |
-|---|---|---|
-| stem.config | string | the whole ModelConfig as JSON |
-| stem.tables.sha256 | string | hash of the table store (stem_edge.bundle.checksums.tables_hash) |
+so that other tools can show it. The key `stem.config` contains the whole ModelConfig as JSON. The tables are in the
+bundle's table store.
 
 | tensor | meaning |
 |---|---|
@@ -39,7 +35,6 @@ from stem_edge.tables.rows import RecordLayout
 ARCHITECTURE = "stem"
 ALIGNMENT = 32
 QUANTIZATION_VERSION = 2  # of ggml's blocks
-TABLES_KEY = "stem.tables.sha256"
 CONFIG_KEY = "stem.config"
 
 NAMES = {
