@@ -7,21 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge.bundle.manifest import (
-    MANIFEST,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    Manifest,
-    is_shard,
-    open_manifest,
-)
+from stem_edge.bundle.manifest import MANIFEST, Manifest, is_shard, open_manifest
 from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import check_file, check_folders, damaged
 from stem_edge.graph.formats import GGUF, WEIGHT_BITS
-from stem_edge.shown import MAX_SIZE
-
-# Limits on file sizes. The limit on tokenizer.json is twice the largest that is published.
-MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
 
 
 class Bundle(msgspec.Struct, frozen=True, weakref=True):
@@ -64,9 +53,6 @@ def open_bundle(
             continue
         check_folders(root, root / name, folders)
         check_file(root / name, entry.nbytes)
-        # The readers of these files have the same limits, but run after all files were hashed.
-        if entry.nbytes > (most := MAX_SMALL_NBYTES.get(name, MAX_SIZE)):
-            raise damaged(root / name, f"{entry.nbytes} bytes found, expected at most {most}")
     if lacking and shards:
         raise BundleError(
             f"{root / shards[0]}: missing, and so are all shards of the tables; if they are elsewhere, "

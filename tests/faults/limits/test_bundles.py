@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from changing import replaced, rewrite
+from changing import replaced
 from contract import refused, takes
 from faulty_disk import Failing, watch
 from manifests import WEIGHTS_NBYTES, make_bundle
@@ -23,11 +23,12 @@ from stem_edge.bundle.manifest import (
     open_manifest,
     parse_manifest,
 )
-from stem_edge.bundle.opening import MAX_SMALL_NBYTES, open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files import hashing as hashes
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat, GgufFormat
+from stem_edge.text.chat_template import MAX_CONFIG_NBYTES, has_template
 
 
 @pytest.fixture
@@ -103,17 +104,12 @@ def test_the_size_of_a_manifest(bundle: Path) -> None:
     takes(read, bundles.MAX_MANIFEST_NBYTES, "larger than 1048576 bytes")
 
 
-@pytest.mark.parametrize("name", sorted(MAX_SMALL_NBYTES))
-def test_a_small_file_that_is_large(bundle: Path, name: str) -> None:
-    """The file is sparse, because none of it is read."""
-
+def test_a_large_tokenizer_config(tmp_path: Path) -> None:
     def read(nbytes: int) -> None:
-        os.truncate(bundle / name, nbytes)
-        rewrite(bundle, {f"files {name} nbytes": nbytes})
-        open_bundle(bundle)
+        (tmp_path / "a.json").write_bytes(b"{}".ljust(nbytes))
+        has_template(tmp_path / "a.json")
 
-    most = MAX_SMALL_NBYTES[name]
-    takes(read, most, f"{name}: {most + 1} bytes found, expected at most {most}")
+    takes(read, MAX_CONFIG_NBYTES, "larger than 4,194,304 bytes")
 
 
 # Folders that are no bundles
