@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stem_edge.bundle.edit_files.file import MAX_TEXT, SCOPES, Edit, Replacement, Scope, tables_id
-from stem_edge.bundle.edit_files.schemes import SCHEMES, Scheme
+from stem_edge.bundle.edit_files.schemes import Scheme
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
@@ -44,8 +44,6 @@ def make_edit(
     bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     _check_rows(bundle)
     source, target = _text("source", source), _text("target", target)
-    if scheme not in SCHEMES:
-        raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
     if scope not in SCOPES:
         raise InputError(f"scope is {scope!r}; expected one of {', '.join(SCOPES)}")
     codec, model = TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model
