@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stem_edge.bundle.manifest import TABLES, Manifest, QualityReport
+from stem_edge.bundle.manifest import Manifest, QualityReport
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import tensor_types
@@ -41,7 +41,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, object]:
         "parameters_active": model.active_parameters,
         "parameters_tables": model.table_parameters,
         "record_nbytes": tables.record_nbytes if tables else 0,
-        "flash_nbytes": tables_nbytes(manifest),
+        "flash_nbytes": manifest.report.tables_nbytes,
         "backbone_nbytes": manifest.report.backbone_nbytes,
     }
     where = {} if bundle.tables is None else {"tables_url": printable_url(bundle.tables)}
@@ -126,7 +126,7 @@ def _storage(manifest: Manifest) -> Rows:
         stored = [f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()]
         yield "  types of matrices", ", ".join(stored)
     if tables is not None:
-        nbytes = format_size(tables_nbytes(manifest))
+        nbytes = format_size(manifest.report.tables_nbytes)
         yield "tables on flash", f"{nbytes}, {_row_types(tables, manifest.rare_tables)}"
         record = format_size(tables.record_nbytes)
         yield "  one record", f"{record}, the most that a token reads"
@@ -185,7 +185,3 @@ def _comparison(report: QualityReport) -> Rows:
         yield "same best token", f"at {report.agreement:.1%} of positions"
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
     yield "logit difference", f"{difference} (logits up to {report.greatest_logit:g})"
-
-
-def tables_nbytes(manifest: Manifest) -> int:
-    return sum(e.nbytes for name, e in manifest.files.items() if name.startswith(f"{TABLES}/"))

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import stem_edge
-from stem_edge.commands.bundles.bundle_report import tables_nbytes
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load_with
 from stem_edge.shown import format_size
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         parameters = model.config.backbone_parameters + in_tables
         print(
             f"A STEM model of {parameters:,} parameters, {in_tables / parameters:.0%} of them in "
-            f"tables ({format_size(tables_nbytes(model.bundle.manifest))} on flash).\n"
+            f"tables ({format_size(model.bundle.manifest.report.tables_nbytes)} on flash).\n"
             f"The row cache holds the rows of {model.plan.slots} tokens out of "
             f"{model.config.vocab_size}.\n"
         )
