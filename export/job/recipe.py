@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 from stem_edge.errors import ExportError
 from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
-from stem_edge.graph.formats import GGUF_TYPES, BackboneFormat, EngineName, GgufFormat
+from stem_edge.graph.formats import ENGINES, GGUF_TYPES, BackboneFormat, EngineName, GgufFormat
 from stem_edge.system.memory import check_threads, usable_cpus
 
-ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 # Names of types that both engines have, by how close the bundle comes to its checkpoint.
 SMALL, BALANCED, LOSSLESS, KEEP = "small", "balanced", "near-lossless", "keep"
 # Engine -> types that users can choose. "int2" is missing: bundles have it only from checkpoints.

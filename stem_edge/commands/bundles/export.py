@@ -15,10 +15,11 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError, StemEdgeError
 from stem_edge.export.exporter import export_with
-from stem_edge.export.job.recipe import ENGINES, EXACT, FAR, LOSSLESS, NEAR, TYPES, Recipe
+from stem_edge.export.job.recipe import EXACT, FAR, LOSSLESS, NEAR, TYPES, Recipe
 from stem_edge.export.job.table_plan import EXPORT_ROWS
 from stem_edge.export.ngram_export import export_rows
 from stem_edge.export.quantization.calibration import JUDGED_TOKENS
+from stem_edge.graph.formats import ENGINES
 from stem_edge.runtime.planning import memory_plan
 from stem_edge.runtime.rows.ngram_rows import open_rows
 from stem_edge.shown import format_size
