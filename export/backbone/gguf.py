@@ -21,7 +21,6 @@ from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GGUF, GgufFormat, GgufType, OwnTypes
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.quantize import F32
-from stem_edge.progress import Progress
 
 
 def check_runnable(source: Checkpoint) -> None:
@@ -41,7 +40,11 @@ def write_gguf_backbone(plan: Plan, out: Output) -> None:
     """Write backbone.gguf: the model's description, and all of its weights."""
     source, config, ggml = plan.source, plan.source.config, Ggml(installed_library())
     weights = cast(GgufFormat, plan.format).weights
-    importance = _importance_by_text(plan, out.bar)
+    importance, layers = dict[str, F32](), config.n_layers
+    if plan.format.importance:
+        out.bar.begin("running the text", layers, layers=layers)
+        done = lambda: out.bar.advance(1)
+        importance = importance_vectors(source, plan.guides, done, plan.recipe.cpus)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
@@ -71,12 +74,3 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
         "general.alignment": gguf_schema.ALIGNMENT,
         gguf_schema.CONFIG_KEY: msgspec.json.encode(source.config, order="sorted").decode(),
     }
-
-
-def _importance_by_text(plan: Plan, bar: Progress) -> dict[str, F32]:
-    """Return matrix name -> importance of its input channels; {} if the plan's types need none."""
-    if not plan.format.importance:
-        return {}
-    source, layers = plan.source, plan.source.config.n_layers
-    bar.begin("running the text", layers, layers=layers)
-    return importance_vectors(source, plan.guides, lambda: bar.advance(1), plan.recipe.cpus)
