@@ -55,7 +55,7 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     # hash of the tables, see tables_id
     made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    change: Replacement
+    change: Replacement  # which tokens use the rows of which other tokens
     layers: tuple[Index, ...]  # STEM layers whose rows the edit changes, ascending
     # "positions": only where the source text occurs. "everywhere": wherever its tokens occur.
     scope: Scope = "positions"
