@@ -22,7 +22,6 @@ from stem_edge.runtime.scheduling.loop import Loop
 from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.codec import TextCodec, shorten
-from stem_edge.runtime.token_ids import StemId, check_text, checked_ids
 from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
     from stem_edge.runtime.lookups.lookups import Lookups
     from stem_edge.runtime.lookups.open_edits import OpenEdits
     from stem_edge.runtime.lookups.overlay import Overlay
+    from stem_edge.runtime.token_ids import StemId
 
 
 class Answering(ModelText):
@@ -55,7 +55,7 @@ class Answering(ModelText):
         super().__init__(bundle, text)
         self.plan: MemoryPlan = plan  # memory, and the context length that fits
         # Metrics of the latest generate or logits. Concurrent calls count each other's rows.
-        self.stats: GenerationStats = GenerationStats.planned(plan)
+        self.stats: GenerationStats = GenerationStats(engine=plan.engine, provider=plan.provider)
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._closed = prefixes, False
         self._open_edits: OpenEdits | None = None
@@ -169,6 +169,8 @@ class Answering(ModelText):
     ) -> Request:
         ids, params = self._prompt_ids(prompt), self.chosen(params)
         if params.logit_bias:
+            from stem_edge.runtime.token_ids import checked_ids
+
             checked_ids([int(params.biases[0].max())], self.config.vocab_size)
         # The last token is handed out but never processed, so it takes no place in the context.
         length = min(self.plan.context_length, len(ids) + params.max_new_tokens - 1)
@@ -227,11 +229,17 @@ class Answering(ModelText):
         self.engine.check_usable()
         held, most = self.plan.context_length, self.config.max_context
         if isinstance(prompt, str):
-            prompt = self._text.encode_prompt(prompt, held, most)
-        ids = checked_ids(prompt, self.config.vocab_size)
+            ids = self._text.encode_prompt(prompt, held, most)
+        else:
+            from stem_edge.runtime.token_ids import checked_ids  # those of a text are in range
+
+            ids = checked_ids(prompt, self.config.vocab_size)
         if not ids:
             raise InputError("the prompt is empty; give at least one token id")
-        check_text(self.config, ids)
+        if self.config.placeholders:
+            from stem_edge.runtime.token_ids import check_text  # only for such models
+
+            check_text(self.config, ids)
         if len(ids) > held:
             raise InputError(
                 f"the prompt has {len(ids)} tokens, the context holds {held}; {shorten(held, most)}"
@@ -240,7 +248,8 @@ class Answering(ModelText):
 
     def _recorder(self) -> Recorder:
         # Another thread may replace self.stats before the next line, so it cannot be read back.
-        stats = self.stats = GenerationStats.planned(self.plan)
+        stats = GenerationStats(engine=self.plan.engine, provider=self.plan.provider)
+        self.stats = stats
         return Recorder(stats, self.engine.rows)
 
     def close(self) -> None:
@@ -250,7 +259,8 @@ class Answering(ModelText):
         InputError. In a forked process it does nothing, because the parent process owns the model.
         """
         first, self._closed = not self._closed, True
-        self._close_chat()
+        if self._opened_chat is not None:
+            self._opened_chat.close()
         try:
             if first and not self.engine.forked:
                 self._prefixes.close()

@@ -14,7 +14,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import Backend
 
 T = TypeVar("T")
-CLOSED = "this model is closed; load it again"
 
 
 class Step(NamedTuple):
@@ -93,7 +91,7 @@ class Engine:
                 f"{os.getpid()}, a fork of it; load it again in this one"
             )
         if self._closing:
-            raise InputError(CLOSED)
+            raise InputError("this model is closed; load it again")
 
     def in_turn(self, call: Callable[[], T]) -> T:
         """Run `call` with exclusive use of backend and rows; return its result.
@@ -103,8 +101,7 @@ class Engine:
         if self._closing or os.getpid() != self._process:
             self.check_usable()  # without the lock, which may be held forever after a fork
         with self._lock:
-            if self._closing:  # while this call waited for the lock
-                raise InputError(CLOSED)
+            self.check_usable()  # again, because another thread may have closed it meanwhile
             if self._busy:
                 raise InputError("a signal handler cannot use the model mid-step; return first")
             try:
@@ -147,7 +144,7 @@ class Engine:
             self.backend.begin(backends, ids, positions, prefill=by_prefill, apart=apart)
             slots = self.rows.slots(step.row_ids)
             if following is not None:
-                self._expect(following)
+                self.rows.expect(following.row_ids, following.later)
             result = self.backend.finish(slots, step.logits // len(contexts))
             if result.size and not (np.isfinite(result.min()) and np.isfinite(result.max())):
                 raise _not_finite(result, positions, ids.shape[1])
@@ -159,10 +156,7 @@ class Engine:
 
     def expect(self, step: Step) -> None:
         """Start reading the rows of the next step."""
-        self.in_turn(partial(self._expect, step))
-
-    def _expect(self, step: Step) -> None:
-        self.rows.expect(step.row_ids, step.later)
+        self.in_turn(lambda: self.rows.expect(step.row_ids, step.later))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Return new row ids, int64 [n], for lookups [n]. Each lookup has a row per STEM layer."""

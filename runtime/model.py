@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from stem_edge.runtime.answering import Answering
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
 from stem_edge.runtime.scheduling.request import Chunk
-from stem_edge.runtime.token_ids import StemId
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.runtime.conversations.conversation import Conversation
@@ -17,6 +16,7 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
     from stem_edge.runtime.scheduling.request import Request
     from stem_edge.runtime.scheduling.scheduler import Scheduler
     from stem_edge.runtime.text.chat import Messages
+    from stem_edge.runtime.token_ids import StemId
 
 
 class Model(Answering):

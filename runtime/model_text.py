@@ -11,7 +11,6 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import ChatPrompt, TextCodec
-from stem_edge.runtime.token_ids import checked_ids
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.chat import Chat, Messages, Tools
@@ -34,10 +33,6 @@ class ModelText:
 
                 self._opened_chat = Chat(self.bundle.file(TOKENIZER_CONFIG), self._text)
             return self._opened_chat
-
-    def _close_chat(self) -> None:
-        if self._opened_chat is not None:
-            self._opened_chat.close()
 
     @property
     def config(self) -> ModelConfig:
@@ -109,6 +104,8 @@ class ModelText:
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
+        from stem_edge.runtime.token_ids import checked_ids
+
         ids = checked_ids(token_ids, self.config.vocab_size)
         return self._text.decode(ids, skip_special_tokens=skip_special_tokens)
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Self
 
 from stem_edge.runtime.rows.rows import Rows
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.memory_plan import MemoryPlan
-
 
 # Metrics that are computed from other metrics.
 DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step",
@@ -45,11 +40,6 @@ class GenerationStats:
     provider: str = ""  # execution provider of onnxruntime
     network_bytes: int = 0  # read from remote tables
     network_reads: int = 0  # requests for remote tables
-
-    @classmethod
-    def planned(cls, plan: MemoryPlan) -> Self:
-        """Return empty metrics, with the plan's engine and execution provider."""
-        return cls(engine=plan.engine, provider=plan.provider)
 
     @property
     def prefill_tokens_per_second(self) -> float:

@@ -30,7 +30,7 @@ RETURNED = ("apps.batches.batch.Batch", "bundle.opening.Bundle", "runtime.conver
 # Members for the package and its tests only, which the page leaves out.
 INSIDE = {"Model.chat", "Model.check_grammar", "Model.chosen", "Model.engine", "Model.limit_texts", "Model.stepping",
           "MemoryPlan.computing", "MemoryPlan.measured", "MemoryPlan.more_slots", "NgramRows.counters",
-          "Conversation.prompt", "GenerationStats.planned", "SamplingParams.biases", "SamplingParams.resolved",
+          "Conversation.prompt", "SamplingParams.biases", "SamplingParams.resolved",
           "Tables.kind", "Tables.layout", "Tables.records"}  # fmt: skip
 ENTRY = re.compile(r"(\w+(?:, \w+)*)(?: \(([^)]+)\))?: (.*)", re.DOTALL)
 WIDTH = 100

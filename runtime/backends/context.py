@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptKey:
-    """What a prompt's keys and values depend on. starts: where steps begin if nothing is cached."""
+    """Key of a cached prompt: all that its keys and values depend on.
+
+    starts: where steps begin if nothing is cached.
+    """
 
     token_ids: Sequence[int]
     lookups: Mapping[int, RowLookup]  # position -> rows to look up there instead of the token's own
@@ -77,11 +80,6 @@ class Context:
         """Most bytes that the KV cache can still add to `nbytes` until the context is full."""
         tokens = min(in_steps(self.length), self.backend.length)
         return max(0, self.backend.nbytes_of(tokens) - self.nbytes)
-
-    def go_on(self, prompt: PromptKey, tokens: int) -> None:
-        """Continue with another prompt, whose first `tokens` tokens this context has computed already."""
-        self.rewind(tokens)  # first, because another thread may copy from here
-        self.prompt = prompt
 
     def copy(self, other: Context | None, tokens: int) -> None:
         """Fill this empty context with the keys and values of the first `tokens` tokens of `other`.

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -54,23 +53,7 @@ class _Tensor:
 def write_prefix(path: Path, prompt: PromptKey, arrays: Sequence[npt.NDArray[Any]]) -> None:
     """Write a prefix file with mode 0600, replacing an existing one atomically. Raises OSError."""
     tensors = _first(prompt) | {f"{n:04}": array for n, array in enumerate(arrays)}
-    beside = path.parent / f".{os.urandom(8).hex()}.tmp"
-    try:
-        descriptor = disk.create(beside, 0o600)
-        try:
-            crc = 0
-            for data in _pieces(_header(tensors), tensors):
-                crc = extend(crc, data)
-                disk.write_all(descriptor, data.data)
-            disk.write_all(descriptor, crc.to_bytes(4, "little"))
-            disk.fsync(descriptor)
-        finally:
-            disk.close(descriptor)
-        disk.rename(beside, path)
-    except BaseException:
-        with suppress(OSError):
-            disk.remove(beside)
-        raise
+    disk.write_whole(path, _pieces(tensors), durable=True, mode=0o600)
 
 
 def _first(prompt: PromptKey) -> dict[str, npt.NDArray[Any]]:
@@ -79,12 +62,15 @@ def _first(prompt: PromptKey) -> dict[str, npt.NDArray[Any]]:
     return {name: np.array(values[name], dtype) for name, dtype in FIRST.items()}
 
 
-def _pieces(header: bytes, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[U8]:
-    """Yield all bytes before the checksum; keys and values head by head, without a copy."""
-    yield np.frombuffer(header, np.uint8)
+def _pieces(tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
+    """Yield the contents of a file, its checksum last; keys and values head by head."""
+    yield (header := _header(tensors))
+    crc = extend(0, header)
     for array in tensors.values():
         for part in array if array.ndim > 2 else [array]:
-            yield np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+            yield (data := part.tobytes())
+            crc = extend(crc, data)
+    yield crc.to_bytes(4, "little")
 
 
 def _header(tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:

@@ -134,7 +134,8 @@ class Prefixes:
             self.give_back(best)
             best, context = None, self._opened(prompt, self._length)
         if best is not None:
-            best.go_on(prompt, tokens)
+            best.rewind(tokens)  # first, because another thread may copy from here
+            best.prompt = prompt
         self._register(context, length)
         if saved is not None and self._folder is not None:
             path, context.position = saved

@@ -25,7 +25,7 @@ class EditedStore:
     def __init__(self, store: RowStore) -> None:
         self.base, self.tokens = store, store.tokens
         self.distant = store.distant
-        self.counters, self.stop, self.close = store.counters, store.stop, store.close
+        self.counters, self.close = store.counters, store.close
         self.layout = store.layout  # its `records` does not count edit records
         self.numbers = store.layout.records  # one more than the greatest number ever assigned
         self._lookups: dict[int, RowLookup] = {}  # number of an edit record -> its lookup

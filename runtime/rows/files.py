@@ -86,9 +86,6 @@ class ShardFiles:
     def counters(self) -> RowCounters:
         return RowCounters(bytes_read=self._nbytes)
 
-    def stop(self) -> None:
-        """Do nothing: reads of local files end by themselves."""
-
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()

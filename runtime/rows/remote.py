@@ -62,7 +62,7 @@ class RemoteShards:
         wanted = list(dict.fromkeys(pieces))
         reading = asyncio.run_coroutine_threadsafe(self._read_all(wanted), self._files.loop)
         self._under_way.add(reading)
-        if self._closing.is_set():  # after the add, or a stop in between misses it
+        if self._closing.is_set():  # after the add, or a close in between misses it
             reading.cancel()
         try:
             answers = dict(zip(wanted, reading.result(), strict=True))
@@ -104,12 +104,11 @@ class RemoteShards:
     def counters(self) -> RowCounters:
         return self._counted
 
-    def stop(self) -> None:
+    def close(self) -> None:
+        """Make reads fail soon, including running ones."""
         self._closing.set()
         for reading in list(self._under_way):
             reading.cancel()
-
-    close = stop
 
 
 def _put(answer: bytes | BaseException, buffer: U8) -> int | OSError:

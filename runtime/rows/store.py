@@ -73,10 +73,6 @@ class RowStore:
         stride = self._grids[shard].stride
         return ByteRange(shard, (number - self._starts[shard]) * stride, stride)
 
-    def where(self, number: int) -> str:
-        piece = self._piece(number)
-        return f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
-
     def _read(self, numbers: list[int], pieces: Sequence[ByteRange], buffers: U8) -> None:
         """Read byte ranges into buffers; retry failed reads. numbers: record numbers for messages."""
         grids = [self._grids[piece.shard] for piece in pieces]
@@ -100,7 +96,8 @@ class RowStore:
         self._shards.before_retry(piece)
         (found,) = self._shards.read([piece], [buffer])
         if fault := self._fault(found, buffer):
-            raise RowReadError(f"{self.where(number)}: {fault}")
+            where = f"{self._shards.name(piece.shard)}: record {number} at byte {piece.offset}"
+            raise RowReadError(f"{where}: {fault}")
 
     def _fault(self, found: int | OSError, buffer: U8) -> str:
         """Return a message for a failed read, or "". found: number of bytes read, or the error."""
@@ -113,10 +110,6 @@ class RowStore:
 
     def counters(self) -> RowCounters:
         return self._shards.counters()
-
-    def stop(self) -> None:
-        """Make network reads fail soon, including running ones."""
-        self._shards.stop()
 
     def close(self) -> None:
         self._starts.clear()

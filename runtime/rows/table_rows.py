@@ -189,7 +189,8 @@ class TableRows(Rows):
             self._stall_seconds += time.perf_counter() - started
 
     def close(self) -> None:
-        self.store.stop()
+        if self.store.distant:  # first, so that running reads end soon
+            self.store.close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._reading = None

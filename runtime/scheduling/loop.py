@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 
-from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.costs import LESS_MEMORY, MOST
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, computed, together
+from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, computed
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 
@@ -50,23 +49,21 @@ class Loop:
     def _advance(self, request: Request) -> None:
         if not request.begun:
             request.begin(self._engine, self._prefixes)
-            self._expect(request.steps[0])
+            self._engine.expect(request.steps[0])
         if not request.steps:
             self._decode_alone(request)
         elif self._process_chunk(request):
             request.guesses = self._stepping.guesses(request.context)
 
-    def _process_chunk(self, request: Request, running: Sequence[Request] = ()) -> bool:
+    def _process_chunk(self, request: Request, following: Step | None = None) -> bool:
         """Process the next chunk of a prompt; return True if it was the last and decoding follows.
 
-        running: sequences that decode in the next step, whose rows are read meanwhile.
+        following: the next step, whose rows are read meanwhile; default: the next chunk.
         """
-        step = request.steps[0]
+        step, contexts = request.steps[0], [request.context]
         rest = request.steps[1] if len(request.steps) > 1 else None
         started = time.perf_counter()
-        logits = self._engine.step(
-            [request.context], step, together(running) or rest, prefill=request.prefill
-        )
+        logits = self._engine.step(contexts, step, following or rest, prefill=request.prefill)
         request.prompt_seconds += time.perf_counter() - started
         request.steps.popleft()
         if request.score is not None:
@@ -82,7 +79,8 @@ class Loop:
             return False
         request.choose(logits[0])
         self._record.sampled()
-        self._expect(together([*running, request]))
+        if request.goes_on:
+            self._engine.expect(request.last)
         return self._hand_out(request)
 
     def _decode_alone(self, request: Request) -> None:
@@ -97,13 +95,9 @@ class Loop:
         for drafted in request.verify(logits, drafts):
             self._record.sampled(drafted=drafted)
             if not drafted and request.goes_on:
-                self._expect(request.last)
+                self._engine.expect(request.last)
             if not self._hand_out(request):
                 return
-
-    def _expect(self, step: Step | None) -> None:
-        if step is not None:
-            self._engine.expect(step)
 
     def _hand_out(self, request: Request) -> bool:
         """Append a chunk of final text, if there is any; return False if the answer has ended."""
@@ -114,6 +108,6 @@ class Loop:
             self._end(request)
         return not request.ended
 
-    def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
-        request.end(error)
+    def _end(self, request: Request) -> None:
+        request.end()
         self._record.update()

@@ -280,12 +280,3 @@ def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:
             raise
     step = Step(step.token_ids[:1], step.row_ids[:1], 1)
     return step, compute(step)
-
-
-def together(requests: Sequence[Request]) -> Step | None:
-    """Return one step with the latest token of each unfinished request; None if all have finished."""
-    steps = [request.last for request in requests if request.goes_on]
-    if not steps:
-        return None
-    tokens, row_ids, _, _ = zip(*steps, strict=True)
-    return Step(np.concatenate(tokens), np.concatenate(row_ids), len(steps))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
 from stem_edge.numerics.quantize import F32
@@ -16,7 +18,7 @@ from stem_edge.runtime.backends.costs import LESS_MEMORY
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.loop import Loop
-from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, together
+from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 
@@ -112,12 +114,12 @@ class Scheduler(Loop):
         if self._prompt is not None and (self._prompt_next or not self._running):
             self._prompt_next = False
             with self._errors_of(self._prompt):
-                if self._process_chunk(self._prompt, self._running):
+                if self._process_chunk(self._prompt, _together(self._running)):
                     self._began(self._prompt)
         elif self._lone is not None:
             with self._errors_of(self._lone):
                 self._decode_alone(self._lone)
-        elif (decode := together(self._running)) is not None:
+        elif (decode := _together(self._running)) is not None:
             self._prompt_next = self._prompt is not None
             self._decode(decode)
         self._admit()
@@ -158,7 +160,7 @@ class Scheduler(Loop):
                 beside = bool(self._running)
                 request.begin(self._engine, self._prefixes, whole=beside)
                 if not beside:
-                    self._expect(request.steps[0])
+                    self._engine.expect(request.steps[0])
 
     def _fits(self, request: Request) -> bool:
         """True if the request's KV cache fits, or if nothing runs, so that waiting is useless."""
@@ -206,8 +208,8 @@ class Scheduler(Loop):
                     raise logits
                 request.choose(logits)
                 self._record.sampled()
-        if self._prompt is None:
-            self._expect(together(self._running))
+        if self._prompt is None and (expected := _together(self._running)) is not None:
+            self._engine.expect(expected)
         for request in running:
             if not request.ended:
                 with self._errors_of(request):
@@ -269,3 +271,12 @@ class Scheduler(Loop):
         last = self._running.pop()
         if place < len(self._running):
             self._running[place] = last
+
+
+def _together(requests: Sequence[Request]) -> Step | None:
+    """Return one step with the latest token of each unfinished request; None if all have finished."""
+    steps = [request.last for request in requests if request.goes_on]
+    if not steps:
+        return None
+    tokens, row_ids, _, _ = zip(*steps, strict=True)
+    return Step(np.concatenate(tokens), np.concatenate(row_ids), len(steps))

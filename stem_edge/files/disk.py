@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line ends
@@ -202,16 +202,19 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         rest = rest[count:]
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
+def write_whole(
+    path: Path, data: bytes | Iterable[bytes], *, durable: bool = False, mode: int = 0o666
+) -> None:
     """Write a file atomically: to a temporary file, which is then renamed. Raises OSError.
 
-    durable: True if the file must survive a power cut. mode: see `create`.
+    data: the contents, or their parts in order. durable: True if the file must survive a power cut. mode: see `create`.
     """
     beside = path.parent / f".{os.urandom(8).hex()}.tmp"
     try:
         descriptor = create(beside, mode)
         try:
-            write_all(descriptor, data)
+            for part in [data] if isinstance(data, bytes) else data:
+                write_all(descriptor, part)
             if durable:
                 fsync(descriptor)
         finally:

@@ -16,7 +16,6 @@ IR_VERSION = 10
 VARINT, FIXED32, LENGTH = 0, 5, 2  # wire types
 FLOAT, INT, STRING, TENSOR, INTS = 1, 2, 3, 4, 7  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
-_SMALL = tuple(bytes([value]) for value in range(0x80))  # one-byte varints, the most frequent ones
 PACKED = "prepacked_0"  # onnxruntime's own key in a tensor's external_data
 
 
@@ -89,8 +88,6 @@ def _value(name: str, value: ValueInfo) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    if 0 <= value < 0x80:
-        return _SMALL[value]
     value &= (1 << 64) - 1  # protobuf writes negative numbers as 64-bit two's complement
     made = bytearray()
     while value > 0x7F:

@@ -26,17 +26,13 @@ def rope_tables_at(rope: Rope, positions: I64) -> tuple[F32, F32]:
 
 def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
     """Return radians per position [head_dim / 2], and a factor for cosines and sines."""
-    frequencies = _unscaled(rope)
+    pairs = np.arange(0, rope.width, 2, dtype=np.float32) / np.float32(rope.width)
+    # In float64, so that powers are rounded once, as nearly all of torch's. numpy's float32 powers often
+    # differ in the last bit, which turns a head by a milliradian after 10,000 tokens.
+    powers = np.power(np.float64(np.float32(rope.theta)), pairs.astype(np.float64))
+    frequencies = np.asarray(np.float32(1) / powers.astype(np.float32), np.float32)
     if rope.scaling is None:
         return frequencies, np.float32(1)
     from stem_edge.numerics.rope_scaling import scaled  # only if needed
 
     return scaled(rope, frequencies)
-
-
-def _unscaled(rope: Rope) -> F32:
-    pairs = np.arange(0, rope.width, 2, dtype=np.float32) / np.float32(rope.width)
-    # In float64, so that powers are rounded once, as nearly all of torch's. numpy's float32 powers often
-    # differ in the last bit, which turns a head by a milliradian after 10,000 tokens.
-    powers = np.power(np.float64(np.float32(rope.theta)), pairs.astype(np.float64))
-    return np.asarray(np.float32(1) / powers.astype(np.float32), np.float32)

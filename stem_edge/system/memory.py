@@ -129,7 +129,8 @@ def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         return np.zeros(shape, np.uint8)
     memory = own_pages((nbytes + 2 * HUGE_PAGE,), np.uint8)
     start = -memory.ctypes.data % HUGE_PAGE
-    advise_huge_pages(memory.ctypes.data + start, round(nbytes / HUGE_PAGE) * HUGE_PAGE)
+    length = round(nbytes / HUGE_PAGE) * HUGE_PAGE
+    _advise(memory.ctypes.data + start, length, HUGE_PAGE, mmap.MADV_HUGEPAGE)
     return memory[start : start + nbytes].reshape(shape)
 
 
@@ -138,12 +139,6 @@ def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     nbytes = int(np.prod(shape))
     memory = _anonymous(max(1, nbytes))  # an empty map cannot be made
     return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
-
-
-def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Ask the system for huge pages, for memory that is filled once and then often read in full."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        _advise(address, nbytes, HUGE_PAGE, mmap.MADV_HUGEPAGE)
 
 
 def free_pages(array: npt.NDArray[Any]) -> None:

@@ -51,9 +51,6 @@ class MemoryStore(RowStore):
     def counters(self) -> RowCounters:
         return RowCounters(bytes_read=self.bytes_read)
 
-    def stop(self) -> None:
-        """Nothing is under way."""
-
     def close(self) -> None:
         self.closed = True
 
