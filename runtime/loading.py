@@ -65,8 +65,8 @@ def load(
     resident: read all tables into memory while loading.
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
-    cache_dir: folder where a first load saves weights packed for this processor, and the tokenizer in a form
-        that loads faster. Default: the user's cache folder.
+    cache_dir: folder where a first load saves weights packed for this processor or, of small models, the graphs,
+        and the tokenizer in a form that loads faster. Default: the user's cache folder.
     prompt_cache: also save the KV caches of prompts in files, for later runs: a folder, or True for one in the
         user's cache folder. The files contain the prompts. Not on accelerators.
     progress: show a progress bar on stderr while downloading files or packing weights. Default: a bar if

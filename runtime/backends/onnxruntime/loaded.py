@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
     from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 
-# Graph name -> its file, its bytes, or a function that builds it when it is first used.
-Graphs: TypeAlias = Mapping[str, Path | GraphSource | Callable[[], GraphSource]]
+# Graph name -> its file, or its bytes.
+Graphs: TypeAlias = Mapping[str, Path | GraphSource]
 Sessions: TypeAlias = dict[str, ort.InferenceSession]
 # Numbers of tokens in a matrix product that round each token alike: any, only even ones, or unknown. If "even",
 # an empty sequence is added to a step of one token. Unless "any", one is added to a batch of an odd number, too.
@@ -158,9 +158,8 @@ def open_sessions(
     sessions = Sessions()
     try:
         for name, graph in graphs.items():
-            source = graph() if callable(graph) else graph
             sessions[name] = open_session(
-                source, threads, provider, whole_steps=whole_steps, as_built=as_built
+                graph, threads, provider, whole_steps=whole_steps, as_built=as_built
             )
     finally:
         give_back_freed_blocks(KEPT_NBYTES if sparing else PROMPT_NBYTES)

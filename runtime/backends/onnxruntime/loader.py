@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,16 +125,16 @@ class OrtLoader:
 
     def _opened(self, slots: ArraySlots | None) -> OrtBackend:
         prefill, kv, prepared = self.needs(1).prefill, self._footprint.kv, self._prepared
-        bundle, graphs = self._bundle, dict[str, Path | GraphSource | Callable[[], GraphSource]]()
+        bundle, graphs = self._bundle, dict[str, Path | GraphSource]()
         config, cpus = bundle.manifest.model, self._options.cpus
         if prepared is not None:
             graphs |= prepared.graph_sources(bundle, prefill=prefill, kv=kv)
         else:
-            from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
+            from stem_edge.runtime.backends.onnxruntime.saved_graphs import saved_graphs
 
-            graphs |= cpu_graphs(bundle, prefill=False, kv=kv)
-            if prefill:
-                graphs[io.PREFILL] = lambda: cpu_graphs(bundle, prefill=True, kv=kv)[io.PREFILL]
+            graphs |= saved_graphs(bundle, kv, self._options)
+            if not prefill:
+                graphs.pop(io.PREFILL, None)
         if (assistant := self._assistant) is not None:
             from stem_edge.runtime.backends.onnxruntime.assistant import source
 

@@ -16,6 +16,7 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.files.names import KEY_CHARS, PREPARED, cache_folder
 from stem_edge.files.trees import remove_tree
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
+from stem_edge.runtime.backends.onnxruntime.saved_graphs import GRAPHS
 from stem_edge.runtime.first_load import made
 from stem_edge.runtime.text.kept import TOKENIZERS
 from stem_edge.shown import printable
@@ -81,5 +82,5 @@ def _remove(kept: Kept) -> None:
                 remove_tree(path, path.parent)
         elif (
             path.parent.name == CHECKED and f"{marked_folder(path)}{os.sep}".startswith(within)
-        ) or path.parent.name == TOKENIZERS:
+        ) or path.parent.name in (TOKENIZERS, GRAPHS):
             path.unlink()

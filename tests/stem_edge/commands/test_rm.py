@@ -70,8 +70,9 @@ def test_removing_a_model_with_what_was_prepared_for_it_and_nothing_else(
     for name in FOREIGN:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(str(root / MADE / KEY[:12] / "mine"))
-    (root / "tokenizers").mkdir()
-    (root / "tokenizers" / f"{KEY}-{KEY}").touch()
+    for entry in (f"tokenizers/{KEY}-{KEY}", f"graphs/{KEY}"):
+        (root / entry).parent.mkdir()
+        (root / entry).touch()
     (root / "prepared" / key("link")).symlink_to(root / "prepared" / key("mine"))
     for name in ("", ".", "..", "thesis", "birds.npy", key("mine"), "prepared"):
         command_refused(capsys, ["rm", name], "list")

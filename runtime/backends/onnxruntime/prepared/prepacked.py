@@ -7,19 +7,15 @@ backbone is mapped, so a loaded model's weights are pages of a file. A child pro
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
 import onnxruntime as ort
 
-from stem_edge import __file__ as package
-from stem_edge import __version__
 from stem_edge.bundle.manifest import digest, encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError
@@ -35,17 +31,13 @@ from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
     packed_places,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
+from stem_edge.runtime.backends.onnxruntime.saved_graphs import builders
 from stem_edge.system.processor import cpu_digest
 
 FORMAT = 14
 CHECK_SECONDS = 86_400  # between checks of sha256, which take as long as a load
 RECORD = "prepared.json"
 MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
-# Code of the package that determines the graphs. A frozen program has none of these files.
-BUILDERS = (
-    *("*.py", "graph/**/*.py", "numerics/*.py", "tables/*.py"),
-    *(f"runtime/backends/onnxruntime/providers/{name}.py" for name in ("graphs", "joined")),
-)
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -119,16 +111,7 @@ def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> P
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) -> Path:
     """Return the folder for repacked weights of this bundle, for this processor and onnxruntime version."""
     manifest = encode_manifest(bundle.manifest)  # with the checksums of the weights
-    return root / PREPARED / digest(FORMAT, _builders(), onnxruntime, cpu_digest(), manifest, kv)
-
-
-@cache
-def _builders() -> str:
-    """Return version and digest of the code that builds graphs; if they change, prepared files are stale."""
-    folder = Path(package).parent
-    files = sorted(file for pattern in BUILDERS for file in folder.glob(pattern))
-    code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
-    return f"{__version__} {code.hexdigest()}"
+    return root / PREPARED / digest(FORMAT, builders(), onnxruntime, cpu_digest(), manifest, kv)
 
 
 def read_prepared(folder: Path) -> PreparedRecord | None:
