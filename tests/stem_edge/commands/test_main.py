@@ -170,14 +170,14 @@ run a | use --schema FILE | -j --format
 run a | use --repetition-penalty X, which counts | --repeat-last-n --repeat_last_n
 run a | use --no-thinking | --hidethinking --nothink
 run a | use --json | --verbose --no-stream
-run a | stem-edge export takes --type TYPE | --bits --quantize
+run a | stem-edge export takes --type TYPE | --bits --quantize --dtype
 run a | stem-edge generate continues a text | -no-cnv --ignore-chat-template
 run a | otherwise write > FILE | -o --output
 run a | leave it out | -fa --color --swa-full --jinja --rope-freq-base --keepalive --log-level --trust-remote-code --verbose-prompt
 serve a | use --api-key-file FILE, because | --api-key
 serve a | and each request to serve, take --max-new-tokens N (in a request: max_tokens) | --max-tokens
 edit a | use --out FILE | --output
-export a b | use --type TYPE | -q --q-bits --bits --outtype
+export a b | use --type TYPE | -q --q-bits --bits --outtype --dtype
 measure a | use --rounds N | -r
 batch a b c | use --sequences N | --concurrency
   | stem-edge rm NAME | delete remove
