@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import pytest
 from installed import DEMO, needs_ggml
+from loading import load_fixed
 from make_checkpoint import Shape, write_checkpoint
 from models import DEVICE, GGML, KINDS, ORT
 from oracle import Oracle
@@ -180,13 +181,42 @@ def test_quantized_ngrams_read_each_row_that_a_token_looks_up(
         assert model.stats.row_hits + model.stats.row_misses == len(ids) * model.config.lookups
 
 
-def test_each_row_is_read_once_and_found_again(shared: Path) -> None:
-    ids, read = models.prompts("gemma4")[2] * 3, []
-    with stem_edge.load(models.bundle_of("gemma4", ORT, shared), slots=64, threads=1) as model:
+@pytest.mark.parametrize(("name", "distinct"), [("gemma4", 250), ("hash-moe", 5)])
+def test_each_row_is_read_once_and_found_again(name: str, distinct: int, shared: Path) -> None:
+    """Tokens that share an expert share its read; while it is cached, each lookup is a hit."""
+    path, read = models.bundle_of(name, ORT, shared), []
+    ids, slots = models.prompts(name)[2] * 3, 64 if name == "gemma4" else None
+    with stem_edge.load(path, slots=slots, threads=1) as model:
         for _ in range(2):
             model.logits(ids)
             read.append(model.stats.row_misses)
-    assert 0 < read[0] <= len(set(ids)) and read[1] == 0
+            assert model.stats.row_hits == len(ids) - read[-1]
+    assert 0 < read[0] <= min(distinct, len(set(ids))) and read[1] == 0
+
+
+@pytest.mark.parametrize("slots", [260, 12])
+def test_rows_that_are_read_ahead_change_no_figure(slots: int, shared: Path) -> None:
+    found = []
+    for overlap in (False, True):
+        with load_fixed(
+            models.bundle_of("stem", ORT, shared), threads=1, slots=slots, overlap=overlap
+        ) as model:
+            for ids in models.prompts("stem"):
+                answer = model.generate_text(ids, max_new_tokens=24)
+                stats = model.stats
+                found.append((overlap, answer, stats.row_hits, stats.row_misses, stats.flash_bytes))
+    plain, ahead = found[:4], found[4:]
+    assert [one[1:4] for one in plain] == [one[1:4] for one in ahead]
+    assert slots == 12 or [one[4] for one in plain] == [one[4] for one in ahead]
+
+
+def test_rows_that_were_read_for_a_prompt_that_is_left_evict_none_of_the_next(shared: Path) -> None:
+    """The next chunk would have 16 rows, of which the next prompt shares one, in 16 slots."""
+    path, ids = models.bundle_of("stem", ORT, shared), [*range(20, 52)]
+    with stem_edge.load(path, threads=1, slots=16) as model:
+        expected = model.logits([*ids[:15], ids[16]])
+        next(model.logits_chunks(ids))
+        assert np.array_equal(model.logits([*ids[:15], ids[16]]), expected)
 
 
 NGRAMS, ENGRAM = models.SIZES | models.NGRAMS, models.SIZES | models.ENGRAM

@@ -92,6 +92,21 @@ def test_every_scheme(case: Case, scope: Any) -> None:
         assert np.array_equal(model.logits(ids), before)
 
 
+@pytest.mark.parametrize("case", [("hash-moe", ORT)], indirect=True)
+def test_edits_of_one_layer_where_all_experts_are_in_memory(case: Case) -> None:
+    """Rows that differ by layer are more than there are slots, until their edit ends."""
+    with case.load(resident=True) as model:
+        ids, layers = model.tokenize(PROMPT), model.config.stem_layers[:1]
+        before = model.logits(ids)
+        for pair in (("cat", "dog"), ("horse", "mouse"), ("cat", "dog")):
+            edit = swap(model, *pair, scope="everywhere", layers=layers)
+            rows = row_of(ids, len(ids), pair[0], [*pair[1]], "everywhere")
+            expected = case.oracle.reference.logits(ids, rows, layers)
+            with model.edited(edit):
+                case.oracle.compare(model.logits(ids), expected)
+            case.oracle.compare(model.logits(ids), before)
+
+
 def test_an_answer_has_the_edits_that_were_open_when_it_began(case: Case, model: Model) -> None:
     """One at places of the prompt, and one at letters that the model writes itself."""
     ids = model.tokenize(PROMPT)

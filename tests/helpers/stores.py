@@ -1,8 +1,8 @@
-"""Table stores of a few records, on disk and in memory."""
+"""Table stores of a few records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -12,7 +12,6 @@ from stem_edge.export.tables import encode_metadata, with_checksums
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables import store as tables
@@ -22,37 +21,6 @@ from stem_edge.tables.shards import ShardGrid, array_metadata, index_blocks
 from stem_edge.tables.zarr_json import group_document
 
 Way: TypeAlias = Literal["pread", "far", "memory"]
-
-
-class MemoryStore(RowStore):
-    """Records without files, made by `content`. Reads are logged, and `before` may fail them."""
-
-    def __init__(self, layout: RecordLayout, content: Callable[[I64], U8]) -> None:
-        self.layout, self._content = layout, content
-        self.tokens, self._index = layout.records, None
-        self.reads: list[list[int]] = []
-        self.begun: list[list[int]] = []
-        self.distant = False
-        self.bytes_read = 0
-        self.closed = False
-
-    def before(self, numbers: I64) -> None:
-        """Run before each read, for tests to override."""
-
-    def read(self, numbers: I64) -> U8:
-        self.reads.append(numbers.tolist())
-        self.before(numbers)
-        self.bytes_read += len(numbers) * self.layout.record_nbytes
-        return self._content(numbers)
-
-    def ahead(self, numbers: I64) -> None:
-        self.begun.append(numbers.tolist())
-
-    def counters(self) -> RowCounters:
-        return RowCounters(bytes_read=self.bytes_read)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def ids(*numbers: int) -> I64:

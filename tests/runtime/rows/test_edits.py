@@ -1,4 +1,4 @@
-"""Composed records: their numbers, their users, and their release."""
+"""Composed records: interrupts, memory, threads and damage. What they hold: tests/blackbox/test_edits.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.edits import EditedStore
-from stem_edge.runtime.rows.rows import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.table_rows import TableRows
@@ -31,8 +30,6 @@ from stem_edge.tables.rows import RecordLayout, RowLookup
 
 V, LAYERS, WIDTH, SLOTS = 20, (1, 4), 8, 4
 LAYOUT = RecordLayout(records=V, layers=LAYERS, parts=((WIDTH,),), row_type="fp32")
-# Of 30 tokens that share 20 records.
-INDEX = [(7 * token) % V for token in range(30)]
 
 
 def make_records() -> U8:
@@ -51,25 +48,15 @@ def mixed(one: int, two: int) -> RowLookup:
     return ((one,), (two,))
 
 
-def expected(lookup: RowLookup, index: list[int] | None = None) -> bytes:
+def expected(lookup: RowLookup) -> bytes:
     """Compute what a composed record must hold."""
-    record_of = range(V) if index is None else index
-    records = {token: RECORDS[record] for token, record in enumerate(record_of)}
-    return compose(LAYOUT, lookup, records).tobytes()
+    return compose(LAYOUT, lookup, dict(enumerate(RECORDS))).tobytes()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[EditedStore]:
     format = write_store(tmp_path / "tables.zarr", LAYOUT, RECORDS, 7)
     edited = EditedStore(open_store(tmp_path / "tables.zarr", format))
-    yield edited
-    edited.base.close()
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Iterator[EditedStore]:
-    format = write_store(tmp_path / "shared.zarr", LAYOUT, RECORDS, 7, INDEX)
-    edited = EditedStore(open_store(tmp_path / "shared.zarr", format))
     yield edited
     edited.base.close()
 
@@ -81,54 +68,6 @@ def read(store: EditedStore, stem_ids: list[int]) -> list[bytes]:
 def make(store: EditedStore, *lookups: RowLookup) -> list[int]:
     found: list[int] = store.make(lookups).tolist()
     return found
-
-
-def test_a_tokens_own_record_is_not_made(store: EditedStore) -> None:
-    assert make(store, mean_of(7), mixed(3, 3), mean_of(5, 5)) == [7, 3, 5]
-    assert (store.made, store.numbers) == (0, V)
-
-
-def test_made_records_are_numbered_from_the_last_token_on(store: EditedStore) -> None:
-    lookups = [mixed(1, 2), mean_of(1, 2, 3), mean_of(9), mixed(4, 5)]
-    assert make(store, *lookups) == [V, V + 1, 9, V + 2]
-    assert (store.made, store.numbers) == (3, V + 3)
-    assert read(store, [V + 1, 3, V, V + 2, 3]) == [
-        expected(lookups[1]),
-        RECORDS[3].tobytes(),
-        expected(lookups[0]),
-        expected(lookups[3]),
-        RECORDS[3].tobytes(),
-    ]
-    assert store.layout.records == V
-
-
-def test_with_an_index_stem_ids_begin_after_the_tokens_and_records_after_the_records(
-    shared: EditedStore,
-) -> None:
-    lookups = [mixed(29, 3), mean_of(28, 1)]
-    assert make(shared, *lookups) == [30, 31]
-    assert shared.records_of(np.array([30, 29, 31, 0])).tolist() == [V, INDEX[29], V + 1, 0]
-    assert read(shared, [30, 31, 29]) == [
-        *(expected(lookup, INDEX) for lookup in lookups),
-        RECORDS[INDEX[29]].tobytes(),
-    ]
-    shared.release([30])
-    assert shared.unused().tolist() == [V]
-
-
-def test_a_lookup_has_one_number_until_the_last_of_its_users_is_gone(store: EditedStore) -> None:
-    one, again = make(store, mixed(1, 2), mixed(1, 2))
-    (later,) = make(store, mixed(1, 2))
-    assert one == again == later == V
-    for _ in range(2):
-        store.release([V])
-        assert store.unused().tolist() == []
-        assert read(store, [V]) == [expected(mixed(1, 2))]
-    store.release([V])
-    gone = store.unused()
-    assert gone.tolist() == [V]
-    store.forget(gone)
-    assert (store.made, store.numbers) == (0, V + 1)
 
 
 def keeps_numbers(code: CodeType) -> bool:
@@ -207,31 +146,6 @@ def test_a_damaged_record_is_reported_by_all_that_need_it(
         with pytest.raises(RowReadError, match="record 2"):
             read(store, ids)
     assert read(store, [good, 1]) == [expected(mixed(1, 3)), RECORDS[1].tobytes()]
-
-
-@pytest.mark.parametrize("slots", [V, V + 3])
-def test_with_all_records_resident_composed_ones_share_the_rest(
-    store: EditedStore, slots: int
-) -> None:
-    cache = RowCache(ArraySlots(LAYOUT, slots))
-    rows = TableRows(store.base, cache, overlap=False)
-    rows.slots(np.arange(V))
-    assert rows.step_tokens == ANY_NUMBER
-    lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
-    made = rows.make(lookups)
-    assert rows.step_tokens == slots  # so that there are more records than slots
-    codes = [part for (part,) in cache.storage.codes]  # type: ignore[attr-defined]
-    for start in range(0, len(made), 4):
-        wanted = np.concatenate([made[start : start + 4], np.arange(5)])
-        found = rows.slots(wanted)
-        for index, part in enumerate(codes):
-            row = slice(index * LAYOUT.row_nbytes, (index + 1) * LAYOUT.row_nbytes)
-            whole = [*map(expected, lookups[start : start + 4]), *map(bytes, RECORDS[:5])]
-            assert [one.tobytes() for one in part[found]] == [one[row] for one in whole]
-    rows.release(made.tolist())
-    rows.make([])
-    assert rows.step_tokens == ANY_NUMBER
-    assert len(rows.slots(np.arange(V))) == V
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from every_kind import GEMMA_3N, checkpoint_of
 from loading import load_fixed
 from prompt_graph import without_prompt_graph
 
@@ -73,25 +72,6 @@ def test_the_same_logits_from_its_files(bundle: Path, tmp_path: Path, prefill: b
                     prefill or part == "step"
                 )
     assert not (folders(cache)[0] / "head.onnx.data").exists()  # its weights are the step's
-
-
-@pytest.mark.parametrize(
-    ("name", "backbone", "joined"),
-    [("dense", "int4", True), ("biases", "int4", False), (GEMMA_3N, "fp32", False)],
-)
-def test_the_same_logits_where_nodes_are_joined(
-    name: str, backbone: str, joined: bool, tmp_path: Path
-) -> None:
-    checkpoint, out = checkpoint_of(name, tmp_path / "checkpoint"), tmp_path / "bundle"
-    options: dict[str, Any] = {"type": backbone, "prefill_graph": False}
-    stem_edge.export_bundle(checkpoint, out, **options)
-    assert prepare(out, tmp_path) == 0
-    assert (b"gate_up" in (folders(tmp_path)[0] / "step.onnx").read_bytes()) == joined
-    found = list[Any]()
-    for cache_dir in (None, tmp_path):
-        with load_fixed(out, threads=1, cache_dir=cache_dir) as model:
-            found.append(model.logits([7 * n % 50 for n in range(20)]))
-    assert np.array_equal(*found)
 
 
 def test_a_small_backbone_is_not_prepared(bundle: Path, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("streamed")
     write_checkpoint(folder / "checkpoint", Shape(dim=512, d_ff=1024))
-    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle")
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", type="int8")
     assert main(["prepare", str(folder / "bundle"), "--cache-dir", str(folder / "cache")]) == 0
     return folder / "bundle"
 
